@@ -63,8 +63,7 @@ pub struct CoreSettings {
     /// nobody waits for this disk, and going on would burn a processor for nothing.
     pub spin: Duration,
     /// The longest that a polled core sleeps without having asked guests to kick, while all queues that it polls wait for completions of a disk.
-    /// A completion ends the sleep. Before a longer one guests are asked to kick. The first request of a resting ring waits as long beside a busy
-    /// one. Zero: it polls meanwhile, as a [`YieldPolicy::Dedicated`] core always does.
+    /// A completion ends the sleep. Before a longer one guests are asked to kick. Zero: it polls meanwhile, as a [`YieldPolicy::Dedicated`] core always does.
     pub completion_wait: Duration,
     /// Most requests taken from one queue before the next queue's turn: 64 by default, some 40 us on a memory disk, which
     /// bounds what one guest's burst adds to another's latency.

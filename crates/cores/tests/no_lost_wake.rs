@@ -1,6 +1,7 @@
 //! No wake-up is lost: the arm, fence, look, rest protocol of a slot against a driver, searched exhaustively; with a core that sleeps
 //! once the slot rests, with one that stays awake for a neighbour and asks the kernel now and then, and with one that sleeps for a bounded
-//! time, without having asked for a kick, while what it has taken is with a disk; and with a limit, which holds requests back that nobody
+//! time, without having asked for a kick, while what it has taken is with a disk (before a longer sleep it arms and looks, as a slot that rests
+//! does); and with a limit, which holds requests back that nobody
 //! kicks for.
 //!
 //! The model has what makes the protocol hard: each side has a store buffer, as processors do, so that a store may become

@@ -11,8 +11,8 @@
 //! **Why no wake-up is lost.** The driver publishes a request and then looks whether a kick is wanted; the core says that a
 //! kick is wanted and then looks for requests. With a full fence between the two steps on both sides at least one of them
 //! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick stands in
-//! the ring, or is a descriptor that stays readable, until the core has seen it. Who waits for a disk shortly is not armed: what its guest adds is found in the next
-//! turn, which comes when the wait is over at the latest. The mailbox works the same way, with its flag for the request. The
+//! the ring, or is a descriptor that stays readable, until the core has seen it. Before a short sleep a slot that waits for a disk is not armed: what its guest adds is found in the next
+//! turn, which comes when the sleep is over at the latest. Before a long one it is armed and looked at as one that is to rest. The mailbox works the same way, with its flag for the request. The
 //! protocol is searched exhaustively in `tests/no_lost_wake.rs`, with the store buffers of a real processor, and with each
 //! fence and look taken out.
 
@@ -88,6 +88,8 @@ pub(crate) struct PollLoop {
     wait_policy: WaitPolicy,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
+    /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
+    unkicked_until: Instant,
     slots: Vec<Option<SlotEntry>>,
     free: Vec<usize>,
     /// The slots that are stepped each turn: indexes of `slots`.
@@ -133,6 +135,7 @@ impl PollLoop {
             spin: settings.spin,
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
             waited: false,
+            unkicked_until: now,
             slots: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),

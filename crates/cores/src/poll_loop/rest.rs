@@ -244,24 +244,35 @@ impl PollLoop {
         let in_flight = ring(&mut self.context).map_or(0, |ring| ring.with_kernel());
         let Some(sleep) = self.wait_policy.sleep(idle, in_flight) else { return false };
         let unasked = self.wait_policy.unasked();
-        let mut time = sleep.time;
-        let asks = time.is_none_or(|time| time > unasked);
-        if asks && !self.ask_for_kicks() {
-            time = Some(unasked);
-        }
-        // The look after that may have found work, or a slot that waits no more.
-        if !asks || self.only_waits() {
-            self.sleep_for(Sleep { time, ..sleep });
-        }
-        if asks {
-            self.disarm_awake();
+        if sleep.time.is_some_and(|time| time <= unasked) {
+            self.sleep_for(sleep);
+        } else if now < self.unkicked_until {
+            self.sleep_for(Sleep { time: Some(unasked), ..sleep });
+        } else {
+            let (promised, units) = self.ask_for_kicks();
+            if units > 0 {
+                // The wait is over, and what comes next is another one.
+                self.wait_policy.work_came(idle);
+                (self.idle_run, self.waited) = (0, false);
+                self.disarm_awake();
+            } else if !promised {
+                // Before it sleeps: what comes meanwhile has waited since now.
+                self.disarm_awake();
+                self.unkicked_until = now + TIDY;
+                self.sleep_for(Sleep { time: Some(unasked), ..sleep });
+            } else {
+                if self.only_waits() {
+                    self.sleep_for(sleep);
+                }
+                self.disarm_awake();
+            }
         }
         self.rest_idle();
         true
     }
 
-    /// Has every awake slot ask to be kicked and looks at it once more. False if one of them may not be kicked.
-    fn ask_for_kicks(&mut self) -> bool {
+    /// Has every awake slot ask to be kicked and looks at it once more: whether each of them will be kicked, and what the look has found.
+    fn ask_for_kicks(&mut self) -> (bool, u64) {
         let mut promised = true;
         for &index in &self.awake {
             if let Some(entry) = &mut self.slots[index] {
@@ -273,7 +284,7 @@ impl PollLoop {
         if units > 0 {
             self.account.work(u32::try_from(units).unwrap_or(u32::MAX));
         }
-        promised
+        (promised, units)
     }
 
     /// No kick is wanted from those that are stepped each turn.

@@ -6,13 +6,13 @@
 //!
 //! - **Poll**, if work is expected about as soon as a wake-up takes.
 //! - **Sleep until shortly before work is expected**, then poll. This pays where the times without work are alike, as with one request in flight.
-//! - **Sleep until work comes**, if it is far away or at no time of which anything is known. Then the clock ends no sleep: that would be a
-//!   system call, a timer and a wake-up for nothing.
+//! - **Sleep until work comes**, if it is far away or at no time of which anything is known. Then no clock ends the sleep but that of the core's
+//!   other timers: that would be a system call and a wake-up for nothing.
 //!
 //! What is expected follows from a histogram of the times without work so far, and from how long the core is without work now: of a
 //! disk that answers two thirds of a batch at once and the others 100 us later, the core polls shortly and then sleeps. A core that sleeps
-//! does not see when work came. So one in 64 times without work is *measured*: polled through, whatever the plan is, and only those count.
-//! After four in a row as there were few before, the core forgets what it knew: its load has changed.
+//! does not see when work came. So where it sleeps one in 64 times without work is *measured*: polled through, whatever the plan is, and only those count.
+//! After four in a row that are like each other, and as there were few before, the core forgets what it knew: its load has changed.
 //!
 //! With many in flight that complete one by one, each is under way for long: there the core sleeps until a thirty-second part of them has ended.
 
@@ -71,8 +71,10 @@ pub(super) struct WaitPolicy {
     unmeasured: u32,
     /// The time without work that has begun is measured.
     measures: bool,
-    /// Times without work in a row as there were few before.
-    unlike: u32,
+    /// So many times without work in a row, like each other, as there were few before, and the first of them, ns.
+    unlike: (u32, u64),
+    /// In the last time without work of which the plan was to poll it slept until a part of those in flight had ended.
+    sleeps_for_parts: bool,
     /// What a wake-up takes, ns: by how much sleeps last longer than they were to.
     wake_ns: u64,
     /// Mean time from one completion to the next, of all queues, ns.
@@ -90,7 +92,8 @@ impl WaitPolicy {
             unplanned: 0,
             unmeasured: 0,
             measures: true,
-            unlike: 0,
+            unlike: (0, 0),
+            sleeps_for_parts: false,
             wake_ns: WAKE_NS,
             each_ns: 0.0,
             counted: 0,
@@ -110,19 +113,20 @@ impl WaitPolicy {
     /// How long to sleep after `idle` without work, with so many operations in flight that the ring knows of. `None`: poll.
     pub(super) fn sleep(&mut self, idle: Duration, in_flight: usize) -> Option<Sleep> {
         let now_ns = ns(idle);
-        let measures = self.measures && idle < MOST_POLLED;
         let sleep = match self.plan.choice(now_ns) {
-            Choice::Poll => self.sleep_for_part(in_flight),
-            _ if measures => None,
+            Choice::Poll => {
+                let part = self.sleep_for_part(in_flight);
+                self.sleeps_for_parts = part.is_some();
+                part
+            }
             Choice::UntilWork => Some(Sleep { time: None, completions: 1 }),
-            Choice::Until(at_ns) => at_ns.checked_sub(self.wake_ns + now_ns).map(|time_ns| {
-                let time = Duration::from_nanos(time_ns);
-                Sleep { time: Some(time), completions: 1 }
-            }),
+            Choice::Until(at_ns) => {
+                let time = Duration::from_nanos(at_ns.saturating_sub(self.wake_ns + now_ns));
+                (time >= SHORTEST).then_some(Sleep { time: Some(time), completions: 1 })
+            }
         };
         // Of what is longer than may be measured it is enough to know that.
-        self.measures &= sleep.is_none() || !measures;
-        sleep
+        sleep.filter(|_| !self.measures || idle >= MOST_POLLED)
     }
 
     /// With many in flight.
@@ -136,8 +140,8 @@ impl WaitPolicy {
     /// The core is without work from now on.
     pub(super) fn idle_begins(&mut self) {
         self.unmeasured += 1;
-        let sleeps = self.plan.sleeps && self.gaps.sum >= PLANNED_GAPS;
-        self.measures = !sleeps || self.unmeasured >= MEASURED;
+        let sleeps = self.plan.sleeps || self.sleeps_for_parts;
+        self.measures = !sleeps || self.gaps.sum < PLANNED_GAPS || self.unmeasured >= MEASURED;
         if self.measures {
             self.unmeasured = 0;
         }
@@ -145,7 +149,7 @@ impl WaitPolicy {
 
     /// A sleep that was to last for `time` at most has lasted for `took`. `by_work`: something else than the clock has ended it.
     pub(super) fn slept(&mut self, time: Option<Duration>, took: Duration, by_work: bool) {
-        if let (false, Some(time)) = (by_work, time) {
+        if let (false, Some(time)) = (by_work, time.filter(|time| took >= *time)) {
             let late = ns(took.saturating_sub(time)).clamp(WAKE_NS_LEAST, WAKE_NS_MOST);
             // Up fast, down slowly: to be late costs a request, to be early some polling.
             let part = if late > self.wake_ns { 4 } else { 8 };
@@ -159,10 +163,7 @@ impl WaitPolicy {
     /// Work has come after `idle` without any, of which all queues waited for completions.
     pub(super) fn work_came(&mut self, idle: Duration) {
         let gap_ns = ns(idle);
-        self.unlike = if self.gaps.has_like(gap_ns) { 0 } else { self.unlike + 1 };
-        if self.unlike >= UNLIKE {
-            (self.gaps, self.unplanned, self.unlike) = (Gaps::default(), 0, 0);
-        }
+        self.forget_if_changed(gap_ns);
         if !self.measures {
             return;
         }
@@ -172,6 +173,20 @@ impl WaitPolicy {
             // Whether a wake-up takes so long still is only known by a sleep.
             self.wake_ns = (self.wake_ns - self.wake_ns / 128).max(WAKE_NS_LEAST);
             self.plan();
+        }
+    }
+
+    /// Forgets what it knew, if the last few gaps are like each other and unlike the others.
+    fn forget_if_changed(&mut self, gap_ns: u64) {
+        let (times, like_ns) = self.unlike;
+        let alike = times > 0 && bin_of(gap_ns).abs_diff(bin_of(like_ns)) <= LIKE_BINS;
+        self.unlike = match self.gaps.sum < PLANNED_GAPS || self.gaps.has_like(gap_ns) {
+            true => (0, 0),
+            false if alike => (times + 1, like_ns),
+            false => (1, gap_ns),
+        };
+        if self.unlike.0 >= UNLIKE {
+            (self.gaps, self.unplanned, self.unlike) = (Gaps::default(), 0, (0, 0));
         }
     }
 
@@ -206,8 +221,11 @@ enum Choice {
 const BINS: usize = 64;
 const FIRST_OCTAVE: u32 = 10;
 
+/// Bins between a gap and one that is twice as long.
+const LIKE_BINS: usize = 4;
+
 /// So many gaps are remembered; then each counts half.
-const MOST_GAPS: u32 = 64;
+const MOST_GAPS: u32 = 128;
 
 /// Gaps after which a new plan is made.
 const PLANNED_GAPS: u32 = 16;
@@ -241,7 +259,8 @@ impl Gaps {
     /// Whether one in four was about as long: half as long to twice.
     fn has_like(&self, gap_ns: u64) -> bool {
         let bin = bin_of(gap_ns);
-        let like: u32 = self.bins[bin.saturating_sub(4)..=(bin + 4).min(BINS - 1)].iter().sum();
+        let like: u32 =
+            self.bins[bin.saturating_sub(LIKE_BINS)..=(bin + LIKE_BINS).min(BINS - 1)].iter().sum();
         like * 4 >= self.sum
     }
 
@@ -412,6 +431,8 @@ mod tests {
     fn with_many_in_flight_that_complete_one_by_one_a_part_of_them_ends_the_sleep() {
         let mut policy = used_to(&[3]);
         policy.count(1000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 64), None, "is measured");
+        policy.idle_begins();
         assert_eq!(policy.sleep(us(0), 64), Some(Sleep { time: Some(us(40)), completions: 2 }));
         assert_eq!(
             policy.sleep(us(0), 128),
@@ -451,6 +472,42 @@ mod tests {
         }
         assert_eq!(polled, 10);
         assert_eq!(policy.gaps.bins[bin_of(530_000)], 0);
+    }
+
+    #[test]
+    fn a_core_with_many_in_flight_measures_too() {
+        let mut policy = used_to(&[3]);
+        policy.count(1000, 5_000_000);
+        let mut polled = 0;
+        for _ in 0..=10 * MEASURED {
+            policy.idle_begins();
+            let polls = policy.sleep(us(5), 128).is_none();
+            polled += u32::from(polls);
+            policy.work_came(us(200));
+        }
+        assert!((10..40).contains(&polled), "{polled}");
+        assert_ne!(policy.gaps.bins[bin_of(200_000)], 0);
+    }
+
+    #[test]
+    fn times_of_many_kinds_make_a_plan() {
+        let kinds = [5, 20, 80, 320, 900];
+        let mut policy = used_to(&kinds);
+        assert_eq!(policy.sleep(us(100), 1), UNTIL_WORK);
+        let measured = (0..1000).filter(|n| {
+            policy.idle_begins();
+            policy.work_came(us(kinds[n % kinds.len()]));
+            policy.measures
+        });
+        assert!(measured.count() < 40);
+    }
+
+    #[test]
+    fn a_sleep_that_ends_early_says_nothing_of_wake_ups() {
+        let mut policy = used_to(&[100]);
+        let before = policy.wake_ns;
+        (0..20).for_each(|_| policy.slept(Some(us(50)), us(3), false));
+        assert_eq!(policy.wake_ns, before);
     }
 
     #[test]
