@@ -92,6 +92,8 @@ fn each_queue_has_its_own_choice() {
     let (slow, fast) = (&lines[0], &lines[1]);
     for _ in 0..64 {
         requests(fast, &clock, 20, SHORT);
+        // What goes by before the core has seen that it is done counts as work.
+        looked(fast);
         gap(slow, &clock, LONG - 20 * SHORT);
         slow.publish();
         slow.wait();

@@ -192,6 +192,10 @@ impl PollLoop {
     /// Wakes the slots whose descriptors are readable. The mailbox's eventfd is emptied where messages are read, whether or not its
     /// flag is set.
     fn handle_events(&mut self) {
+        if self.notify == Notify::Adaptive && !self.watch.fired().is_empty() {
+            // When a request has come is what an adaptive core decides by, and the last look was before this turn.
+            self.context.look();
+        }
         for at in 0..self.watch.fired().len() {
             match self.watch.fired()[at] {
                 Readable::Mailbox => self.mailbox.mark_pending(),
