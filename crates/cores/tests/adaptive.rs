@@ -51,6 +51,7 @@ fn requests(line: &Line, clock: &ManualClock, count: u32, time: Duration) {
 fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
     let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(1, &core);
+    eventually("is not polled", || !lines[0].wants_kick());
     requests(&lines[0], &clock, 64, LONG);
     // No time passes from here on, and it asks all the same.
     eventually("is looked at in vain", || lines[0].rests());
@@ -90,6 +91,7 @@ fn each_queue_has_its_own_choice() {
     let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(2, &core);
     let (slow, fast) = (&lines[0], &lines[1]);
+    eventually("is not polled", || lines.iter().all(|line| !line.wants_kick()));
     for _ in 0..64 {
         requests(fast, &clock, 20, SHORT);
         // What goes by before the core has seen that it is done counts as work.
