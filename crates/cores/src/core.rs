@@ -39,7 +39,7 @@ impl Core {
         let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
-        let shared = Arc::new(CoreShared::new(id, settings.notify, settings.spin));
+        let shared = Arc::new(CoreShared::new(id, settings.notify, settings.spin, clock.now()));
         let core = Core { shared: shared.clone(), mailbox: Arc::downgrade(&mailbox) };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))

@@ -37,10 +37,11 @@ pub(crate) struct CoreShared {
 }
 
 impl CoreShared {
-    pub(crate) fn new(id: CoreId, notify: Notify, spin: Duration) -> Self {
+    /// `born`: now, by the core's clock.
+    pub(crate) fn new(id: CoreId, notify: Notify, spin: Duration, born: Instant) -> Self {
         CoreShared {
             id,
-            born: Instant::now(),
+            born,
             notify: AtomicU8::new(notify as u8),
             spin_ns: AtomicU64::new(spin.as_nanos() as u64),
             life: AtomicU8::new(ACTIVE),

@@ -25,7 +25,7 @@ words! {
 words! {
     /// What is emulated whole.
     ChipWord, Rtl8139, stands,
-    /// A bus master with rings: 8139cp and 8139too drive it.
+    /// A bus master with rings: 8139cp drives it.
     Rtl8139 "rtl8139",
     /// A card with memory of its own: ne2k-pci drives it.
     Ne2000 "ne2000",
