@@ -192,6 +192,8 @@ fn a_kick_that_nobody_asked_for_ends_one_sleep() {
     line.kickless.store(true, Ordering::Relaxed);
     held(line);
     eventually("is not polled", || !line.wants_kick());
+    let polls = line.polls.load(Ordering::Relaxed);
+    eventually("is not polled", || line.polls.load(Ordering::Relaxed) > polls + 64);
     // It tries to ask for kicks once, and sleeps without since that is not promised.
     let armed = line.armed.load(Ordering::Relaxed);
     clock.advance(Duration::from_millis(1));
