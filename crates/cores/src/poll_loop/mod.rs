@@ -90,6 +90,8 @@ pub(crate) struct PollLoop {
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
     unkicked_until: Instant,
+    /// The awake slots have asked to be kicked, and are looked at once more.
+    asks: bool,
     slots: Vec<Option<SlotEntry>>,
     free: Vec<usize>,
     /// The slots that are stepped each turn: indexes of `slots`.
@@ -136,6 +138,7 @@ impl PollLoop {
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
             waited: false,
             unkicked_until: now,
+            asks: false,
             slots: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),

@@ -111,8 +111,9 @@ impl PollLoop {
     /// its guest adds meanwhile has to wait as well, so it is not to kick.
     pub(super) fn hold(&mut self, index: usize, outcome: PollOutcome) {
         let Some(entry) = &mut self.slots[index] else { return };
+        let asked = self.asks || matches!(entry.state, SlotState::Armed | SlotState::Unwakeable);
         let newly = entry.state != SlotState::Held;
-        if newly {
+        if newly && (asked || self.notify == Notify::Notified) {
             entry.slot.disarm(&self.context, true);
         }
         if entry.watched.incomplete {
@@ -152,7 +153,7 @@ impl PollLoop {
         let set_due = self.event_check_due(looked);
         if let Some(ring) = ring(&mut self.context) {
             self.account.counts.event_checks += u64::from(self.watch.check_ring(ring, set_due));
-            self.handle_events();
+            self.handle_unlooked_events();
         }
     }
 
@@ -162,7 +163,7 @@ impl PollLoop {
         if !self.awake.is_empty() && self.awake.len() < occupied && self.event_check_due(looked) {
             self.account.counts.event_checks += 1;
             self.watch.wait(ring(&mut self.context), 1, Some(Duration::ZERO));
-            self.handle_events();
+            self.handle_unlooked_events();
         }
     }
 
@@ -189,13 +190,18 @@ impl PollLoop {
         self.account.counts.turns.is_multiple_of(EVENT_CHECK_TURNS)
     }
 
+    /// As [`PollLoop::handle_events`], where the last look at the clock was before this turn: when a request has come is what an adaptive core
+    /// decides by.
+    fn handle_unlooked_events(&mut self) {
+        if self.notify == Notify::Adaptive && !self.watch.fired().is_empty() {
+            self.context.look();
+        }
+        self.handle_events();
+    }
+
     /// Wakes the slots whose descriptors are readable. The mailbox's eventfd is emptied where messages are read, whether or not its
     /// flag is set.
     fn handle_events(&mut self) {
-        if self.notify == Notify::Adaptive && !self.watch.fired().is_empty() {
-            // When a request has come is what an adaptive core decides by, and the last look was before this turn.
-            self.context.look();
-        }
         for at in 0..self.watch.fired().len() {
             match self.watch.fired()[at] {
                 Readable::Mailbox => self.mailbox.mark_pending(),
@@ -284,7 +290,9 @@ impl PollLoop {
             }
         }
         fence(Ordering::SeqCst);
+        self.asks = true;
         let units = self.step_awake();
+        self.asks = false;
         if units > 0 {
             self.account.work(u32::try_from(units).unwrap_or(u32::MAX));
         }

@@ -273,8 +273,8 @@ impl Gaps {
         }
     }
 
-    /// What costs least, if a wake-up takes `wake_ns` of the processor and delays what it is for by as much: backwards from the last bin, since
-    /// what a bin's beginning costs follows from what later ones do.
+    /// What costs least, if work that comes in a sleep waits for `wake_ns`: backwards from the last bin, since what a bin's beginning costs follows
+    /// from what later ones do.
     fn plan(&self, wake_ns: u64) -> Plan {
         let late_cost =
             |gap_ns: u64| (LATE_WORTH * wake_ns * wake_ns / gap_ns.max(1)).min(LATE_WORTH_MOST * wake_ns);

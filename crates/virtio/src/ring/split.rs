@@ -378,13 +378,19 @@ impl Split {
         let suppression = self.mode.suppression;
         if self.mode.event_idx {
             if suppression != KickSuppression::Kick(index) {
-                self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), index);
+                self.store_avail_event(index);
             }
         } else if !matches!(suppression, KickSuppression::Kick(_)) {
             self.view.store_u16(&self.used, 0, 0);
         }
         self.mode.suppression = KickSuppression::Kick(index);
         fence(Ordering::SeqCst);
+    }
+
+    /// `avail_event` stands behind the used ring's entries (virtio 1.3, section 2.7.8).
+    #[inline]
+    fn store_avail_event(&self, index: u16) {
+        self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), index);
     }
 
     #[inline]
@@ -399,8 +405,7 @@ impl Split {
     fn withdraw_kick(&mut self) {
         if self.mode.event_idx {
             // An index that the driver has passed.
-            let passed = self.next_avail.wrapping_sub(1);
-            self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), passed);
+            self.store_avail_event(self.next_avail.wrapping_sub(1));
             self.mode.suppression = KickSuppression::NoKick;
         } else {
             self.refuse_kicks();
