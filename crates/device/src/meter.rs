@@ -143,6 +143,11 @@ impl Histogram {
         self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).collect()
     }
 
+    /// The longest time that counts in a bucket of a snapshot, ns.
+    pub fn edge_ns(bucket: usize) -> u64 {
+        edge(bucket)
+    }
+
     /// The time below which `part` (0 to 1) of the counts of `snapshot` lie, in ns; zero if there are none.
     pub fn quantile(snapshot: &[u64], part: f64) -> u64 {
         let total: u64 = snapshot.iter().sum();
