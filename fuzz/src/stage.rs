@@ -82,7 +82,7 @@ fn turn(Slots { slots, context }: &mut Slots, budget: u32) -> u32 {
     let mut done = 0;
     context.look();
     slots.retain_mut(|slot| {
-        let outcome = slot.step(context, Budget(budget));
+        let outcome = slot.step(context, Budget::of(budget));
         let parked = outcome.state() == PollState::Parked;
         done += outcome.units() + u32::from(parked);
         !parked

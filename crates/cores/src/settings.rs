@@ -81,7 +81,7 @@ impl Default for CoreSettings {
             notify: Notify::default(),
             spin: Duration::from_millis(50),
             completion_wait: COMPLETION_WAIT,
-            budget: Budget(64),
+            budget: Budget::of(64),
             yield_policy: YieldPolicy::default(),
             ring: RingChoice::default(),
         }

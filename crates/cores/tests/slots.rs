@@ -155,7 +155,7 @@ fn a_slot_rests_after_a_spin_of_its_own() {
 fn a_share_is_for_the_core_and_not_for_the_poller() {
     let core = one(Notify::Polled, Duration::ZERO);
     let (mut running, lines) = Counter::run(1, &core);
-    let share = Share { group: 7, weight: NonZeroU32::new(3).unwrap() };
+    let share = Share::new_group(NonZeroU32::new(3).unwrap());
     assert!(running.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
     assert_eq!(lines[0].applied.load(Ordering::Relaxed), 0);
     lines[0].publish();

@@ -98,7 +98,7 @@ impl Lower for &CoreSpec {
             cpu: self.cpu.map(|cpu| cpu as usize),
             notify: self.notify.lower(),
             spin: Duration::from_micros(self.spin_us),
-            budget: Budget(self.budget),
+            budget: Budget::of(self.budget),
             yield_policy: self.yield_policy.lower(),
             ..CoreSettings::default()
         }

@@ -7,6 +7,7 @@ use ioplane_scheduler::LimitSet;
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
 use crate::quiescence::proof::QuiescenceProof;
+use crate::share::Share;
 use crate::state::{SavedState, StateError};
 
 /// Which register space an access goes to.
@@ -133,6 +134,11 @@ pub trait Device: Send + 'static {
         LimitSet::default()
     }
 
+    /// Its group, for pollers that are made now. That of pollers that run changes by [`Change::Share`].
+    fn share(&self) -> Share {
+        Share::default()
+    }
+
     /// Takes a parked poller back; from here on what it knew is the device's state.
     fn deactivate(&mut self, parked: Parked);
 
@@ -182,6 +188,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn queue_limits(&self, queue: u16) -> LimitSet {
         (**self).queue_limits(queue)
+    }
+    fn share(&self) -> Share {
+        (**self).share()
     }
     fn deactivate(&mut self, parked: Parked) {
         (**self).deactivate(parked);

@@ -38,6 +38,7 @@ pub struct PollOutcome {
     state: PollState,
     cost: Cost,
     wake_in_us: Option<NonZeroU32>,
+    more: bool,
 }
 
 const _: () = assert!(size_of::<PollOutcome>() == 16);
@@ -51,14 +52,20 @@ impl PollOutcome {
     pub const PARKED: PollOutcome = PollOutcome::of(PollState::Parked);
 
     const fn of(state: PollState) -> Self {
-        PollOutcome { state, cost: Cost { requests: 0, bytes: 0 }, wake_in_us: None }
+        PollOutcome { state, cost: Cost { requests: 0, bytes: 0 }, wake_in_us: None, more: false }
     }
 
-    /// [`PollState::Busy`], at that cost.
+    /// [`PollState::Busy`], at that cost, with more to do at once unless [`PollOutcome::with_more`] says otherwise.
     #[inline]
     pub fn busy(requests: u32, bytes: u64) -> Self {
         let cost = Cost { requests, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
-        PollOutcome { cost, ..PollOutcome::of(PollState::Busy) }
+        PollOutcome { cost, more: true, ..PollOutcome::of(PollState::Busy) }
+    }
+
+    /// The same; `more`: whether the poll ended because its budget did. Otherwise it ran dry, or waits.
+    #[inline]
+    pub fn with_more(self, more: bool) -> Self {
+        PollOutcome { more, ..self }
     }
 
     /// [`PollState::Limited`], until `at`.
@@ -85,6 +92,12 @@ impl PollOutcome {
     #[inline]
     pub fn cost(&self) -> Cost {
         self.cost
+    }
+
+    /// Whether another poll at once would find something to do, as far as this one knows.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.more
     }
 
     /// Units of work for the core's meters: the requests, or one if something else was done.
@@ -118,6 +131,7 @@ mod tests {
     #[test]
     fn what_costs_more_than_can_be_said_costs_the_most() {
         assert_eq!(PollOutcome::busy(3, 1 << 40).cost(), Cost { requests: 3, bytes: u32::MAX });
+        assert!(PollOutcome::busy(1, 1).has_more() && !PollOutcome::busy(1, 1).with_more(false).has_more());
         assert_eq!((PollOutcome::busy(0, 1).units(), PollOutcome::WAITING.units()), (1, 0));
     }
 }

@@ -6,15 +6,27 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_memory::{DirtyLog, GuestMap};
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{LimitSet, MOST_PER_POLL};
 
 use crate::context::CoreContext;
 use crate::outcome::PollOutcome;
 use crate::share::Share;
 
-/// How many units of work (requests, frames) one call of [`Poller::poll`] may take, so that one ring starves no other.
+/// What one call of [`Poller::poll`] may do, so that one ring starves no other. The last thing that it takes may go over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget(pub u32);
+pub struct Budget {
+    /// Units of work (requests, frames) that it may take.
+    pub requests: u32,
+    /// What it may cost, in bytes that could be copied meanwhile, at least 1 (docs/decisions/0017-work-per-poll.md has the charges).
+    pub bytes: u32,
+}
+
+impl Budget {
+    /// So many requests, and as much work as any poll may do.
+    pub const fn of(requests: u32) -> Self {
+        Budget { requests, bytes: MOST_PER_POLL as u32 }
+    }
+}
 
 /// The answer to [`Poller::arm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +68,7 @@ pub enum Change {
     Log(Option<Arc<DirtyLog>>),
     /// Guest memory has grown: every range of the old map is in this one. (Shrinking needs the device quiescent.)
     Memory(Arc<GuestMap>),
-    /// How much of its core the queue is entitled to. The core applies it; pollers do not get it.
+    /// Another group, or another weight of it. The core applies it; pollers do not get it.
     Share(Share),
     /// Other limits, or none. The core applies them; pollers do not get them.
     Limits(LimitSet),

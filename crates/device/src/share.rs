@@ -1,19 +1,32 @@
-//! How much of a core a queue is entitled to.
+//! What part of a core the queues of a group have.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The group and the weight of one queue, which stand with its slot on the core: of what the queues of a core have together, each is
-/// entitled to a part in proportion to its weight. Carried and accounted for; no core schedules by it yet.
+pub use ioplane_scheduler::GroupId;
+
+/// The group of a queue and its weight, which stand with the queue's slot on a core: where several groups have work, each has a part of the
+/// core's time in proportion to its weight, and its queues share that part. All queues of a group bring the same weight; the last one that
+/// reaches a core holds there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Queues of one group are one tenant's. 0 if nobody has said.
-    pub group: u32,
-    /// Against the other queues of the core.
+    /// Queues of one group are one tenant's.
+    pub group: GroupId,
+    /// Of the group, against the other groups of the core.
     pub weight: NonZeroU32,
 }
 
+impl Share {
+    /// The share of a group that nobody else of this process has.
+    pub fn new_group(weight: NonZeroU32) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        Share { group: GroupId(NEXT.fetch_add(1, Ordering::Relaxed)), weight }
+    }
+}
+
+/// One group for everybody who says nothing: they take turns.
 impl Default for Share {
     fn default() -> Self {
-        Share { group: 0, weight: NonZeroU32::MIN }
+        Share { group: GroupId(0), weight: NonZeroU32::MIN }
     }
 }

@@ -43,6 +43,7 @@ impl PollerSlot {
         poller: Box<dyn Poller>,
         queue: u16,
         inbox: Arc<ParkedInbox>,
+        share: Share,
         limits: LimitSet,
     ) -> Self {
         PollerSlot {
@@ -50,7 +51,7 @@ impl PollerSlot {
             queue,
             poller: Some(poller),
             inbox,
-            share: Share::default(),
+            share,
             limits: SlotLimits::of(limits),
             fresh: true,
             suspended: false,
@@ -67,7 +68,7 @@ impl PollerSlot {
         self.queue
     }
 
-    /// What it is entitled to.
+    /// Its group, and the weight of that.
     pub fn share(&self) -> Share {
         self.share
     }
@@ -121,7 +122,7 @@ impl PollerSlot {
             PollerCommand::Undrain(ack) => {
                 if self.suspended {
                     // What was in flight is fenced off already: the poller parks, then its owner makes a new one.
-                    self.step(context, Budget(1));
+                    self.step(context, Budget::of(1));
                 } else {
                     poller.undrain();
                 }
@@ -147,7 +148,7 @@ impl PollerSlot {
         let mut context = CoreContext::default();
         self.handle(&mut context, PollerCommand::Suspend);
         for _ in 0..PARK_POLLS {
-            if self.step(&mut context, Budget(1)).state() == PollState::Parked {
+            if self.step(&mut context, Budget::of(1)).state() == PollState::Parked {
                 return;
             }
         }

@@ -370,7 +370,7 @@ impl Placement for SteppedCore {
 impl SteppedCore {
     fn step(&self) -> PollOutcome {
         let (slots, context) = &mut *self.0.lock().unwrap();
-        slots[0].step(context, Budget(64))
+        slots[0].step(context, Budget::of(64))
     }
 }
 

@@ -69,7 +69,7 @@ impl HandCore {
 
     /// Handles the messages and steps every slot once; says how many units of work were done.
     pub fn turn(&self) -> u32 {
-        self.turn_with(Budget(64))
+        self.turn_with(Budget::of(64))
     }
 
     /// As [`HandCore::turn`], with that much budget for each slot.

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof};
+use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof, Share};
 use ioplane_scheduler::LimitSet;
 
 use crate::ring::{InFlightRequest, Ring, RingFault};
@@ -88,6 +88,11 @@ pub trait VirtioDevice: Send + 'static {
     fn queue_limits(&self, queue: u16) -> LimitSet {
         let _ = queue;
         LimitSet::default()
+    }
+
+    /// The group of its queues.
+    fn share(&self) -> Share {
+        Share::default()
     }
 
     /// Makes the poller of a queue.

@@ -33,7 +33,7 @@ mod trial;
 mod vdev;
 
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
-pub use limits::DeviceLimits;
+pub use limits::{DeviceLimits, SharedLimits};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
 pub use ring::{

@@ -6,13 +6,16 @@ use std::time::Instant;
 use ioplane_device::clock::since_epoch;
 use ioplane_scheduler::{LimitSet, LimitUnit, RateBucket, RateLimit};
 
+/// Limits that devices of a group have together in one direction.
+pub type SharedLimits = Vec<(LimitUnit, Arc<RateBucket>)>;
+
 /// What limits a device in one direction: its own limits, and those of its group. Clones share the buckets, so that several queues, and several
 /// front ends of one device, have one limit together.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceLimits {
     requests: Option<Arc<RateBucket>>,
     bytes: Option<Arc<RateBucket>>,
-    group: Vec<(LimitUnit, Arc<RateBucket>)>,
+    group: SharedLimits,
 }
 
 impl DeviceLimits {
@@ -28,16 +31,20 @@ impl DeviceLimits {
     }
 
     /// The limits that it has together with others.
-    pub fn join(&mut self, group: Vec<(LimitUnit, Arc<RateBucket>)>) {
+    pub fn join(&mut self, group: SharedLimits) {
         self.group = group;
+    }
+
+    /// Its own limits, for those who have them together with it.
+    pub fn own(&self) -> SharedLimits {
+        let own = [(LimitUnit::Requests, &self.requests), (LimitUnit::Bytes, &self.bytes)];
+        own.into_iter().filter_map(|(unit, bucket)| Some((unit, bucket.clone()?))).collect()
     }
 
     /// All of them, for a queue. A group has two at most; what is beyond [`LimitSet::MOST`] is left out.
     pub fn set(&self) -> LimitSet {
         let mut set = LimitSet::default();
-        let own = [(LimitUnit::Requests, &self.requests), (LimitUnit::Bytes, &self.bytes)];
-        let own = own.into_iter().filter_map(|(unit, bucket)| Some((unit, bucket.clone()?)));
-        for (unit, bucket) in own.chain(self.group.iter().cloned()) {
+        for (unit, bucket) in self.own().into_iter().chain(self.group.iter().cloned()) {
             let added = set.add(unit, bucket);
             debug_assert!(added, "more limits than a set has room for");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet,
-    QuiescenceProof, RegisterAddress, SavedState, StateError,
+    QuiescenceProof, RegisterAddress, SavedState, Share, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView, Window};
 use ioplane_scheduler::LimitSet;
@@ -295,6 +295,10 @@ impl<V: VirtioDevice> Device for Vdev<V> {
 
     fn queue_limits(&self, queue: u16) -> LimitSet {
         self.model.queue_limits(queue)
+    }
+
+    fn share(&self) -> Share {
+        self.model.share()
     }
 
     fn deactivate(&mut self, parked: Parked) {

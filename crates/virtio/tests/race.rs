@@ -433,7 +433,7 @@ fn race<V: VirtioDevice>(
         let mut round = 0;
         while outcome.wrong.is_none() && Instant::now() < until {
             driver.offer();
-            raced.core.turn_with(Budget(16));
+            raced.core.turn_with(Budget::of(16));
             outcome.wrong = check();
             round += 1;
             let faults = raced.counts().faults;

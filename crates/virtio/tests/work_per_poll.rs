@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ioplane_device::{CoreContext, QueueSet, Quiescent};
+use ioplane_device::{Budget, CoreContext, QueueSet, Quiescent};
 use ioplane_memory::GuestView;
 use ioplane_storage::{
     Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking, Op,
@@ -228,6 +228,26 @@ fn hole_05_others_are_served_between_the_slices_of_a_huge_request() {
         assert_eq!(ended, [Some(0); 2]);
         assert!(tokens.iter().all(|token| huge.read(*token) == u64::from(HUGE) / PAGE));
     }
+}
+
+#[test]
+fn a_poll_that_is_worth_less_than_a_slice_serves_slices_and_small_requests_in_turn() {
+    both_rings(|mut huge| {
+        huge.fill();
+        let token = huge.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
+        let budget = Budget { requests: 64, bytes: 32 << 10 };
+        huge.rig.core.turn_with(budget);
+        for _ in 0..8 {
+            let before = huge.read(token);
+            let quick = huge.rig.disk.submit(DiskOp::Read, 0, 4096).unwrap();
+            huge.rig.core.turn_with(budget);
+            huge.rig.core.turn_with(budget);
+            let done = huge.rig.disk.reap().unwrap().expect("a small request waits for all of a long one");
+            assert_eq!(done.token, quick);
+            assert!(huge.read(token) > before, "the long one stands still");
+        }
+        huge.ends_whole(token);
+    });
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! The loop of one core.
 //!
-//! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
+//! Where all awake slots are of one group each is stepped in every turn. Those of several groups are stepped in the order, and with the budgets,
+//! of [`FairTurns`]: each group has a part of the core's work in proportion to its weight, and one that has had more than its part is left out of
+//! turns until the others have had theirs.
+//!
+//! A slot is *awake* (has its turns) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
 //! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none, on an adaptive
 //! core when looking on is worth less than being kicked (`adaptive`). One whose requests a limit
 //! holds back rests without being armed, and its timer steps it when the next may pass. With all
@@ -33,8 +37,9 @@ use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
-    PollerSlot,
+    PollerSlot, Share,
 };
+use ioplane_scheduler::{FairTurns, Polled, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -42,7 +47,7 @@ use crate::settings::{CoreSettings, Notify, YieldPolicy};
 use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
-use charge::SettleRates;
+use charge::SettleRate;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
@@ -96,6 +101,8 @@ pub(crate) struct PollLoop {
     free: Vec<usize>,
     /// The slots that are stepped each turn: indexes of `slots`.
     awake: Vec<usize>,
+    /// The same slots by groups, and their order where those are several.
+    turns: FairTurns,
     timers: Timers,
     account: Account,
     /// Slots that had work since the last look at the clock.
@@ -142,6 +149,7 @@ impl PollLoop {
             slots: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),
+            turns: FairTurns::default(),
             timers: Timers::default(),
             account: Account::new(now),
             worked: Vec::new(),
@@ -260,10 +268,17 @@ impl PollLoop {
             ring.reserve(slots);
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
+        self.join_group(at, slot.share());
         self.slots[at] = Some(SlotEntry::new(slot, watched, state));
         if state.is_awake() {
             self.awake(at);
         }
+    }
+
+    /// The slot, which is no member of a group and not awake there, belongs to this one.
+    fn join_group(&mut self, index: usize, share: Share) {
+        self.turns.attach(index, share.group, 1);
+        self.turns.weigh(share.group, share.weight.get());
     }
 
     fn handle_command(&mut self, id: PollerId, command: PollerCommand) {
@@ -271,7 +286,15 @@ impl PollLoop {
             return;
         };
         let Some(entry) = &mut self.slots[at] else { return };
-        if matches!(command, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
+        if let PollerCommand::Apply(Change::Share(share), _) = command {
+            self.turns.detach(at);
+            let awake = entry.state.is_awake();
+            entry.slot.handle(&mut self.context, command);
+            self.join_group(at, share);
+            if awake {
+                self.turns.wake(at);
+            }
+        } else if matches!(command, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(ring(&mut self.context), std::mem::take(&mut entry.watched));
             entry.slot.handle(&mut self.context, command);
@@ -283,22 +306,29 @@ impl PollLoop {
         self.wake(at);
     }
 
-    /// One turn of every awake slot; says how much work there was.
+    /// One turn of the awake slots; says how much work there was.
+    #[inline]
     fn step_awake(&mut self) -> u64 {
+        if self.turns.competes() { self.step_groups() } else { self.step_each::<false>() }
+    }
+
+    /// Every awake slot once, whatever its group has had. `PAID`: its group pays for it, as it has to where several compete.
+    #[inline]
+    fn step_each<const PAID: bool>(&mut self) -> u64 {
         let mut units = 0;
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let outcome = self.step(index);
+            let outcome = if PAID { self.step(index) } else { self.step_with(index, self.budget) };
             units += u64::from(outcome.units());
             if outcome.state() == PollState::Parked {
                 // Counts as work: its owner is likely to ask for more. The last one has moved here.
                 units += 1;
-                self.awake.swap_remove(at);
+                self.leave_awake(at);
                 self.free_slot(index);
                 continue;
             }
             if outcome.state() == PollState::Limited {
-                self.awake.swap_remove(at);
+                self.leave_awake(at);
                 self.hold(index, outcome);
                 continue;
             }
@@ -307,13 +337,47 @@ impl PollLoop {
         units
     }
 
-    #[inline]
+    /// Every group with awake slots, for as much as its weight is worth.
+    fn step_groups(&mut self) -> u64 {
+        let mut units = 0;
+        self.turns.begin_turn();
+        while let Some(grant) = self.turns.next_poll() {
+            let index = grant.slot;
+            let outcome = self.step_with(index, Budget { bytes: grant.bytes as u32, ..self.budget });
+            self.turns.polled(index, cost_of(&outcome));
+            units += u64::from(outcome.units());
+            let parked = outcome.state() == PollState::Parked;
+            if parked || outcome.state() == PollState::Limited {
+                if let Some(at) = self.awake.iter().position(|other| *other == index) {
+                    self.leave_awake(at);
+                }
+                if parked {
+                    units += 1;
+                    self.free_slot(index);
+                } else {
+                    self.hold(index, outcome);
+                }
+            }
+        }
+        units
+    }
+
+    /// One poll of a slot outside of the turns, which its group pays for.
     fn step(&mut self, index: usize) -> PollOutcome {
+        let outcome = self.step_with(index, self.budget);
+        if outcome.state() == PollState::Busy && self.turns.competes() {
+            self.turns.polled(index, cost_of(&outcome));
+        }
+        outcome
+    }
+
+    #[inline]
+    fn step_with(&mut self, index: usize, budget: Budget) -> PollOutcome {
         let Some(entry) = &mut self.slots[index] else { return PollOutcome::IDLE };
         self.account.counts.steps += 1;
         self.stepping = Some(entry.slot.queue());
         self.context.enter_slot(index);
-        let outcome = entry.step(&mut self.context, self.budget, self.notify.polls());
+        let outcome = entry.step(&mut self.context, budget, self.notify.polls());
         self.stepping = None;
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
@@ -334,6 +398,7 @@ impl PollLoop {
                 self.timers.clear(Timer::Slot(index));
             }
             self.worked.retain(|worked| *worked != index);
+            self.turns.detach(index);
             self.watch.remove(ring(&mut self.context), entry.watched);
             self.free.push(index);
             self.mailbox.detached();
@@ -343,7 +408,13 @@ impl PollLoop {
     /// The slot is stepped every turn from now on.
     fn awake(&mut self, index: usize) {
         self.awake.push(index);
+        self.turns.wake(index);
         self.timers.ensure(Timer::Tidy, self.last_tidy + TIDY);
+    }
+
+    /// The slot at that place of `awake`, which the last one takes, is not stepped every turn any more.
+    fn leave_awake(&mut self, at: usize) {
+        self.turns.rest(self.awake.swap_remove(at));
     }
 
     /// Makes a resting slot awake.
@@ -412,17 +483,12 @@ impl PollLoop {
         if self.worked.is_empty() {
             return;
         }
-        let (mut costs, mut weights) = (0, 0);
-        for &index in &self.worked {
-            if let Some(entry) = &self.slots[index] {
-                costs += entry.charge.unsettled();
-                weights += u64::from(entry.slot.share().weight.get());
-            }
-        }
-        let rates = SettleRates::new(ns, costs, weights);
+        let unsettled =
+            |index: &usize| self.slots[*index].as_ref().map_or(0, |entry| entry.charge.unsettled());
+        let rate = SettleRate::new(ns, self.worked.iter().map(unsettled).sum());
         for index in self.worked.drain(..) {
             if let Some(entry) = &mut self.slots[index] {
-                entry.charge.settle(entry.slot.share(), rates);
+                entry.charge.settle(rate);
             }
         }
     }
@@ -473,4 +539,12 @@ impl PollLoop {
             None => self.check_events(looks),
         }
     }
+}
+
+/// What a poll came to, for the turns. What is in flight is not bounded yet.
+#[inline]
+fn cost_of(outcome: &PollOutcome) -> Polled {
+    let cost = outcome.cost();
+    let bytes = if outcome.state() == PollState::Busy { poll_cost(cost.requests, cost.bytes) } else { 0 };
+    Polled { bytes, more: outcome.has_more(), ..Polled::default() }
 }

@@ -51,7 +51,7 @@ impl PollLoop {
             };
             let over = self.slots[index].as_mut().is_some_and(is_over);
             if over && self.rest(index) {
-                self.awake.swap_remove(at);
+                self.leave_awake(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
                     self.free_slot(index);
                 }
@@ -290,8 +290,9 @@ impl PollLoop {
             }
         }
         fence(Ordering::SeqCst);
+        // Each of them, which a turn of several groups does not promise.
         self.asks = true;
-        let units = self.step_awake();
+        let units = self.step_each::<true>();
         self.asks = false;
         if units > 0 {
             self.account.work(u32::try_from(units).unwrap_or(u32::MAX));

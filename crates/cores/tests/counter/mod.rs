@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What a request is said to cost.
+/// What a request is said to cost, if nothing else is asked for.
 pub const BYTES: u64 = 512;
 
 /// What the driver and the poller of one queue share.
@@ -42,6 +42,8 @@ pub struct Line {
     pub kickless: AtomicBool,
     /// While it is set every poll has work.
     pub busy: AtomicBool,
+    /// What each of these polls is said to cost.
+    pub costs: AtomicU64,
     /// While it is set the poller does not return from its poll: a core that gets no processor time.
     pub stalls: AtomicBool,
     pub stalled: AtomicBool,
@@ -80,6 +82,7 @@ impl Line {
             panics: AtomicBool::new(false),
             kickless: AtomicBool::new(false),
             busy: AtomicBool::new(false),
+            costs: AtomicU64::new(BYTES),
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             wakes_in_us: AtomicU64::new(0),
@@ -231,7 +234,7 @@ impl Poller for Server {
         if !self.drain {
             let new = line.published.load(Ordering::Acquire) - served - self.held;
             let passes = |_: &u64| context.admit(BYTES).is_ok();
-            self.held += (0..new.min(u64::from(budget.0))).take_while(passes).count() as u64;
+            self.held += (0..new.min(u64::from(budget.requests))).take_while(passes).count() as u64;
             line.taken.store(served + self.held, Ordering::Release);
         }
         if self.held > 0 && line.open.load(Ordering::Acquire) {
@@ -245,7 +248,7 @@ impl Poller for Server {
             return PollOutcome::PARKED;
         }
         if line.busy.load(Ordering::Relaxed) {
-            return PollOutcome::busy(1, BYTES);
+            return PollOutcome::busy(1, line.costs.load(Ordering::Relaxed));
         }
         if let Some(at) = context.limited() {
             line.limited.fetch_add(1, Ordering::Relaxed);
@@ -312,6 +315,7 @@ impl Poller for Server {
 /// A device whose queues are lines.
 pub struct Counter {
     info: DeviceInfo,
+    share: Share,
     pub lines: Vec<Arc<Line>>,
 }
 
@@ -319,12 +323,18 @@ impl Counter {
     pub fn new(queues: u16) -> Self {
         Counter {
             info: DeviceInfo { name: "counter".into(), kind: "counter", queues },
+            share: Share::default(),
             lines: (0..queues).map(|_| Line::new()).collect(),
         }
     }
 
     pub fn run(queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
         Counter::new(queues).on(placement)
+    }
+
+    /// As [`Counter::run`], in a group.
+    pub fn run_in(share: Share, queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
+        Counter { share, ..Counter::new(queues) }.on(placement)
     }
 
     /// As [`Counter::run`], with lines that tell when what they hold has ended.
@@ -359,6 +369,10 @@ impl Device for Counter {
 
     fn active(&self) -> QueueSet {
         (0..self.info.queues).collect()
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {

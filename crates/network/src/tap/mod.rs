@@ -11,12 +11,13 @@ mod file;
 mod poller;
 mod readiness;
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::{
     Access, Activation, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, QuiescenceProof,
-    RegisterAddress, SavedState, StateError,
+    RegisterAddress, SavedState, Share, StateError,
 };
 
 use crate::error::NetworkError;
@@ -36,6 +37,8 @@ pub struct Tap {
     made: bool,
     readiness: Arc<TapReadiness>,
     port: Arc<Port>,
+    /// Of its own: it is the host's.
+    share: Share,
 }
 
 impl Tap {
@@ -102,6 +105,7 @@ impl Tap {
             made: false,
             readiness: Arc::new(readiness),
             port: Arc::new(port),
+            share: Share::new_group(NonZeroU32::MIN),
         })
     }
 
@@ -142,6 +146,10 @@ impl Device for Tap {
 
     fn active(&self) -> QueueSet {
         QueueSet::from([0])
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {

@@ -20,17 +20,15 @@ use crate::{HEAD, LONGEST};
 /// for it.
 const MOST_SKIPPED: u32 = 32;
 
-/// What one poll may cost in each direction, in bytes copied, as of a queue of a virtio device: some 30 us.
-const COST: usize = 256 << 10;
 /// What a read or a write costs beside the bytes: a system call, in which the host's network does what it does for each frame.
 const COST_OF_CALL: usize = 8 << 10;
 
 // A frame and its header are read into the core's scratch memory.
 const _: () = assert!(VNET + LONGEST <= SCRATCH);
 
-/// [`COST`], unless a test has taken the bound out.
-fn of_a_poll() -> usize {
-    bound(Invariant::BoundsPolls, COST as u64) as usize
+/// What the poll may cost in each direction, unless a test has taken the bound out.
+fn of_a_poll(budget: Budget) -> usize {
+    bound(Invariant::BoundsPolls, budget.bytes.into()) as usize
 }
 
 /// Both directions of a TAP device.
@@ -72,8 +70,8 @@ impl TapPoller {
 
     /// Goes on with a flood that has begun; says whether there was one, and what it cost.
     #[cold]
-    fn go_on(&mut self) -> (u32, u64) {
-        self.port_tx.allow(of_a_poll());
+    fn go_on(&mut self, budget: Budget) -> (u32, u64) {
+        self.port_tx.allow(of_a_poll(budget));
         let went = self.port_tx.go_on().is_some();
         let spent = self.port_tx.spent();
         self.port_tx.flush();
@@ -81,17 +79,17 @@ impl TapPoller {
     }
 
     /// From the host: at most `budget` frames. Says how many, and what they cost.
-    fn read(&mut self, scratch: &mut [u8; SCRATCH], budget: u32) -> (u32, u64) {
+    fn read(&mut self, scratch: &mut [u8; SCRATCH], budget: Budget) -> (u32, u64) {
         if self.port_tx.has_begun() {
-            return self.go_on();
+            return self.go_on(budget);
         }
         if self.skip > 0 {
             self.skip -= 1;
             return (0, 0);
         }
-        let (buffer, whole) = (&mut scratch[..VNET + LONGEST], of_a_poll());
+        let (buffer, whole) = (&mut scratch[..VNET + LONGEST], of_a_poll(budget));
         let (mut count, mut left) = (0, whole);
-        while count < budget && left > 0 && !self.port_tx.has_begun() {
+        while count < budget.requests && left > 0 && !self.port_tx.has_begun() {
             let read = match rustix::io::read(&*self.file, &mut *buffer) {
                 Ok(read) => read,
                 Err(Errno::BADFD) => {
@@ -119,10 +117,10 @@ impl TapPoller {
 
     /// To the host: at most `budget` frames; says how many, and what they cost. What it does not take now is dropped and counted:
     /// nothing waits for a host.
-    fn write(&mut self, budget: u32) -> (u32, u64) {
-        let whole = of_a_poll();
+    fn write(&mut self, budget: Budget) -> (u32, u64) {
+        let whole = of_a_poll(budget);
         let (mut count, mut left) = (0, whole);
-        while count < budget && left > 0 {
+        while count < budget.requests && left > 0 {
             let Some(frame) = self.port_rx.front() else { break };
             left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());
             let header = encode(&frame.offload());
@@ -147,16 +145,20 @@ impl Poller for TapPoller {
         match self.phase {
             Phase::Serving => {}
             Phase::Draining if self.port_tx.has_begun() => {
-                let (done, spent) = self.go_on();
+                let (done, spent) = self.go_on(budget);
                 return PollOutcome::busy(done, spent);
             }
             Phase::Draining | Phase::Suspending => return PollOutcome::PARKED,
         }
-        let (written, to_host) = self.write(budget.0);
-        let (read, from_host) = self.read(context.scratch(), budget.0);
+        let (written, to_host) = self.write(budget);
+        let (read, from_host) = self.read(context.scratch(), budget);
         match written + read {
             0 => PollOutcome::IDLE,
-            done => PollOutcome::busy(done, to_host.saturating_add(from_host)),
+            done => {
+                let cut_short = |count, cost| count >= budget.requests || cost >= u64::from(budget.bytes);
+                let more = cut_short(written, to_host) || cut_short(read, from_host);
+                PollOutcome::busy(done, to_host.saturating_add(from_host)).with_more(more)
+            }
         }
     }
 

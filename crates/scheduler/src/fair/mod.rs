@@ -21,9 +21,9 @@ pub struct GroupId(pub u32);
 /// What a request costs beside its bytes, in bytes that could be copied meanwhile; and what a poll costs.
 pub const REQUEST_COST: u64 = 512;
 
-/// What a group of average weight is granted per turn: some 8 us of copying, so that a turn of eight groups that all have work takes as long as
-/// two polls may (docs/decisions/0017-work-per-poll.md).
-pub const QUANTUM: u64 = 64 << 10;
+/// What a group of average weight is granted per turn: some 16 us of copying, so that a turn of eight groups that all have work takes as long as
+/// four polls may (docs/decisions/0017-work-per-poll.md). A NIC has room in it for a whole batch of small frames in each direction.
+pub const QUANTUM: u64 = 128 << 10;
 
 /// The most that one poll is granted.
 pub const MOST_PER_POLL: u64 = 256 << 10;
@@ -71,8 +71,9 @@ const NOBODY: u32 = u32::MAX;
 struct Member {
     group: u32,
     weight: u32,
-    /// The next of the group's ring of awake members.
+    /// Its neighbours in the group's ring of awake members.
     next: u32,
+    previous: u32,
     awake: bool,
     deficit: i64,
     /// Granted its quantum since the ring came to it.
@@ -102,6 +103,8 @@ struct Tenant {
     served: u64,
     /// Its last visit ended with work left.
     cut_short: bool,
+    /// This turn has not visited it yet, since it owes.
+    passed_over: bool,
 }
 
 /// The order of polls on one core. Slots are named by their number on the core, below some tens of thousands.
@@ -122,8 +125,12 @@ pub struct FairTurns {
     idle: u32,
     /// Members that owe and were passed since the last poll with work.
     passed: u32,
-    /// Whether this turn has granted anything.
-    served: bool,
+    /// Groups that this turn has passed over, since they owe.
+    owing: u32,
+    /// Whether a poll of this turn had work.
+    worked: bool,
+    /// Whether what is owed has been forgiven in this turn.
+    forgiven: bool,
 }
 
 /// One group of a core, as it stands.
@@ -142,6 +149,13 @@ pub struct TenantReading {
 }
 
 impl FairTurns {
+    /// Whether more than one group has awake queues. With one, any order is fair, and what it costs need not be told: whoever comes to compete
+    /// with it finds it without debts.
+    #[inline]
+    pub fn competes(&self) -> bool {
+        self.round.len() > 1
+    }
+
     /// Bytes that completed outside of a poll that was granted: of orphaned I/O.
     pub fn completed(&mut self, slot: usize, bytes: u64) {
         if let Some(Some(member)) = self.members.get_mut(slot) {

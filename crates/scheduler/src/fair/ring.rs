@@ -19,6 +19,7 @@ impl FairTurns {
             group: at as u32,
             weight: weight.max(1),
             next: NOBODY,
+            previous: NOBODY,
             awake: false,
             deficit: 0,
             granted: false,
@@ -42,6 +43,7 @@ impl FairTurns {
             throttled: 0,
             served: 0,
             cut_short: false,
+            passed_over: false,
         };
         match self.tenants.iter().position(|tenant| tenant.attached == 0) {
             Some(at) => {
@@ -103,14 +105,20 @@ impl FairTurns {
         if tenant.awake == 1 {
             self.weights += u64::from(tenant.weight);
             tenant.before = slot as u32;
-            self.link(slot, slot as u32);
+            self.link(slot as u32, slot as u32);
+            if !self.competes()
+                && let Some(&alone) = self.round.front()
+            {
+                // Nobody had to wait for what it has cost while it was alone.
+                self.tenants[alone as usize].deficit = 0;
+            }
             self.round.push_back(group);
         } else {
             // Behind everybody else: before the one whose turn it is.
-            let before = tenant.before as usize;
-            let turn = self.next_of(before);
-            self.link(slot, turn);
+            let before = tenant.before;
+            let turn = self.next_of(before as usize);
             self.link(before, slot as u32);
+            self.link(slot as u32, turn);
             self.tenants[group as usize].before = slot as u32;
         }
     }
@@ -122,7 +130,7 @@ impl FairTurns {
             return;
         }
         (member.deficit, member.granted) = (member.deficit.min(0), false);
-        let (group, weight, next) = (member.group, member.weight, member.next);
+        let (group, weight, next, previous) = (member.group, member.weight, member.next, member.previous);
         if self.visiting == Some(group) {
             self.idle -= u32::from(member.idle_in == self.visit);
             self.passed = 0;
@@ -132,26 +140,16 @@ impl FairTurns {
         tenant.weights -= u64::from(weight);
         if tenant.awake == 0 {
             self.weights -= u64::from(tenant.weight);
-            tenant.deficit = tenant.deficit.min(0);
+            // Alone it owes nobody.
+            tenant.deficit = if self.round.len() > 1 { tenant.deficit.min(0) } else { 0 };
             tenant.before = NOBODY;
             self.leave_round(group);
             return;
         }
-        let turn = tenant.before;
-        let before = self.before(turn, slot);
-        self.link(before, next);
-        if turn == slot as u32 {
-            self.tenants[group as usize].before = before as u32;
+        if tenant.before == slot as u32 {
+            tenant.before = previous;
         }
-    }
-
-    /// The member before `slot` in its ring, from `at` on. As many steps as the group has awake members.
-    fn before(&self, at: u32, slot: usize) -> usize {
-        let mut at = at as usize;
-        while self.next_of(at) as usize != slot {
-            at = self.next_of(at) as usize;
-        }
-        at
+        self.link(previous, next);
     }
 
     fn leave_round(&mut self, group: u32) {
@@ -171,9 +169,13 @@ impl FairTurns {
         self.members.get(slot).and_then(Option::as_ref).map_or(NOBODY, |member| member.next)
     }
 
-    fn link(&mut self, slot: usize, next: u32) {
-        if let Some(Some(member)) = self.members.get_mut(slot) {
+    /// In a group's ring `next` comes behind `slot`.
+    fn link(&mut self, slot: u32, next: u32) {
+        if let Some(Some(member)) = self.members.get_mut(slot as usize) {
             member.next = next;
+        }
+        if let Some(Some(member)) = self.members.get_mut(next as usize) {
+            member.previous = slot;
         }
     }
 }

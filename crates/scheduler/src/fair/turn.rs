@@ -4,33 +4,32 @@ use super::{FairTurns, Grant, LARGEST_SLICE, MOST_OWED, MOST_PER_POLL, Polled, Q
 
 impl FairTurns {
     /// What a group is granted per turn: [`QUANTUM`] times its weight over the average weight of those awake.
+    #[inline]
     fn quantum(&self, tenant: &Tenant) -> i64 {
-        let groups = self.round.len() as u64;
-        (QUANTUM * groups * u64::from(tenant.weight) / self.weights.max(1)).max(1) as i64
+        part_of(QUANTUM, self.round.len() as u64, tenant.weight, self.weights)
     }
 
     /// A turn begins: each group with awake queues is visited once.
+    #[inline]
     pub fn begin_turn(&mut self) {
-        if !self.served && !self.round.is_empty() {
-            self.forgive();
-        }
-        self.served = false;
+        (self.owing, self.worked, self.forgiven) = (0, false, false);
         self.left = self.round.len();
         self.visiting = None;
     }
 
-    /// All groups owe: so many turns go by at once that one of them may be served in this one.
+    /// Nobody who may be served has work: so many turns go by at once that one of those that owe may be served in this one.
+    #[cold]
     fn forgive(&mut self) {
-        let turns = self.round.iter().map(|&at| {
-            let tenant = &self.tenants[at as usize];
-            -tenant.deficit.min(0) / self.quantum(tenant)
-        });
-        let turns = turns.min().unwrap_or(0);
+        let turns = |tenant: &Tenant| -tenant.deficit / self.quantum(tenant);
+        let tenants = self.round.iter().map(|&at| &self.tenants[at as usize]);
+        let turns = tenants.filter(|tenant| tenant.passed_over).map(turns).min().unwrap_or(0);
         for at in 0..self.round.len() {
             let index = self.round[at] as usize;
             let grant = self.quantum(&self.tenants[index]).saturating_mul(turns);
             let tenant = &mut self.tenants[index];
-            tenant.deficit = (tenant.deficit + grant).min(0);
+            if tenant.passed_over {
+                tenant.deficit = tenant.deficit.saturating_add(grant).min(0);
+            }
         }
     }
 
@@ -45,7 +44,6 @@ impl FairTurns {
                 continue;
             };
             if let Some(grant) = self.grant(group) {
-                self.served = true;
                 return Some(grant);
             }
             self.end_visit();
@@ -53,23 +51,43 @@ impl FairTurns {
     }
 
     /// Visits the next group that owes nothing; false if there is none left in this turn.
+    #[inline]
     fn visit_next(&mut self) -> bool {
-        while self.left > 0 {
-            let Some(&group) = self.round.front() else { return false };
-            let tenant = &self.tenants[group as usize];
-            let quantum = self.quantum(tenant);
-            let tenant = &mut self.tenants[group as usize];
-            tenant.deficit += quantum;
-            if tenant.deficit > 0 {
-                self.visiting = Some(group);
-                self.visit += 1;
-                (self.passed, self.idle) = (0, 0);
-                return true;
+        loop {
+            while self.left > 0 {
+                let Some(&group) = self.round.front() else { return false };
+                let quantum = self.quantum(&self.tenants[group as usize]);
+                let tenant = &mut self.tenants[group as usize];
+                // The second time in this turn it is the turn of those that have not been visited.
+                let visited = self.forgiven && !tenant.passed_over;
+                if !visited {
+                    tenant.deficit += quantum;
+                    tenant.passed_over = tenant.deficit <= 0;
+                    if !tenant.passed_over {
+                        self.visiting = Some(group);
+                        self.visit += 1;
+                        (self.passed, self.idle) = (0, 0);
+                        return true;
+                    }
+                    self.owing += 1;
+                }
+                self.next_group();
             }
-            self.left -= 1;
-            self.round.rotate_left(1);
+            if self.worked || self.owing == 0 || self.forgiven {
+                return false;
+            }
+            self.forgive();
+            (self.forgiven, self.left) = (true, self.round.len());
         }
-        false
+    }
+
+    /// The group in front of the round has been visited, or passed over.
+    #[inline]
+    fn next_group(&mut self) {
+        self.left -= 1;
+        if let Some(group) = self.round.pop_front() {
+            self.round.push_back(group);
+        }
     }
 
     fn end_visit(&mut self) {
@@ -80,8 +98,7 @@ impl FairTurns {
                 // Nobody had more to do: nothing is kept for later.
                 tenant.deficit = tenant.deficit.min(0);
             }
-            self.left -= 1;
-            self.round.rotate_left(1);
+            self.next_group();
         }
     }
 
@@ -94,6 +111,7 @@ impl FairTurns {
             }
             let slot = self.next_of(tenant.before as usize) as usize;
             let (awake, weights) = (u64::from(tenant.awake), tenant.weights);
+            let alone = awake == 1;
             let (deficit, in_flight) = (tenant.deficit, tenant.in_flight);
             let bound = if in_flight == 0 { tenant.bound.max(LARGEST_SLICE) } else { tenant.bound };
             let Some(Some(member)) = self.members.get_mut(slot) else { return None };
@@ -102,10 +120,10 @@ impl FairTurns {
                 self.tenants[group as usize].before = slot as u32;
                 continue;
             }
-            if !std::mem::replace(&mut member.granted, true) {
-                member.deficit += (QUANTUM / 2 * awake * u64::from(member.weight) / weights).max(1) as i64;
+            if !alone && !std::mem::replace(&mut member.granted, true) {
+                member.deficit += part_of(QUANTUM / 2, awake, member.weight, weights);
             }
-            if member.deficit <= 0 {
+            if !alone && member.deficit <= 0 {
                 // It owes to its neighbours, if any of them has work.
                 member.granted = false;
                 self.passed += 1;
@@ -115,7 +133,8 @@ impl FairTurns {
                 }
                 continue;
             }
-            let bytes = (member.deficit.min(deficit) as u64).min(MOST_PER_POLL);
+            let part = if alone { deficit } else { member.deficit.min(deficit) };
+            let bytes = (part as u64).min(MOST_PER_POLL);
             let room = bound.saturating_sub(in_flight);
             self.tenants[group as usize].throttled += u64::from(room == 0);
             return Some(Grant { slot, bytes, room });
@@ -126,7 +145,7 @@ impl FairTurns {
     fn forgive_members(&mut self, group: u32) {
         let tenant = &self.tenants[group as usize];
         let (awake, weights, first) = (u64::from(tenant.awake), tenant.weights, tenant.before as usize);
-        let quantum = |weight: u32| (QUANTUM / 2 * awake * u64::from(weight) / weights).max(1) as i64;
+        let quantum = |weight: u32| part_of(QUANTUM / 2, awake, weight, weights);
         let mut rounds = i64::MAX;
         let mut at = first;
         for _ in 0..awake {
@@ -157,11 +176,14 @@ impl FairTurns {
         let cost = i64::try_from(bytes).unwrap_or(MOST_OWED).min(MOST_OWED);
         let completed = completed.min(member.in_flight);
         member.in_flight = member.in_flight - completed + submitted;
-        member.deficit = (member.deficit - cost).max(-MOST_OWED);
         let tenant = &mut self.tenants[member.group as usize];
+        // With no other member awake it owes nobody of its group.
+        let alone = tenant.awake == u32::from(member.awake);
+        member.deficit = if alone { 0 } else { (member.deficit - cost).max(-MOST_OWED) };
         tenant.in_flight = tenant.in_flight - completed + submitted;
         tenant.deficit = (tenant.deficit - cost).max(-MOST_OWED);
         tenant.served += bytes;
+        self.worked |= bytes > 0;
         if self.visiting != Some(member.group) {
             return;
         }
@@ -177,4 +199,11 @@ impl FairTurns {
             tenant.before = slot as u32;
         }
     }
+}
+
+/// The part of `all` per head that one of that weight gets, of so many heads with such a sum of weights. Where all weigh the same nothing is divided.
+#[inline]
+fn part_of(all: u64, heads: u64, weight: u32, weights: u64) -> i64 {
+    let weight = u64::from(weight);
+    if heads * weight == weights { all as i64 } else { (all * heads * weight / weights.max(1)).max(1) as i64 }
 }

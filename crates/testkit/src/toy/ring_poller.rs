@@ -120,7 +120,7 @@ impl Poller for RingPoller {
             return if self.state.in_flight == 0 { PollOutcome::PARKED } else { self.outcome(units) };
         }
         if self.state.in_flight == 0 {
-            self.state.in_flight = self.waiting().min(u16::try_from(budget.0).unwrap_or(DEPTH));
+            self.state.in_flight = self.waiting().min(u16::try_from(budget.requests).unwrap_or(DEPTH));
             self.delay = DELAY;
             units += u32::from(self.state.in_flight);
         }

@@ -98,7 +98,7 @@ impl Poller for AdderPoller {
                 });
             }
         }
-        while self.queue.takes() && done < budget.0 {
+        while self.queue.takes() && done < budget.requests {
             match self.take() {
                 Ok(true) => done += 1,
                 Ok(false) => break,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof, Share};
 use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, BackingInfo, Fault, StorageError};
 use serde::{Deserialize, Serialize};
@@ -95,6 +95,7 @@ pub struct Blk {
     /// This model's number.
     number: u32,
     limits: DeviceLimits,
+    share: Share,
 }
 
 /// What of a disk is saved: what its guest was promised, and the switch it can turn.
@@ -137,10 +138,11 @@ impl Blk {
             flushless: false,
             number: 0,
             limits: DeviceLimits::default(),
+            share: Share::default(),
         }
     }
 
-    /// The same disk for one front end more, the destination of a migration: size, backing, limits and the write cache's switch are
+    /// The same disk for one front end more, the destination of a migration: size, backing, limits, group and the write cache's switch are
     /// one. Only one of them may have queues at a time, which is its host's business; a replaced backing is told to each.
     pub fn second_instance(&self) -> Self {
         Blk {
@@ -152,12 +154,18 @@ impl Blk {
             flushless: false,
             number: self.shared.models.fetch_add(1, Ordering::Relaxed),
             limits: self.limits.clone(),
+            share: self.share,
         }
     }
 
     /// What limits its guest.
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
+    }
+
+    /// Another group. Queues that run have the one of before until they are told ([`ioplane_device::Change::Share`]).
+    pub fn set_share(&mut self, share: Share) {
+        self.share = share;
     }
 
     /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
@@ -313,6 +321,10 @@ impl VirtioDevice for Blk {
         {
             self.switch_cache(*byte == 0);
         }
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 
     fn queue_limits(&self, _queue: u16) -> LimitSet {

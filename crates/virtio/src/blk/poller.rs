@@ -17,7 +17,7 @@ use super::Shared;
 use super::request::{BlkRequest, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
-use crate::cost::{self, COST, COST_OF_BUFFER};
+use crate::cost::{self, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
@@ -104,8 +104,10 @@ struct Work {
     cut: Vec<GuestRange>,
     /// [`IoChannel::slice`].
     slice: u32,
-    /// What is left of [`COST`] in this poll.
+    /// What is left of what this poll may cost.
     left: u64,
+    /// The slices of the last poll left nothing for new requests, which come first in the next.
+    sliced_last: bool,
     /// What the channel has said and nobody has acted on: never longer than the ring.
     ended: Vec<(Tag, Outcome)>,
     /// Requests completed and not yet counted in the histogram, all taken at `since`.
@@ -134,7 +136,8 @@ impl BlkPoller {
             slots,
             waiting: VecDeque::with_capacity(size),
             cut: Vec::with_capacity(SEG_MAX as usize + 2),
-            left: COST,
+            left: 0,
+            sliced_last: false,
             ended: Vec::with_capacity(size),
             fresh: 0,
             since: None,
@@ -540,14 +543,18 @@ impl Poller for BlkPoller {
             work.channel.detach(context);
             return PollOutcome::PARKED;
         }
-        let whole = cost::of_a_poll();
+        let whole = cost::of_a_poll(budget);
         work.left = whole;
         let mut done = work.reap(context, queue);
         work.publish(queue);
-        // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still.
-        done += work.go_on(context, queue, COST / 2);
+        let mut left = budget.requests;
+        // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still; of a poll that is not worth
+        // two slices, every other one.
+        if !std::mem::take(&mut work.sliced_last) {
+            done += work.go_on(context, queue, whole / 2);
+            work.sliced_last = work.left == 0;
+        }
         if queue.takes() && work.left > 0 {
-            let mut left = budget.0;
             let mut now = None;
             let before = done;
             while left > 0 && context.limited().is_none() {
@@ -596,7 +603,11 @@ impl Poller for BlkPoller {
             (0, Some(at)) => PollOutcome::limited(at, context),
             (0, None) if waits => PollOutcome::WAITING,
             (0, None) => PollOutcome::IDLE,
-            _ => PollOutcome::busy(done, whole - work.left),
+            (_, limited) => {
+                let cut_short = left == 0 || work.left == 0;
+                let more = (cut_short && limited.is_none()) || work.has_more(queue);
+                PollOutcome::busy(done, whole - work.left).with_more(more)
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use ioplane_memory::{GuestFault, GuestRange};
 use ioplane_network::Port;
 
 use super::Shared;
-use super::poller::{COST, Work};
+use super::poller::Work;
 use super::rx_control::{MODES, RxControl, TABLE, is_station};
 use super::spec::control::*;
 use super::spec::*;
@@ -19,8 +19,8 @@ use crate::buffers::Reader;
 use crate::queue::Queue;
 use crate::ring::{Chain, RingFault};
 
-/// Each may change what a port filters by: 16 in one poll.
-const COST_OF_COMMAND: usize = COST / 16;
+/// Each may change what a port filters by: 16 in one poll that has a core for itself.
+const COST_OF_COMMAND: usize = 16 << 10;
 
 /// What became of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,7 +23,7 @@ mod transmit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof, Share};
 use ioplane_network::{Mac, Port};
 use ioplane_scheduler::LimitSet;
 
@@ -111,6 +111,7 @@ pub struct Net {
     receiving: Vec<bool>,
     transmit_limits: DeviceLimits,
     receive_limits: DeviceLimits,
+    share: Share,
 }
 
 impl Net {
@@ -141,6 +142,7 @@ impl Net {
             link: true,
             transmit_limits: DeviceLimits::default(),
             receive_limits: DeviceLimits::default(),
+            share: Share::default(),
         };
         net.tell_port();
         net
@@ -159,6 +161,11 @@ impl Net {
     /// What limits its guest: what it sends, and what it receives.
     pub fn limits(&self) -> (&DeviceLimits, &DeviceLimits) {
         (&self.transmit_limits, &self.receive_limits)
+    }
+
+    /// Another group. Queues that run have the one of before until they are told ([`ioplane_device::Change::Share`]).
+    pub fn set_share(&mut self, share: Share) {
+        self.share = share;
     }
 
     /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
@@ -296,6 +303,10 @@ impl VirtioDevice for Net {
         for (at, byte) in (offset as usize..).zip(out) {
             *byte = config.get(at).copied().unwrap_or(0);
         }
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 
     fn queue_limits(&self, queue: u16) -> LimitSet {

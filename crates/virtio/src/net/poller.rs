@@ -14,8 +14,6 @@ use crate::ring::RingFault;
 
 /// Frames between two publications.
 const BATCH: u32 = 32;
-/// What one poll may cost.
-pub(super) const COST: usize = cost::COST as usize;
 /// What a buffer costs beside its bytes.
 pub(super) const COST_OF_BUFFER: usize = cost::COST_OF_BUFFER as usize;
 
@@ -25,7 +23,7 @@ pub(super) trait Work: Send + 'static {
     const IS_WORK: bool = true;
     /// Whether there is anything to do: cheap.
     fn ready(&mut self, queue: &mut Queue) -> bool;
-    /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
+    /// Takes at most `budget` on and is done with them, as long as `left` of what the poll may cost is not used up; says how many.
     /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when. `LIMITED`: whether the queue has limits.
     fn batch<const LIMITED: bool>(
         &mut self,
@@ -89,21 +87,21 @@ impl<W: Work> NetPoller<W> {
         if queue.phase == Phase::Suspending {
             return PollOutcome::PARKED;
         }
-        let (mut done, mut spent, mut limited) = (0, 0, None);
+        let (mut done, mut spent, mut more, mut limited) = (0, 0, false, None);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
         if !serves || !work.ready(queue) {
             queue.set_limited(false);
             queue.found_dry(context);
         } else {
-            let (began, whole) = (context.work_begins(), cost::of_a_poll() as usize);
+            let (began, whole) = (context.work_begins(), cost::of_a_poll(budget) as usize);
             let mut left = whole;
-            while done < budget.0
+            while done < budget.requests
                 && left > 0
                 && !(LIMITED && context.limited().is_some())
                 && work.ready(queue)
             {
                 // Published in batches: the driver can go on with the first while we do the next.
-                let outcome = work.batch::<LIMITED>(context, queue, BATCH.min(budget.0 - done), &mut left);
+                let outcome = work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut left);
                 work.publish(queue);
                 match outcome {
                     Ok(0) => break,
@@ -116,6 +114,7 @@ impl<W: Work> NetPoller<W> {
                 }
             }
             spent = whole - left;
+            more = done >= budget.requests || left == 0;
             if LIMITED {
                 limited = context.limited();
             }
@@ -136,7 +135,7 @@ impl<W: Work> NetPoller<W> {
         match (done, queue.phase) {
             (0, Phase::Draining) => PollOutcome::PARKED,
             (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
-            _ => PollOutcome::busy(done, spent as u64),
+            _ => PollOutcome::busy(done, spent as u64).with_more(more),
         }
     }
 }
