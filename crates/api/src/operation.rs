@@ -5,16 +5,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DiskReport, DoneReport, ExplainReport, FunctionReport, HealthReport,
-    MovedReport, NicReport, QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport,
-    SwitchTableReport, UpgradeReport, VersionReport,
+    CoreReport, DaemonEvent, DiskReport, DoneReport, ExplainReport, FunctionReport, GroupReport,
+    HealthReport, MovedReport, NicReport, QuiesceReport, SavedReport, StateFileV1, StatusReport,
+    SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
-use crate::spec::{DiskForm, FunctionForm, NicChangeForm, NicForm, SwitchForm};
+use crate::spec::{DiskForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +223,7 @@ operations! {
     Disk: Get "/v1/disks/{name}" => 200 DiskReport;
     /// Adds a disk, unless it is there already and as asked for.
     PutDisk: Put "/v1/disks/{name}" body DiskForm => 201 DiskReport, 200 DiskReport;
-    /// Changes the size of a disk, puts another backing behind it, or changes the limits of its guest, while a guest uses it.
+    /// Changes the size of a disk, puts another backing behind it, or changes the limits of its guest or its group, while a guest uses it.
     ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
     /// Takes a disk away.
     RemoveDisk: Delete "/v1/disks/{name}" [FORCE] => 200 DoneReport;
@@ -246,10 +246,20 @@ operations! {
     Nic: Get "/v1/nics/{name}" => 200 NicReport;
     /// Adds a NIC, unless it is there already and as asked for.
     PutNic: Put "/v1/nics/{name}" body NicForm => 201 NicReport, 200 NicReport;
-    /// Takes the link of a NIC up or down, or changes the limits of its guest, while a guest uses it.
+    /// Takes the link of a NIC up or down, or changes the limits of its guest or its group, while a guest uses it.
     ChangeNic: Patch "/v1/nics/{name}" body NicChangeForm => 200 NicReport;
     /// Takes a NIC away.
     RemoveNic: Delete "/v1/nics/{name}" [FORCE] => 200 DoneReport;
+    /// The groups.
+    Groups: Get "/v1/groups" => 200 Vec<GroupReport>;
+    /// One group.
+    Group: Get "/v1/groups/{name}" => 200 GroupReport;
+    /// Adds a group, unless it is there already and as asked for.
+    PutGroup: Put "/v1/groups/{name}" optional GroupForm => 201 GroupReport, 200 GroupReport;
+    /// Changes the weight or the limits of a group, while guests use its devices.
+    ChangeGroup: Patch "/v1/groups/{name}" body GroupChangeForm => 200 GroupReport;
+    /// Takes a group away in which no device is.
+    RemoveGroup: Delete "/v1/groups/{name}" => 200 DoneReport;
     /// The PCI functions.
     Functions: Get "/v1/pci" => 200 Vec<FunctionReport>;
     /// One PCI function.

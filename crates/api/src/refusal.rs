@@ -96,7 +96,7 @@ macro_rules! codes {
 
 codes! {
     UnknownRoute "unknown_route" Missing false, "There is no such resource.", "`GET /v1/openapi.json` lists all.";
-    NotFound "not_found" Missing false, "There is no disk, NIC, switch, PCI function, port, core, queue, model or VM of this name.", "List what there is.";
+    NotFound "not_found" Missing false, "There is no disk, NIC, switch, group, PCI function, port, core, queue, model or VM of this name.", "List what there is.";
     UnknownMethod "unknown_method" Method false, "The resource does not have this method.", "`GET /v1/openapi.json` lists the methods of each.";
     Exists "exists" Conflict false, "Something of this name exists and differs from the request.", "Read it; remove it first, or take another name. `field` is what differs.";
     Taken "taken" Conflict false, "Another one uses this address, socket, image or interface.", "Give another value in `field`, or free it first.";

@@ -35,7 +35,7 @@ macro_rules! body {
 
 limited! { body! body [disk_limits]
     {
-        /// A change of a disk: a new size, another backing, or other limits.
+        /// A change of a disk: a new size, another backing, or other limits and another group.
         #[derive(Default)]
         #[serde(default)]
         ChangeForm
@@ -54,6 +54,9 @@ limited! { body! body [disk_limits]
         direct: Option<DirectWord>,
         /// Who does the I/O.
         engine: Option<EngineWord>,
+        /// Another group; an empty name is none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
     }
 }
 
@@ -67,7 +70,7 @@ impl ChangeForm {
 impl From<DiskLimitsForm> for ChangeForm {
     fn from(form: DiskLimitsForm) -> Self {
         let limits = limits_of!(disk_limits of form);
-        let mut change = ChangeForm::default();
+        let mut change = ChangeForm { group: form.group, ..ChangeForm::default() };
         set_limits!(disk_limits of change = limits);
         change
     }

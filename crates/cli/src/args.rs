@@ -13,7 +13,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingForm, CoreForm, DiskForm, DiskLimitsForm, NicChangeForm, NicForm, NotifyWord, SwitchForm,
+    BackingForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
+    NotifyWord, SwitchForm,
 };
 
 use duration::duration;
@@ -114,6 +115,9 @@ pub enum Command {
     /// Add, remove, list and show the switches that NICs are plugged into
     #[command(subcommand)]
     Switch(SwitchCommand),
+    /// Add, remove, list, show and set groups: what the devices of one VM have together, a weight and limits
+    #[command(subcommand)]
+    Group(GroupCommand),
     /// Hand PCI functions of this host, or emulated NICs, to guests; watch, quiesce, save and load them
     #[command(subcommand)]
     Pci(PciCommand),
@@ -177,7 +181,8 @@ pub enum DiskCommand {
         #[arg(long)]
         shrink: bool,
     },
-    /// Limit the requests and bytes per second of a disk's guest, or end that, while the guest uses the disk
+    /// Limit the requests and bytes per second of a disk's guest, or end that, or put the disk into a group, while the guest
+    /// uses it
     Set {
         /// Its name
         name: String,
@@ -324,7 +329,7 @@ pub enum NicCommand {
         /// Its name
         name: String,
     },
-    /// Change a NIC while a guest uses it: its link, and what limits its guest
+    /// Change a NIC while a guest uses it: its link, what limits its guest, and its group
     Set {
         /// Its name
         name: String,
@@ -341,6 +346,39 @@ pub struct NicAdd {
     /// What it is to be
     #[command(flatten)]
     pub form: NicForm,
+}
+
+/// What can be done with groups.
+#[derive(Debug, Subcommand)]
+pub enum GroupCommand {
+    /// Add a group; a restarted daemon still has it, until the host reboots
+    Add {
+        /// Its name
+        name: String,
+        /// What it is to be
+        #[command(flatten)]
+        form: GroupForm,
+    },
+    /// Take a group away in which no device is
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// List the groups
+    List,
+    /// Show one: its weight, its limits, the devices that are in it
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Change the weight or the limits of a group while guests use its devices
+    Set {
+        /// Its name
+        name: String,
+        /// What is to change
+        #[command(flatten)]
+        change: GroupChangeForm,
+    },
 }
 
 /// What can be done with switches.

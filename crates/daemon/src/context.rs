@@ -10,6 +10,7 @@ use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
 use super::access::SocketAccess;
 use super::cores::{CorePlacement, Cores};
 use super::events::Events;
+use super::groups::Groups;
 use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
 
@@ -24,6 +25,8 @@ struct Claim {
 pub struct DaemonContext {
     /// The I/O cores.
     pub cores: Arc<Cores>,
+    /// The groups that devices may be in.
+    pub groups: Arc<Groups>,
     pub state_file: Arc<StateFile>,
     run_dir: PathBuf,
     control: PathBuf,
@@ -39,6 +42,7 @@ impl DaemonContext {
     /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
     pub fn new(
         cores: Arc<Cores>,
+        groups: Arc<Groups>,
         state_file: Arc<StateFile>,
         run_dir: PathBuf,
         control: PathBuf,
@@ -46,6 +50,7 @@ impl DaemonContext {
     ) -> Self {
         DaemonContext {
             cores,
+            groups,
             state_file,
             run_dir,
             control,

@@ -22,6 +22,7 @@ mod cores;
 mod disk;
 mod events;
 mod functions;
+mod groups;
 mod lower;
 mod metrics;
 mod nic;
@@ -59,6 +60,7 @@ use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
 use functions::{Card, Functions};
+use groups::Groups;
 use nic::Nic;
 use registry::{OnFailure, Registered, Registry};
 use served::ServedKind;
@@ -80,6 +82,7 @@ pub struct Daemon {
     nics: Registry<Nic>,
     functions: Registry<Card>,
     switches: Arc<Switches>,
+    groups: Arc<Groups>,
     cores: Arc<Cores>,
     state_file: Arc<StateFile>,
     config: Mutex<Arc<Config>>,
@@ -115,6 +118,7 @@ impl Daemon {
         let daemon = Daemon::idle(config, control, run_dir, lock)?;
         functions::recover(&recovered, daemon.config().daemon.access)?;
         daemon.start_cores()?;
+        daemon.start_groups()?;
         daemon.start_switches()?;
         let start = Starts {
             disks: daemon.to_serve::<Disk>()?,
@@ -147,15 +151,23 @@ impl Daemon {
     fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
         let state_file = Arc::new(StateFile::open(&run_dir.join("state.json"))?);
         let cores = Arc::new(Cores::new(state_file.clone()));
+        let groups = Arc::new(Groups::new(state_file.clone()));
         let (access, folder) = (config.daemon.access, run_dir.clone());
-        let context =
-            Arc::new(DaemonContext::new(cores.clone(), state_file.clone(), run_dir, control, access));
+        let context = Arc::new(DaemonContext::new(
+            cores.clone(),
+            groups.clone(),
+            state_file.clone(),
+            run_dir,
+            control,
+            access,
+        ));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
             nics: Registry::new(context.clone(), switches.clone()),
             functions: Registry::new(context, Arc::new(Functions::new(switches.clone(), folder))),
             switches,
+            groups,
             cores,
             state_file,
             config: Mutex::new(Arc::new(config)),
@@ -362,6 +374,7 @@ impl Daemon {
             disks,
             switches: self.switches.report(),
             nics,
+            groups: self.group_reports(),
             functions,
             cores: self.cores.report(),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),

@@ -11,6 +11,7 @@ use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
 use super::context::DaemonContext;
+use super::groups::Membership;
 use super::lower::{Lower, limit};
 use super::readings;
 use super::registry::{Registered, Registry};
@@ -25,8 +26,8 @@ pub struct Nic {
     pub(super) served: Served<Nic>,
 }
 
-/// The device, plugged into its switch.
-pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal> {
+/// The device, plugged into its switch and in a group.
+pub(super) fn model(spec: &NicSpec, switches: &Switches, membership: Membership) -> Result<Net, Refusal> {
     let port = switches.switch(&spec.switch)?.plug(PortOptions {
         name: spec.name.clone(),
         mac: Some(spec.mac.0),
@@ -50,18 +51,24 @@ pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal>
     let (mut tx, mut rx) = (DeviceLimits::default(), DeviceLimits::default());
     limit(&mut tx, &spec.tx_limits());
     limit(&mut rx, &spec.rx_limits());
+    let Membership { share, limits: [_, shared_tx, shared_rx] } = membership;
+    tx.join(shared_tx);
+    rx.join(shared_rx);
     net.set_limits(tx, rx);
+    net.set_share(share);
     Ok(net)
 }
 
 impl Nic {
-    /// Takes its link up or down, and tells the guest; changes the limits of its guest. What is left out stays. All is written down first.
+    /// Takes its link up or down, and tells the guest; changes the limits of its guest and its group. What is left out stays. All is written down first.
     pub async fn change(&self, change: NicChangeForm) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         let mut next = self.served.note.read();
         next.now.link = change.link.unwrap_or(next.now.link);
         let (tx, rx) = (next.now.tx_limits(), next.now.rx_limits());
         next.now.set_limits(tx.changed(change.tx_limits()), rx.changed(change.rx_limits()));
+        next.now.set_group(change.group);
+        next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
         let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
         if !flaws.is_empty() {
             return Err(Refusal::flaws(&flaws));
@@ -77,12 +84,16 @@ impl Nic {
         // Also where the record was so already: the device may not have followed it the last time.
         handle.change(move |model| ((), model.set_link(now.link.lower()))).await?;
         let (tx, rx) = (now.tx_limits(), now.rx_limits());
+        let Membership { share, limits: [_, shared_tx, shared_rx] } = self.served.groups.membership(&now);
         let change = move |model: &mut Net| {
             let (sent, received) = model.limits();
             let (mut sent, mut received) = (sent.clone(), received.clone());
             limit(&mut sent, &tx);
             limit(&mut received, &rx);
+            sent.join(shared_tx);
+            received.join(shared_rx);
             model.set_limits(sent, received);
+            model.set_share(share);
         };
         Ok(handle.change_limits(change).await?)
     }
@@ -102,8 +113,7 @@ impl ServedKind for Nic {
 
     const NAME: &'static str = "nic";
     const COMMAND: &'static str = "nic";
-    const LET_GO: &'static str =
-        "unplug it or shut the guest down first; its link and its limits are changed by `ioplane nic set`";
+    const LET_GO: &'static str = "unplug it or shut the guest down first; its link, its limits and its group are changed by `ioplane nic set`";
 
     fn configured(config: &Config) -> &[(NicSpec, Place)] {
         &config.nics
@@ -117,9 +127,9 @@ impl ServedKind for Nic {
         &mut entries.removed_nics
     }
 
-    /// Only its link and its limits differ.
+    /// Only its link, its limits and its group differ.
     fn lives_on(now: &NicSpec, next: &NicSpec) -> bool {
-        let mut same = NicSpec { link: next.link, ..now.clone() };
+        let mut same = NicSpec { link: next.link, group: next.group.clone(), ..now.clone() };
         same.set_limits(next.tx_limits(), next.rx_limits());
         *next == same
     }
@@ -130,12 +140,18 @@ impl ServedKind for Nic {
         self.become_record(NicRecord { configured: next.configured, now: next.now, ..record }).await
     }
 
+    async fn rejoin(&self) -> Result<(), Refusal> {
+        let _changing = self.served.changing.lock().await;
+        self.become_record(self.note().read()).await
+    }
+
     async fn open(
         record: NicRecord,
         context: &Arc<DaemonContext>,
         switches: &Arc<Switches>,
     ) -> Result<Nic, Refusal> {
-        Ok(Nic { served: Served::start(model(&record.now, switches)?, record, context)? })
+        let model = model(&record.now, switches, context.groups.membership(&record.now))?;
+        Ok(Nic { served: Served::start(model, record, context)? })
     }
 
     fn service(&self) -> &Served<Nic> {
@@ -184,6 +200,7 @@ impl ServedKind for Nic {
             mtu: spec.mtu,
             link: spec.link.word().to_owned(),
             core: spec.core,
+            group: spec.group.clone(),
             tx_frame_limit: spec.tx_frame_limit,
             tx_frame_burst: spec.tx_frame_burst,
             tx_bandwidth_limit: spec.tx_bandwidth_limit,

@@ -89,7 +89,7 @@ impl<K: ServedKind> Registry<K> {
         let name = record.now.name().to_owned();
         // A core that has gone since is no reason to leave a guest without its device.
         if on_failure == OnFailure::Forget {
-            self.check_core(&record.now)?;
+            self.check_names(&record.now)?;
         }
         self.reserve(&record, false)?;
         self.open(name, record, on_failure).await
@@ -116,15 +116,17 @@ impl<K: ServedKind> Registry<K> {
             Some(Slot::Opening(_, None)) => drop(self.served(&name)?),
             _ => {}
         }
-        self.check_core(&wanted)?;
+        self.check_names(&wanted)?;
         let record = Record::added(wanted);
         self.reserve(&record, true)?;
         self.open(name, record, OnFailure::Forget).await.map(|()| true)
     }
 
-    fn check_core(&self, spec: &K::Spec) -> Result<(), Refusal> {
+    /// Whether the core and the group are there that it names.
+    fn check_names(&self, spec: &K::Spec) -> Result<(), Refusal> {
         let check = |core| self.context.cores.check(core).map_err(|refused| refused.at("core"));
-        spec.core().map_or(Ok(()), check)
+        spec.core().map_or(Ok(()), check)?;
+        spec.group().map_or(Ok(()), |group| self.context.groups.check(group))
     }
 
     /// Opens one whose place is reserved.
@@ -167,6 +169,12 @@ impl<K: ServedKind> Registry<K> {
         };
         if !wanted {
             return one.service().stop(true).await;
+        }
+        // Its group may have changed since its membership was taken, when nobody saw it as served.
+        if one.note().read().now.group().is_some()
+            && let Err(refused) = one.rejoin().await
+        {
+            tracing::error!(kind = K::NAME, name, error = refused.error, "has not joined its group");
         }
         tracing::info!(kind = K::NAME, name, socket, "serving");
         self.tell(EventWord::Served, &name, &format!("on {socket}"));

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
 use ioplane_api::report::SavedReport;
-use ioplane_api::spec::{CoreSpec, ServedSpec, SwitchSpec};
+use ioplane_api::spec::{CoreSpec, GroupSpec, ServedSpec, SwitchSpec};
 
 use crate::Daemon;
 use crate::config::{Appended, Config, Place, Problems};
@@ -83,6 +83,7 @@ fn plan(config: &Config, mut entries: Entries) -> SavePlan {
     cores(config, &entries, &mut plan);
     served::<Disk>(config, &mut entries, &mut plan, Appended::disk);
     switches(config, &entries, &mut plan);
+    groups(config, &entries, &mut plan);
     served::<Nic>(config, &mut entries, &mut plan, Appended::nic);
     served::<Card>(config, &mut entries, &mut plan, Appended::function);
     plan
@@ -143,6 +144,14 @@ fn switches(config: &Config, entries: &Entries, plan: &mut SavePlan) {
         let said = found(&config.switches, |switch| switch.name == *name);
         let append = |appended: &mut Appended, switch: &SwitchSpec| appended.switch(switch);
         plan.one(format!("switch {name}"), [now, configured, said], append);
+    }
+}
+
+fn groups(config: &Config, entries: &Entries, plan: &mut SavePlan) {
+    for (name, record) in &entries.groups {
+        let said = found(&config.groups, |group| group.name == *name);
+        let append = |appended: &mut Appended, group: &GroupSpec| appended.group(group);
+        plan.one(format!("group {name}"), [Some(&record.now), record.configured.as_ref(), said], append);
     }
 }
 

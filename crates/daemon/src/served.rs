@@ -14,6 +14,7 @@ use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
 use super::context::DaemonContext;
+use super::groups::Groups;
 use super::lower::Lower;
 use super::retry_state::RetryState;
 use super::state_file::{Entries, Record, StateFile};
@@ -66,6 +67,11 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
 
     /// Makes that change.
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// Goes by its group as that is now, if it can be in one.
+    fn rejoin(&self) -> impl Future<Output = Result<(), Refusal>> + Send {
+        async { Ok(()) }
+    }
 
     /// What serves it.
     fn service(&self) -> &Self::Service;
@@ -207,6 +213,8 @@ pub struct Served<K: Queued> {
     pub(super) lease: RingLease,
     /// What is written down of it.
     pub note: Arc<StateRecord<K>>,
+    /// The groups that it may be in.
+    pub groups: Arc<Groups>,
     /// One change at a time.
     pub changing: tokio::sync::Mutex<()>,
 }
@@ -221,7 +229,7 @@ impl<K: Queued> Served<K> {
         let handle = serve(model, socket, &record, context, &lease)?;
         let second =
             second.map(|(socket, model)| serve(model, socket, &record, context, &lease)).transpose()?;
-        Ok(Served::with(handle, second, lease, note))
+        Ok(Served::with(handle, second, lease, note, context))
     }
 
     /// One that is being served already, and written down.
@@ -237,6 +245,7 @@ impl<K: Queued> Served<K> {
             second,
             lease,
             StateRecord { record: Mutex::new(record), state_file: context.state_file.clone() },
+            context,
         )
     }
 
@@ -245,9 +254,10 @@ impl<K: Queued> Served<K> {
         second: Option<Handle<K::Model>>,
         lease: RingLease,
         note: StateRecord<K>,
+        context: &DaemonContext,
     ) -> Self {
         let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
-        Served { handle, second, lease, note: Arc::new(note), changing }
+        Served { handle, second, lease, note: Arc::new(note), groups: context.groups.clone(), changing }
     }
 
     /// What is seen of it, unless it is busy with a change; `look` sees the model.

@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ioplane_api::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, NicSpec, ServedSpec, SwitchSpec};
+use ioplane_api::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec, SwitchSpec};
 use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,14 @@ pub struct SwitchRecord {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct GroupRecord {
+    /// What the configuration said; `None` for a group added at run time.
+    pub configured: Option<GroupSpec>,
+    pub now: GroupSpec,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CoreRecord {
     /// What the configuration said; `None` for a core added at run time.
     pub configured: Option<CoreSpec>,
@@ -75,6 +83,9 @@ pub struct Entries {
     /// Configured switches that were removed at run time, as they were configured.
     #[serde(default)]
     pub removed_switches: BTreeMap<String, SwitchSpec>,
+    /// Groups by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<String, GroupRecord>,
     /// PCI functions by name.
     #[serde(default)]
     pub functions: BTreeMap<String, FunctionRecord>,
@@ -196,6 +207,11 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
         .flat_map(|(name, it)| [Some((name, &it.now)), it.configured.as_ref().map(|c| (name, c))]);
     for (name, spec) in specs.flatten().chain(removed_switches) {
         check("switch", name, &spec.name, &spec.flaws())?;
+    }
+    for (name, group) in &file.entries.groups {
+        for spec in [Some(&group.now), group.configured.as_ref()].into_iter().flatten() {
+            check("group", name, &spec.name, &spec.flaws())?;
+        }
     }
     for (id, core) in cores {
         for spec in [&core.now, &core.configured].into_iter().flatten() {

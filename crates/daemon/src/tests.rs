@@ -11,6 +11,7 @@ use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm,
 use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::cores::Cores;
+use super::groups::Groups;
 use super::registry::{OnFailure, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord};
 use super::state_file::{DiskRecord, Entries, FunctionRecord, StateFile, StateFileError};
@@ -230,7 +231,9 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let state_file = Arc::new(StateFile::open(&folder.path().join("state.json")).unwrap());
     let cores = Arc::new(Cores::new(state_file.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
-    let context = Arc::new(DaemonContext::new(cores, state_file, run_dir, control, SocketAccess::default()));
+    let groups = Arc::new(Groups::new(state_file.clone()));
+    let context =
+        Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, SocketAccess::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

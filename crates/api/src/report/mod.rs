@@ -16,6 +16,7 @@ mod configuration;
 mod daemon;
 mod explain;
 mod function;
+mod group;
 mod network;
 mod queue;
 
@@ -26,6 +27,7 @@ pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
 };
+pub use group::GroupReport;
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };
@@ -51,6 +53,9 @@ pub struct StatusReport {
     /// Its NICs, by name.
     #[serde(default)]
     pub nics: Vec<NicReport>,
+    /// Its groups, by name.
+    #[serde(default)]
+    pub groups: Vec<GroupReport>,
     /// Its PCI functions, by name.
     #[serde(default)]
     pub functions: Vec<FunctionReport>,
@@ -250,6 +255,9 @@ pub struct DiskReport {
     pub queue_size: u16,
     /// The core that its queues prefer.
     pub core: Option<u32>,
+    /// The group it is in, if it is not one by itself.
+    #[serde(default)]
+    pub group: Option<String>,
     /// Requests per second that its guest may make, if they are limited.
     #[serde(default)]
     pub iops_limit: Option<u64>,

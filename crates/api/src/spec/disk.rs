@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
     DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, QUEUE_SIZE_MAX,
-    ServedSpec, form, limit_names, limited, limits_of, served_fields, set_limits, spec, with_limits,
+    ServedSpec, form, group_flaw, limit_names, limited, limits_of, named, served_fields, set_limits, spec,
+    with_limits,
 };
 use crate::size::Size;
 
@@ -89,6 +90,9 @@ limited! { spec! spec [disk_limits]
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
+        /// The group it is in, if it is not one by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
     }
 }
 
@@ -159,14 +163,21 @@ limited! { backing_form! form [disk_limits]
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
+        /// The group it is in: its weight and its limits are the group's [default: none, it is a group by itself, of weight 1]
+        [long, value_name = "NAME"]
+        group: String,
     }
 }
 
 limited! { form! change [disk_limits]
     {
-        /// Other limits of a disk. What is left out stays as it is.
+        /// Other limits of a disk, or another group. What is left out stays as it is.
         DiskLimitsForm
-    } {}
+    } {
+        /// The group it is to be in; '' for none
+        [long, value_name = "NAME"]
+        group: String,
+    }
 }
 
 impl DiskSpec {
@@ -181,6 +192,13 @@ impl DiskSpec {
     /// What is wrong with limits that somebody asks for, beside what may be stored.
     pub fn limit_flaws(&self) -> Vec<Flaw> {
         self.limits().lonely(Self::LIMITS)
+    }
+
+    /// Another group, if somebody names one; an empty name is none.
+    pub fn set_group(&mut self, group: Option<String>) {
+        if group.is_some() {
+            self.group = named(group);
+        }
     }
 
     /// Other limits.
@@ -222,7 +240,7 @@ impl BackingForm {
 
 impl DiskForm {
     /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
-    /// writable, no limits, and whatever core has time.
+    /// writable, no limits, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         let DiskForm { path, memory, format, direct, engine, .. } = self;
@@ -246,6 +264,7 @@ impl DiskForm {
                 migration_socket: self.migration_socket,
                 guest_memory: self.guest_memory.unwrap_or_default(),
                 core: self.core,
+                group: named(self.group),
             },
             disk_limits = limits
         );
@@ -259,6 +278,10 @@ impl ServedSpec for DiskSpec {
 
     fn core(&self) -> Option<u32> {
         self.core
+    }
+
+    fn group(&self) -> Option<&str> {
+        self.group.as_deref()
     }
 
     fn migration_socket(&self) -> Option<&Path> {
@@ -290,6 +313,7 @@ impl ServedSpec for DiskSpec {
             }
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));
+        flaws.extend(group_flaw(self.group.as_deref()));
         flaws.extend(QUEUES.flaw(self.queues));
         flaws.extend(QUEUE_SIZE.flaw(self.queue_size));
         if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {

@@ -1,4 +1,4 @@
-//! What disks, NICs, PCI functions, switches and I/O cores are to be: the one form that the configuration, the API, the command line and the state
+//! What disks, NICs, PCI functions, switches, groups and I/O cores are to be: the one form that the configuration, the API, the command line and the state
 //! file fill in, and what may be wrong with it.
 
 #[macro_use]
@@ -10,6 +10,7 @@ mod core;
 mod disk;
 mod fields;
 mod function;
+mod group;
 mod limit;
 mod limit_fields;
 mod network;
@@ -28,6 +29,8 @@ use fields::{form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
+pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec};
+use group::{group_flaw, named};
 pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{
     disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
@@ -165,6 +168,10 @@ pub trait ServedSpec: SpecFields + Clone + PartialEq + Send + Sync + 'static {
     }
     /// Files that its front ends may share as memory.
     fn guest_memory(&self) -> MemoryWord;
+    /// The group that it is in. A device in none is a group by itself.
+    fn group(&self) -> Option<&str> {
+        None
+    }
     /// Number of its queues.
     fn queues(&self) -> u16;
     /// What is wrong with the fields that only this kind has.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
 use super::{
     Flaw, LimitFields, LimitsSpec, LinkWord, MacAddress, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec,
-    VlanSpec, form, limit_names, limited, limits_of, served_fields, set_limits, spec, with_limits,
+    VlanSpec, form, group_flaw, limit_names, limited, limits_of, named, served_fields, set_limits, spec,
+    with_limits,
 };
 
 /// Queue pairs of one NIC.
@@ -96,6 +97,9 @@ limited! { spec! spec [tx_limits rx_limits]
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
+        /// The group it is in, if it is not one by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
     }
 }
 
@@ -138,17 +142,23 @@ limited! { form! form [tx_limits rx_limits]
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
+        /// The group it is in: its weight and its limits are the group's [default: none, it is a group by itself, of weight 1]
+        [long, value_name = "NAME"]
+        group: String,
     }
 }
 
 limited! { form! change [tx_limits rx_limits]
     {
-        /// A change of a NIC: its link, its limits. What is left out stays as it is.
+        /// A change of a NIC: its link, its limits, its group. What is left out stays as it is.
         NicChangeForm
     } {
         /// Link state
         [long]
         link: LinkWord,
+        /// The group it is to be in; '' for none
+        [long, value_name = "NAME"]
+        group: String,
     }
 }
 
@@ -185,6 +195,13 @@ impl NicSpec {
         [self.tx_limits().lonely(Self::TX_LIMITS), self.rx_limits().lonely(Self::RX_LIMITS)].concat()
     }
 
+    /// Another group, if somebody names one; an empty name is none.
+    pub fn set_group(&mut self, group: Option<String>) {
+        if group.is_some() {
+            self.group = named(group);
+        }
+    }
+
     /// Other limits.
     pub fn set_limits(&mut self, tx: LimitsSpec, rx: LimitsSpec) {
         set_limits!(tx_limits of self = tx);
@@ -194,7 +211,7 @@ impl NicSpec {
 
 impl NicForm {
     /// The complete NIC. Left out: an address made from this host and its name, one pair of queues with 256 entries, an MTU
-    /// of 1500, all VLANs, not isolated, the link up, no limits, and whatever core has time.
+    /// of 1500, all VLANs, not isolated, the link up, no limits, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<NicSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         if self.switch.is_none() {
@@ -219,6 +236,7 @@ impl NicForm {
                 socket: self.socket,
                 guest_memory: self.guest_memory.unwrap_or_default(),
                 core: self.core,
+                group: named(self.group),
             },
             tx_limits = tx,
             rx_limits = rx
@@ -235,6 +253,10 @@ impl ServedSpec for NicSpec {
         self.core
     }
 
+    fn group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+
     /// A receive and a transmit queue for each pair (virtio 1.3, 5.1.2); the control queue is the VMM's.
     fn queues(&self) -> u16 {
         2 * self.pairs
@@ -247,7 +269,8 @@ impl ServedSpec for NicSpec {
             .flaws(Self::TX_LIMITS)
             .into_iter()
             .chain(self.rx_limits().flaws(Self::RX_LIMITS));
-        switch_flaw(&self.switch).into_iter().chain(numbers.into_iter().flatten()).chain(limits).collect()
+        let names = switch_flaw(&self.switch).into_iter().chain(group_flaw(self.group.as_deref()));
+        names.chain(numbers.into_iter().flatten()).chain(limits).collect()
     }
 
     fn port(&self) -> Option<PortSpec> {

@@ -1,6 +1,7 @@
 //! The commands. All but those of [`Host`] ask the daemon.
 
 mod configuration;
+mod group;
 pub mod kvm;
 mod libvirt;
 mod network;
@@ -24,7 +25,7 @@ use ioplane_api::SOCKET;
 use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, ExplainReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
-use ioplane_api::spec::{BackingForm, DiskForm};
+use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -86,6 +87,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
+        Command::Group(command) => group::run(&client()?, command, json)?,
         Command::Pci(command) => pci::run(&client()?, command, json, host)?,
         Command::Model(command) => host.model(command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
@@ -258,8 +260,13 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
         }
         DiskCommand::Set { name, limits } => {
             let form = ChangeForm::from(limits);
+            let limited = form.limits() != LimitsSpec::default();
+            let group =
+                |disk: &DiskReport| form.group.as_ref().map(|_| show::group_of(disk.group.as_deref()));
             let disk: DiskReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
-            print_done(json, &disk, |disk| one(disk) + &show::disk_limits(disk, true))
+            print_done(json, &disk, |disk| {
+                one(disk) + &show::disk_limits(disk, limited) + &group(disk).unwrap_or_default()
+            })
         }
         DiskCommand::MigrationSocket { name, remove: true, force, .. } => {
             let path = format!("{}/migration-socket?force={force}", address(&name));

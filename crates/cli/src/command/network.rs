@@ -65,9 +65,13 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
             print(json, &nic, show::nic)
         }
         NicCommand::Set { name, change } => {
-            let limits = NicChangeForm { link: None, ..change.clone() } != NicChangeForm::default();
+            let only_limits = NicChangeForm { link: None, group: None, ..change.clone() };
+            let limits = only_limits != NicChangeForm::default();
+            let group = |nic: &NicReport| change.group.as_ref().map(|_| show::group_of(nic.group.as_deref()));
             let nic: NicReport = ask(client, Method::PATCH, &address(&name), Some(&change))?;
-            print_done(json, &nic, |nic| one(nic) + &show::nic_limits(nic, limits))
+            print_done(json, &nic, |nic| {
+                one(nic) + &show::nic_limits(nic, limits) + &group(nic).unwrap_or_default()
+            })
         }
     }
 }

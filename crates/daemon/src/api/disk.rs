@@ -9,7 +9,7 @@ use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal,
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or iops_limit, iops_burst, bandwidth_limit and bandwidth_burst";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.disks.report().await)
@@ -32,18 +32,21 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
     let limits = form.limits();
-    let ChangeForm { size, shrink, path, memory, format, direct, engine, .. } = form;
+    let ChangeForm { size, shrink, path, memory, format, direct, engine, group, .. } = form;
     let backing = BackingForm { path, memory, format, direct, engine };
-    if limits != LimitsSpec::default() {
+    if limits != LimitsSpec::default() || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
         }
         return whole(daemon.may_change()?, async move {
-            daemon.disks.served(&name)?.set_limits(limits).await?;
+            daemon.disks.served(&name)?.set_limits(limits, group.clone()).await?;
             let report = daemon.disks.report_of(&name).await?;
-            let limits = report.limits().words("requests").unwrap_or("none".to_owned());
-            tracing::info!(disk = name, limits, "limits set");
-            daemon.disks.tell(EventWord::Changed, &name, &format!("limits: {limits}"));
+            let words = report.limits().words("requests").unwrap_or("none".to_owned());
+            let limits = (limits != LimitsSpec::default()).then(|| format!("limits: {words}"));
+            let group = group.map(|_| format!("group: {}", report.group.as_deref().unwrap_or("none")));
+            let changed = [limits, group].into_iter().flatten().collect::<Vec<_>>().join(", ");
+            tracing::info!(disk = name, changed, "set");
+            daemon.disks.tell(EventWord::Changed, &name, &changed);
             json(report)
         })
         .await;

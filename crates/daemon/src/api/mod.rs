@@ -12,6 +12,7 @@ mod daemon;
 mod disk;
 mod form;
 mod function;
+mod group;
 mod network;
 
 use std::future::Future;
@@ -101,6 +102,11 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::ChangeNic => routing::on(method, network::set_nic),
         Operation::RemoveNic => routing::on(method, network::remove_nic),
         Operation::Capture => routing::on(method, network::capture),
+        Operation::Groups => routing::on(method, group::groups),
+        Operation::Group => routing::on(method, group::group),
+        Operation::PutGroup => routing::on(method, group::add),
+        Operation::ChangeGroup => routing::on(method, group::change),
+        Operation::RemoveGroup => routing::on(method, group::remove),
         Operation::Functions => routing::on(method, function::functions),
         Operation::Function => routing::on(method, function::function),
         Operation::PutFunction => routing::on(method, function::add),

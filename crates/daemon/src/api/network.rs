@@ -92,7 +92,9 @@ pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
             .then(|| format!("limits of what it sends: {}", words(report.tx_limits())));
         let received = (change.rx_limits() != LimitsSpec::default())
             .then(|| format!("limits of what it receives: {}", words(report.rx_limits())));
-        let changed = [link, sent, received].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let group =
+            change.group.as_ref().map(|_| format!("group: {}", report.group.as_deref().unwrap_or("none")));
+        let changed = [link, sent, received, group].into_iter().flatten().collect::<Vec<_>>().join(", ");
         tracing::info!(nic = name, changed, "set");
         daemon.nics.tell(EventWord::Changed, &name, &changed);
         json(report)

@@ -6,7 +6,8 @@ use std::path::Path;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, FaultSpec, FunctionSpec,
-    LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
+    GROUP_WEIGHT, GroupSpec, LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec,
+    SwitchSpec,
 };
 use toml::Value;
 
@@ -102,7 +103,15 @@ impl Appended {
         self.path("socket", spec.socket.as_deref());
         self.path("migration_socket", spec.migration_socket.as_deref());
         self.guest_memory(spec.guest_memory);
+        self.some("group", spec.group.as_deref());
         self.limits(&spec.limits(), DiskSpec::LIMITS);
+    }
+
+    pub fn group(&mut self, spec: &GroupSpec) {
+        self.table("group");
+        self.set("name", spec.name.as_str());
+        self.other("weight", i64::from(spec.weight), i64::from(GROUP_WEIGHT));
+        spec.limits().iter().zip(GroupSpec::LIMITS).for_each(|(limits, fields)| self.limits(limits, fields));
     }
 
     pub fn switch(&mut self, spec: &SwitchSpec) {
@@ -133,6 +142,7 @@ impl Appended {
         self.some("core", spec.core.map(i64::from));
         self.path("socket", spec.socket.as_deref());
         self.guest_memory(spec.guest_memory);
+        self.some("group", spec.group.as_deref());
         self.limits(&spec.tx_limits(), NicSpec::TX_LIMITS);
         self.limits(&spec.rx_limits(), NicSpec::RX_LIMITS);
     }
@@ -179,6 +189,23 @@ notify = "notified"
 spin_us = 70
 budget = 33
 yield_policy = "dedicated"
+[[group]]
+name = "all"
+weight = 7
+iops_limit = 5001
+iops_burst = 8
+bandwidth_limit = "101M"
+bandwidth_burst = 4099
+tx_frame_limit = 3
+tx_frame_burst = 4
+tx_bandwidth_limit = 5001
+tx_bandwidth_burst = 6
+rx_frame_limit = 99999999
+rx_frame_burst = 999999999
+rx_bandwidth_limit = "1T"
+rx_bandwidth_burst = "1T"
+[[group]]
+name = "plain"
 [[disk]]
 name = "whole"
 path = "/a b/it's \"one\".img"
@@ -194,6 +221,7 @@ core = 3
 socket = "/run/whole.vhost.sock"
 migration_socket = "/run/whole.migration.sock"
 guest_memory = "any"
+group = "all"
 iops_limit = 5000
 iops_burst = 7
 bandwidth_limit = "100M"
@@ -218,6 +246,7 @@ link = "down"
 core = 3
 socket = "/run/web.vhost.sock"
 guest_memory = "any"
+group = "all"
 tx_frame_limit = 1
 tx_frame_burst = 2
 tx_bandwidth_limit = 5000

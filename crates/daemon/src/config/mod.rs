@@ -1,7 +1,7 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics, functions } + where each is
+//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, cores, groups, disks, switches, nics, functions } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
@@ -9,6 +9,7 @@
 
 mod append;
 mod function;
+mod group;
 mod network;
 mod old_keys;
 mod problem;
@@ -22,7 +23,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ioplane_api::spec::{
-    BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, FieldSource, Flaw, FunctionSpec, NicSpec, SwitchSpec,
+    BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, FieldSource, Flaw, FunctionSpec, GroupSpec, NicSpec,
+    SwitchSpec,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -54,6 +56,8 @@ pub struct Config {
     pub daemon_place: Place,
     /// Every `[[core]]`; one if there is none.
     pub cores: Vec<(CoreSpec, Place)>,
+    /// Every `[[group]]`.
+    pub groups: Vec<(GroupSpec, Place)>,
     pub disks: Vec<(DiskSpec, Place)>,
     pub switches: Vec<(SwitchSpec, Place)>,
     pub nics: Vec<(NicSpec, Place)>,
@@ -64,7 +68,7 @@ pub struct Config {
 }
 
 /// The parts of a configuration, for those who look for them.
-const PARTS: &str = "there are [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]";
+const PARTS: &str = "there are [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -101,7 +105,7 @@ impl Config {
                 Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
             }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
@@ -159,17 +163,18 @@ fn build<'t>(
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "core", "disk", "switch", "nic", "pci"];
+        let known = ["daemon", "core", "group", "disk", "switch", "nic", "pci"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = TableReader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
             }
-            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
+            (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
                 for item in array.iter() {
                     let Some(table) = element(source, name, item, problems) else { continue };
                     let what = match name {
                         "core" => "[[core]]",
+                        "group" => "[[group]]",
                         "disk" => "[[disk]]",
                         "switch" => "[[switch]]",
                         "nic" => "[[nic]]",
@@ -181,6 +186,7 @@ fn build<'t>(
                             let position = config.cores.len() as u32;
                             config.cores.push(core(reader, position));
                         }
+                        "group" => config.groups.extend(group::group(reader)),
                         "disk" => config.disks.extend(disk(reader)),
                         "switch" => config.switches.extend(network::switch(reader)),
                         "nic" => config.nics.extend(network::nic(reader)),
@@ -188,7 +194,7 @@ fn build<'t>(
                     }
                 }
             }
-            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), _) => problems.push(Problem {
+            (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci"), _) => problems.push(Problem {
                 line,
                 reason: format!("[{name}] is one table, and there may be several"),
                 remedy: format!("write [[{name}]]"),
@@ -216,6 +222,7 @@ fn build<'t>(
     check_images(&config, problems);
     shared::check(&config, problems);
     network::check(&config, problems);
+    group::check(&config, problems);
     function::check(&config, problems);
     config
 }

@@ -1,10 +1,11 @@
-//! What disks, NICs and PCI functions have of one kind, and what is wrong between them: names, sockets, addresses; cores and switches that
-//! are not there.
+//! What disks, NICs and PCI functions have of one kind, and what is wrong between them: names, sockets, addresses; cores, groups and switches
+//! that are not there.
 
 use std::path::Path;
 
 use ioplane_api::spec::{Flaw, PortSpec, ServedSpec};
 
+use super::group::no_group;
 use super::reader::{Place, nearest};
 use super::{Config, Problem};
 
@@ -17,6 +18,7 @@ struct Row<'c> {
     sockets: [(&'static str, Option<&'c Path>); 2],
     port: Option<PortSpec>,
     core: Option<u32>,
+    group: Option<&'c str>,
     place: &'c Place,
 }
 
@@ -30,6 +32,7 @@ impl<'c> Row<'c> {
             sockets: [("socket", spec.socket()), ("migration_socket", spec.migration_socket())],
             port: spec.port(),
             core: spec.core(),
+            group: spec.group(),
             place,
         }
     }
@@ -78,6 +81,7 @@ pub fn check(config: &Config, problems: &mut Vec<Problem>) {
     for (index, row) in rows.iter().enumerate() {
         let mut flaws: Vec<Flaw> = rows[..index].iter().flat_map(|earlier| row.taken_by(earlier)).collect();
         flaws.extend(no_core(config, row.core));
+        flaws.extend(row.group.and_then(|group| no_group(config, group)));
         flaws.extend(row.port.as_ref().and_then(|port| no_switch(config, &port.switch)));
         problems.extend(flaws.into_iter().map(|flaw| row.place.problem(flaw)));
     }

@@ -21,6 +21,7 @@ use ioplane_virtio::blk::{Blk, BlkOptions};
 
 use super::Daemon;
 use super::context::DaemonContext;
+use super::groups::Membership;
 use super::lower::{Lower, limit};
 use super::readings;
 use super::registry::{Registered, Registry};
@@ -105,8 +106,8 @@ pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened,
     }
 }
 
-/// The device that a disk is to its guest.
-pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
+/// The device that a disk is to its guest, in a group.
+pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>, membership: Membership) -> Blk {
     let options = BlkOptions {
         name: spec.name.clone(),
         serial: spec.serial.clone(),
@@ -117,7 +118,10 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
     };
     let (mut blk, mut limits) = (Blk::new(options, backing), DeviceLimits::default());
     limit(&mut limits, &spec.limits());
+    let Membership { share, limits: [shared, ..] } = membership;
+    limits.join(shared);
     blk.set_limits(limits);
+    blk.set_share(share);
     blk
 }
 
@@ -167,11 +171,13 @@ fn lock(backing: &Mutex<BackingReport>) -> MutexGuard<'_, BackingReport> {
 }
 
 impl Disk {
-    /// Changes the limits of its guest: what `change` leaves out stays. They are written down first.
-    pub async fn set_limits(&self, change: LimitsSpec) -> Result<(), Refusal> {
+    /// Changes the limits of its guest and its group: what is left out stays. They are written down first.
+    pub async fn set_limits(&self, change: LimitsSpec, group: Option<String>) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         let mut next = self.served.note.read();
         next.now.set_limits(next.now.limits().changed(change));
+        next.now.set_group(group);
+        next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
         let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
         if !flaws.is_empty() {
             return Err(Refusal::flaws(&flaws));
@@ -179,15 +185,21 @@ impl Disk {
         self.limit(next).await
     }
 
-    /// Writes the record down, and has its guest limited as that says.
+    /// Writes the record down, and has its guest limited and its queues in a group as that says.
     async fn limit(&self, next: DiskRecord) -> Result<(), Refusal> {
         let spec = next.now.limits();
+        let Membership { share, limits: [shared, ..] } = self.served.groups.membership(&next.now);
         self.served.note.change(|record| *record = next)?;
         let mut limits = self.served.handle.change(|model| (model.limits().clone(), false)).await?;
         limit(&mut limits, &spec);
+        limits.join(shared);
         for handle in self.served.handles() {
             let limits = limits.clone();
-            handle.change_limits(move |model| model.set_limits(limits)).await?;
+            let change = move |model: &mut Blk| {
+                model.set_limits(limits);
+                model.set_share(share);
+            };
+            handle.change_limits(change).await?;
         }
         Ok(())
     }
@@ -332,11 +344,12 @@ impl ServedKind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// Only its limits differ, and what is said of the image's format: what is open is raw.
+    /// Only its limits and its group differ, and what is said of the image's format: what is open is raw.
     fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
         let without = |spec: &DiskSpec| {
             let mut spec = spec.clone();
             spec.set_limits(LimitsSpec::default());
+            spec.group = None;
             if let BackingSpec::File { format, .. } = &mut spec.backing {
                 *format = None;
             }
@@ -349,6 +362,11 @@ impl ServedKind for Disk {
         let _changing = self.served.changing.lock().await;
         let record = self.note().read();
         self.limit(DiskRecord { configured: next.configured, now: next.now, ..record }).await
+    }
+
+    async fn rejoin(&self) -> Result<(), Refusal> {
+        let _changing = self.served.changing.lock().await;
+        self.limit(self.note().read()).await
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -368,7 +386,8 @@ impl ServedKind for Disk {
         let opened = blocking(move || open(&wanted, &owner)).await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
-        let served = Served::start(model(&record.now, opened.backing), record, context)?;
+        let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
+        let served = Served::start(model, record, context)?;
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 
@@ -429,6 +448,7 @@ impl ServedKind for Disk {
             serial: spec.serial.clone(),
             queue_size: spec.queue_size,
             core: spec.core,
+            group: spec.group.clone(),
             iops_limit: spec.iops_limit,
             iops_burst: spec.iops_burst,
             bandwidth_limit: spec.bandwidth_limit,

@@ -14,8 +14,9 @@ use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
 use super::nic::Nic;
+use super::registry::Registered;
 use super::served::{ServedKind, blocking};
-use super::state_file::{Entries, FunctionRecord, Record, SwitchRecord};
+use super::state_file::{Entries, FunctionRecord, GroupRecord, Record, SwitchRecord};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
 use steps::Steps;
@@ -25,6 +26,8 @@ struct ReloadPlan {
     disks: Steps<Disk>,
     nics: Steps<Nic>,
     functions: Steps<Card>,
+    groups: Vec<GroupRecord>,
+    remove_groups: Vec<String>,
     switches: Vec<SwitchRecord>,
     remove_switches: Vec<String>,
     start: Vec<CoreSpec>,
@@ -77,6 +80,8 @@ impl Daemon {
             disks: Steps::plan(self, config, &mut problems).await,
             nics: Steps::plan(self, config, &mut problems).await,
             functions: Steps::plan(self, config, &mut problems).await,
+            groups: self.groups.merged(config),
+            remove_groups: self.groups.gone(config),
             switches: self.switches.merged(config),
             remove_switches: self.switches.gone(config),
             start: Vec::new(),
@@ -84,6 +89,7 @@ impl Daemon {
             retire: Vec::new(),
         };
         self.plan_cores(config, &mut plan, &mut problems);
+        self.plan_groups(config, &plan, &mut problems);
         for name in &plan.remove_switches {
             // Those of the configuration name switches of the configuration.
             let mut nics = self.nics.records().into_values();
@@ -111,6 +117,39 @@ impl Daemon {
             }
         }
         if problems.is_empty() { Ok(plan) } else { Err(Problems::new(&config.file, problems)) }
+    }
+
+    /// Notes the devices that would be left in a group that is gone from the configuration.
+    fn plan_groups(&self, config: &Config, plan: &ReloadPlan, problems: &mut Vec<Problem>) {
+        fn left<K: Registered>(
+            daemon: &Daemon,
+            config: &Config,
+            group: &str,
+        ) -> Option<(&'static str, String)> {
+            let inside = |name: &str, record: &Record<K::Spec>| {
+                let said = K::configured(config).iter().find(|(spec, _)| spec.name() == name);
+                match (said, &record.configured) {
+                    (Some((spec, _)), _) => Record::configured(spec, Some(record)).now.group() == Some(group),
+                    (None, None) => record.now.group() == Some(group),
+                    (None, Some(_)) => false,
+                }
+            };
+            let records = K::registry(daemon).records();
+            let name = records.into_iter().find(|(name, record)| inside(name, record))?.0;
+            Some((K::NAME, name))
+        }
+        for group in &plan.remove_groups {
+            let left = left::<Disk>(self, config, group).or_else(|| left::<Nic>(self, config, group));
+            if let Some((kind, name)) = left {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!(
+                        "group {group} is gone from the configuration, and {kind} {name} is in it"
+                    ),
+                    remedy: format!("`ioplane {kind} set {name} --group ''` first, or put the group back"),
+                });
+            }
+        }
     }
 
     fn plan_cores(&self, config: &Config, plan: &mut ReloadPlan, problems: &mut Vec<Problem>) {
@@ -184,6 +223,30 @@ impl Daemon {
                 }
             }
         }
+        let known = self.groups.records();
+        for record in plan.groups {
+            let name = record.now.name.clone();
+            let outcome = match self.groups.set(record) {
+                Ok(true) => self.regroup(&name).await.map(|()| true),
+                outcome => outcome,
+            };
+            match outcome {
+                Ok(false) => {}
+                Ok(true) => {
+                    let what = if known.contains_key(&name) { "changed" } else { "added" };
+                    done.push(format!("group {name} {what}"));
+                }
+                Err(refused) => {
+                    self.retire(started).await;
+                    let place = config.groups.iter().find(|(group, _)| group.name == name);
+                    return Err(refuse(Problem {
+                        line: place.map_or(0, |(_, place)| place.line),
+                        reason: format!("group {name}: {refused}"),
+                        remedy: refused.remedy,
+                    }));
+                }
+            }
+        }
         for record in plan.switches {
             let name = record.now.name.clone();
             match self.switches.set(record).await {
@@ -224,6 +287,16 @@ impl Daemon {
                 Err(refused) => failed.push(Problem {
                     line: 0,
                     reason: format!("switch {name}: {refused}"),
+                    remedy: refused.remedy,
+                }),
+            }
+        }
+        for name in plan.remove_groups {
+            match self.end_group(&name) {
+                Ok(()) => done.push(format!("group {name} removed")),
+                Err(refused) => failed.push(Problem {
+                    line: 0,
+                    reason: format!("group {name}: {refused}"),
                     remedy: refused.remedy,
                 }),
             }

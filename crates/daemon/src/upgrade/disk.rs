@@ -41,7 +41,8 @@ impl HandoverKind for Disk {
             ));
         };
         let opened = disk::adopt(record, &context.socket(&record.now), file)?;
-        Ok((disk::model(&record.now, opened.backing.clone()), opened))
+        let membership = context.groups.membership(&record.now);
+        Ok((disk::model(&record.now, opened.backing.clone(), membership), opened))
     }
 
     fn take_extras(opened: &Opened, beside: &[u8]) -> Result<(), Refusal> {

@@ -80,11 +80,11 @@ impl HandoverKind for Nic {
 
     fn prepare(
         record: &NicRecord,
-        _ground: &DaemonContext,
+        context: &DaemonContext,
         switches: &Switches,
         _files: Vec<OwnedFd>,
     ) -> Result<(Net, Arc<Port>), Refusal> {
-        let model = nic::model(&record.now, switches)?;
+        let model = nic::model(&record.now, switches, context.groups.membership(&record.now))?;
         let port = model.port().clone();
         Ok((model, port))
     }

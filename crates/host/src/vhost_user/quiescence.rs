@@ -133,7 +133,7 @@ impl<V: VirtioDevice> Session<V> {
         Err(error.into())
     }
 
-    /// Changes the limits of the model, and tells the queues that run.
+    /// Changes the limits and the group of the model, and tells the queues that run.
     pub(super) async fn change_limits(&mut self, change: impl FnOnce(&mut V)) -> Result<(), PeerFault> {
         let running = self.running()?;
         change(running.device_mut().model_mut());
@@ -141,6 +141,8 @@ impl<V: VirtioDevice> Session<V> {
             let limits = running.device().queue_limits(queue);
             running.apply(&QueueSet::from([queue]), &Change::Limits(limits)).done().await;
         }
+        let (queues, share) = (running.queues(), running.device().share());
+        running.apply(&queues, &Change::Share(share)).done().await;
         Ok(())
     }
 

@@ -157,7 +157,7 @@ impl<V: VirtioDevice> Handle<V> {
         .await
     }
 
-    /// Changes the limits of the model, and tells the queues that run: when this returns, all go by them.
+    /// Changes the limits and the group of the model, and tells the queues that run: when this returns, all go by them.
     pub async fn change_limits(
         &self,
         change: impl FnOnce(&mut V) + Send + 'static,

@@ -11,6 +11,8 @@ use super::{LIMIT, TestDaemon};
 pub struct Reader {
     disk: Disk,
     front: FrontEnd,
+    /// Of one request.
+    bytes: u32,
     _memory: GuestMemory,
 }
 
@@ -20,20 +22,29 @@ impl Reader {
     }
 
     pub fn connect_with(daemon: &TestDaemon, name: &str, wants: Wants) -> Self {
-        let mut memory = GuestMemory::new(1 << 20).unwrap();
-        let plan = DiskPlan::new(64, 4096, Shape::Indirect);
+        Self::connect_to_read(daemon, name, wants, 4096)
+    }
+
+    /// One whose requests are of so many bytes.
+    pub fn of(daemon: &TestDaemon, name: &str, bytes: u32) -> Self {
+        Self::connect_to_read(daemon, name, Wants::default(), bytes)
+    }
+
+    fn connect_to_read(daemon: &TestDaemon, name: &str, wants: Wants, bytes: u32) -> Self {
+        let mut memory = GuestMemory::new((1 << 20) + 64 * u64::from(bytes)).unwrap();
+        let plan = DiskPlan::new(64, bytes, Shape::Indirect);
         let disk = Disk::new(&mut memory, 64, RingMode::of(wants.features), plan).unwrap();
         let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), wants).unwrap();
         front.track_inflight(1, 64).unwrap();
         front.share(&memory).unwrap();
         front.start(0, &memory, disk.place(), 0).unwrap();
-        Reader { disk, front, _memory: memory }
+        Reader { disk, front, bytes, _memory: memory }
     }
 
     /// Makes as many requests available as there are slots, at most `most`.
     pub fn submit(&mut self, most: usize) {
         for _ in 0..most {
-            if self.disk.submit(DiskOp::Read, 0, 4096).is_none() {
+            if self.disk.submit(DiskOp::Read, 0, self.bytes).is_none() {
                 break;
             }
         }

@@ -170,6 +170,44 @@ fn switches_and_nics() {
     golden!("api-network.json").check(&recorder.recorded());
 }
 
+#[test]
+fn groups() {
+    let mut recorder = Recorder::new();
+    recorder.get("/v1/groups");
+    recorder.ask("PUT", "/v1/groups/least", "");
+    let all = json!({
+        "weight": 1000, "iops_limit": 1, "iops_burst": 2, "bandwidth_limit": "4K", "bandwidth_burst": 4, "tx_frame_limit": 5,
+        "tx_frame_burst": 6, "tx_bandwidth_limit": "7K", "tx_bandwidth_burst": 8, "rx_frame_limit": 9, "rx_frame_burst": 10,
+        "rx_bandwidth_limit": "11K", "rx_bandwidth_burst": 12,
+    });
+    recorder.ask("PUT", "/v1/groups/all", &all);
+    recorder.ask("PUT", "/v1/groups/all", &all);
+    recorder.ask("PUT", "/v1/disks/in", json!({ "memory": "1M", "group": "all" }));
+    recorder.ask("PATCH", "/v1/nics/web", json!({ "group": "all" }));
+    recorder.ask("PATCH", "/v1/groups/all", json!({ "weight": 2, "iops_limit": 0 }));
+    recorder.get("/v1/groups/all");
+    recorder.get("/v1/groups");
+    recorder.ask("PATCH", "/v1/disks/in", json!({ "group": "least" }));
+
+    recorder.get("/v1/groups/none");
+    recorder.ask("PUT", "/v1/groups/least", json!({ "weight": 2 }));
+    recorder.ask("PUT", "/v1/groups/a%20b", "{}");
+    for body in
+        [json!({ "weight": 0 }), json!({ "weight": "2" }), json!({ "wieght": 2 }), json!({ "iops_burst": 2 })]
+    {
+        recorder.ask("PUT", "/v1/groups/x", body);
+    }
+    recorder.ask("PATCH", "/v1/groups/least", "{}");
+    recorder.ask("PATCH", "/v1/groups/none", json!({ "weight": 2 }));
+    recorder.ask("PUT", "/v1/disks/x", json!({ "memory": "1M", "group": "none" }));
+    recorder.ask("PATCH", "/v1/disks/in", json!({ "group": "none" }));
+    recorder.ask("DELETE", "/v1/groups/least", "");
+    recorder.ask("PATCH", "/v1/disks/in", json!({ "group": "" }));
+    recorder.ask("DELETE", "/v1/groups/least", "");
+    recorder.ask("DELETE", "/v1/groups/least", "");
+    golden!("api-groups.json").check(&recorder.recorded());
+}
+
 /// The head of an answer that has no end, and the first blocks of its file.
 #[test]
 fn captures() {

@@ -15,7 +15,7 @@ fn normal(daemon: &TestDaemon) -> Normalizer {
 
 /// Each is refused with every key that its tables have, or every word that a key may say, or what else is wrong with it.
 const REFUSED: &[&str] = &[
-    "[daemon]\nunknown_key = 1\n[[core]]\nunknown_key = 1\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\nunknown_key = 1\n[[switch]]\nname = \"s\"\nunknown_key = 1\n\
+    "[daemon]\nunknown_key = 1\n[[core]]\nunknown_key = 1\n[[group]]\nname = \"g\"\nunknown_key = 1\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\nunknown_key = 1\n[[switch]]\nname = \"s\"\nunknown_key = 1\n\
      [[nic]]\nname = \"n\"\nswitch = \"s\"\nunknown_key = 1\n[[pci]]\nname = \"p\"\nemulate = \"ne2000\"\nswitch = \"s\"\nunknown_key = 1\n",
     "[daemon]\nsocket = 1\nrun_dir = 1\nmetrics = \"0.0.0.0:1\"\nsocket_group = \"no such group\"\nsocket_mode = \"9\"\n",
     "[daemon]\nsocket = \"/run/x/../../xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\"\n",
@@ -31,6 +31,8 @@ const REFUSED: &[&str] = &[
     "[[switch]]\nname = \"lan\"\n[[pci]]\nname = \"p\"\nhost = \"none\"\nmode = \"none\"\non_fault = \"none\"\nforce = 1\n\
      unsafe_interrupts = 1\npinned_memory = \"none\"\n[[pci]]\nname = \"q\"\nemulate = \"none\"\nswitch = \"lam\"\ntap = \"a/b\"\n\
      mac = \"none\"\nguest_memory = \"none\"\n[[pci]]\nname = \"r\"\n",
+    "[[group]]\nweight = 0\n[[group]]\nname = \"vm\"\nweight = 1001\nrx_frame_burst = 1\n[[group]]\nname = \"web\"\n[[group]]\nname = \"web\"\n\
+     [[disk]]\nname = \"d\"\nmemory = \"1M\"\ngroup = \"wbe\"\n",
     "[disk]\nname = \"d\"\n[[daemon]]\n[[disc]]\nname = \"d\"\n",
     "name = \n",
 ];
@@ -62,6 +64,10 @@ notify = "notified"
 [[core]]
 id = 8
 notify = "notified"
+[[group]]
+name = "vm"
+weight = 3
+iops_limit = 100000
 [[disk]]
 name = "whole"
 path = "whole.img"
@@ -75,6 +81,7 @@ direct = "off"
 engine = "threads"
 core = 7
 socket = "whole.vhost.sock"
+group = "vm"
 migration_socket = "whole.migration.sock"
 guest_memory = "any"
 [[disk]]
@@ -160,8 +167,10 @@ fn served(daemon: &TestDaemon) -> Value {
         "mtu",
         "link",
         "mode",
+        "group",
+        "weight",
     ];
-    let all = ["disks", "nics", "functions", "switches"]
+    let all = ["disks", "nics", "functions", "switches", "groups"]
         .into_iter()
         .flat_map(|kind| status[kind].as_array().unwrap().clone());
     let lasting = all.map(|one| fields.iter().map(|field| one[*field].clone()).collect::<Value>());
@@ -182,7 +191,9 @@ fn the_state_file() {
         let (status, answer) = daemon.http(method, path, &body.to_string());
         assert!(status < 300, "{method} {path}: {answer}");
     };
-    ask("PUT", "/v1/disks/added", json!({ "memory": "1M" }));
+    ask("PUT", "/v1/groups/added-group", json!({ "weight": 2, "tx_frame_limit": 7 }));
+    ask("PATCH", "/v1/groups/vm", json!({ "weight": 4 }));
+    ask("PUT", "/v1/disks/added", json!({ "memory": "1M", "group": "added-group" }));
     ask("POST", "/v1/queues/move", json!({ "disk": "replaced", "queue": 1, "core": 7 }));
     ask("PATCH", "/v1/disks/replaced", json!({ "memory": "4M" }));
     ask("DELETE", "/v1/disks/removed", json!(null));

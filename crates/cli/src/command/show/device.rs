@@ -71,6 +71,11 @@ pub fn nic_limits(nic: &NicReport, asked: bool) -> String {
         + &limits("receive limits", nic.rx_limits(), "frames", asked)
 }
 
+/// The group of a device.
+pub fn group_of(group: Option<&str>) -> String {
+    fact("group", group.unwrap_or("none"))
+}
+
 fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     let words = limits.words(unit).or(asked.then(|| "none".to_owned()));
     words.map_or(String::new(), |words| fact(what, words))
@@ -95,6 +100,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &fact("serial", &disk.serial);
     text += &fact("origin", &disk.origin);
     text += &fact("preferred core", disk.core.map_or("any".to_owned(), |core| core.to_string()));
+    text += &group_of(disk.group.as_deref());
     text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
     text += &fact(
@@ -135,6 +141,7 @@ pub fn nic(nic: &NicReport) -> String {
     text += &fact("MTU", nic.mtu);
     text += &fact("origin", &nic.origin);
     text += &fact("preferred core", nic.core.map_or("any".to_owned(), |core| core.to_string()));
+    text += &group_of(nic.group.as_deref());
     text += &nic_limits(nic, false);
     for (direction, frames, bytes, drops) in [
         ("sent", port.sent_frames, port.sent_bytes, &port.sent_drops),

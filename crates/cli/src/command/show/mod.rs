@@ -2,6 +2,7 @@
 
 mod device;
 mod explain;
+mod group;
 mod network;
 mod pci;
 #[cfg(test)]
@@ -13,8 +14,9 @@ use ioplane_api::report::{
 };
 use ioplane_api::size::Size;
 
-pub use device::{disk, disk_limits, nic, nic_limits};
+pub use device::{disk, disk_limits, group_of, nic, nic_limits};
 pub use explain::explain;
+pub use group::{group, groups};
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};
 
@@ -188,6 +190,9 @@ pub fn status(status: &StatusReport) -> String {
     }
     text.push_str(&faults);
     text.push_str(&network::status(status));
+    if !status.groups.is_empty() {
+        text.push_str(&format!("\n{}", groups(&status.groups)));
+    }
     text.push_str(&pci::status(status));
     text.push_str(&format!("\n{}", cores(&status.cores)));
     text

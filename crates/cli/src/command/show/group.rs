@@ -1,0 +1,49 @@
+//! `group list` and `group show`.
+
+use ioplane_api::report::GroupReport;
+
+use super::fact;
+use crate::command::table::Table;
+
+/// `group list`.
+pub fn groups(groups: &[GroupReport]) -> String {
+    if groups.is_empty() {
+        return "no groups: add one with `ioplane group add`; until then each device is a group by itself\n"
+            .to_owned();
+    }
+    let mut table = Table::new(&["NAME", "WEIGHT", "DISKS", "NICS", "LIMITED", "ORIGIN"]);
+    for group in groups {
+        table.row(vec![
+            group.name.clone(),
+            group.weight.to_string(),
+            names(&group.disks),
+            names(&group.nics),
+            if limits(group).is_empty() { "no" } else { "yes" }.to_owned(),
+            group.origin.clone(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// `group show`.
+pub fn group(group: &GroupReport) -> String {
+    let mut text = groups(std::slice::from_ref(group));
+    let limits = limits(group);
+    if limits.is_empty() {
+        text += &fact("limits", "none");
+    }
+    limits.into_iter().for_each(|(of, words)| text += &fact(of, words));
+    text
+}
+
+fn names(names: &[String]) -> String {
+    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
+}
+
+/// The limits that there are, each with what it is of.
+fn limits(group: &GroupReport) -> Vec<(&'static str, String)> {
+    let of =
+        [("limits of disks", "requests"), ("limits of sending", "frames"), ("limits of receiving", "frames")];
+    let all = group.limits().into_iter().zip(of);
+    all.filter_map(|(limits, (of, unit))| Some((of, limits.words(unit)?))).collect()
+}

@@ -1,0 +1,48 @@
+//! Groups.
+
+use axum::extract::{Path, State};
+use ioplane_api::report::DoneReport;
+use ioplane_api::spec::{Form, GroupChangeForm, GroupForm};
+
+use super::{Answer, Body, Own, form, form_or_usual, json, put, whole};
+use crate::refusal::Refusal;
+use crate::served::blocking;
+
+pub async fn groups(State(daemon): Own) -> Answer {
+    json(daemon.group_reports())
+}
+
+pub async fn group(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.group_report(&name)?)
+}
+
+pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: GroupForm = form_or_usual(body)?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    let leave = daemon.may_change()?;
+    whole(leave, blocking(move || put(daemon.put_group(wanted)?, daemon.group_report(&name)?))).await
+}
+
+pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let change: GroupChangeForm = form(body)?;
+    if change == GroupChangeForm::default() {
+        let remedy = format!("send {}", GroupChangeForm::FIELDS.join(", or "));
+        return Err(Refusal::invalid("no change", remedy));
+    }
+    whole(daemon.may_change()?, async move {
+        daemon.change_group(&name, &change).await?;
+        json(daemon.group_report(&name)?)
+    })
+    .await
+}
+
+pub async fn remove(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(
+        daemon.may_change()?,
+        blocking(move || {
+            daemon.remove_group(&name)?;
+            json(DoneReport { done: vec![format!("group {name} removed")] })
+        }),
+    )
+    .await
+}

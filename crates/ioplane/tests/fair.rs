@@ -1,0 +1,202 @@
+//! Groups of a real daemon: given, shown, changed while guests use their devices, kept.
+
+mod daemon;
+
+use std::time::{Duration, Instant};
+
+use daemon::TestDaemon;
+use daemon::reader::Reader;
+use serde_json::{Value, json};
+
+/// One group of the daemon.
+fn group(daemon: &TestDaemon, name: &str) -> Value {
+    daemon.json(&["group", "show", name])
+}
+
+#[test]
+fn the_limits_of_a_group_are_those_of_all_its_disks_together() {
+    let daemon = TestDaemon::open("[[core]]\nspin_us = 500\n");
+    let added = daemon.json(&["group", "add", "web", "--iops-limit", "200", "--iops-burst", "10"]);
+    assert_eq!(
+        (&added["weight"], &added["iops_limit"], &added["origin"]),
+        (&json!(1), &json!(200), &json!("added"))
+    );
+    for disk in ["a", "b"] {
+        let added = daemon.json(&["disk", "add", disk, "--memory", "1M", "--group", "web"]);
+        assert_eq!(added["group"], "web");
+    }
+    daemon.json(&["disk", "add", "c", "--memory", "1M"]);
+    assert_eq!(group(&daemon, "web")["disks"], json!(["a", "b"]));
+    let mut guests = ["a", "b"].map(|disk| Reader::connect(&daemon, disk));
+    let mut other = Reader::connect(&daemon, "c");
+    let began = Instant::now();
+    for _ in 0..2 {
+        guests.iter_mut().for_each(|guest| guest.submit(25));
+        guests.iter_mut().for_each(|guest| guest.wait(25));
+    }
+    // The burst, one more, and the rest at their rate.
+    let least = Duration::from_secs(100 - 11) / 200;
+    assert!(began.elapsed() >= least, "100 requests in {:?}", began.elapsed());
+    // One per second: 60 requests do not come in the time that the test waits.
+    daemon.json(&["group", "set", "web", "--iops-limit", "1", "--iops-burst", "1"]);
+    guests.iter_mut().for_each(|guest| guest.submit(30));
+    for _ in 0..4 {
+        other.submit(25);
+        other.wait(25);
+    }
+    let early: Vec<usize> = guests.iter_mut().map(Reader::reap).collect();
+    assert!(early.iter().sum::<usize>() <= 6, "{early:?} answers at once");
+    // One of them leaves: it has no limit any more, and the other has.
+    let said = daemon.cli(&["disk", "set", "a", "--group", ""]);
+    assert!(said.out.contains("group") && said.out.contains("none"), "{}", said.out);
+    guests[0].wait(30 - early[0]);
+    let late = guests[1].reap();
+    assert!(early[1] + late < 20, "{late} answers of one that is limited");
+    assert_eq!(group(&daemon, "web")["disks"], json!(["b"]));
+    daemon.json(&["group", "set", "web", "--iops-limit", "0"]);
+    guests[1].wait(30 - early[1] - late);
+    assert_eq!(group(&daemon, "web")["iops_limit"], Value::Null);
+    assert_eq!(daemon.disk("b")["connected"], true);
+}
+
+/// How many requests of `slow`, which begins first, are done when all 64 of `fast` are.
+fn behind(fast: &mut Reader, slow: &mut Reader) -> usize {
+    slow.submit(64);
+    fast.submit(64);
+    let (mut left, end) = (64, Instant::now() + Duration::from_secs(20));
+    while left > 0 {
+        left -= fast.reap();
+        assert!(Instant::now() < end, "{left} of 64 are not answered");
+    }
+    let done = slow.reap();
+    slow.wait(64 - done);
+    done
+}
+
+#[test]
+fn weights_divide_a_core_and_change_while_guests_use_it() {
+    let daemon = TestDaemon::open(
+        "[[core]]\n[[group]]\nname = \"one\"\nweight = 4\n[[group]]\nname = \"two\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\ngroup = \"one\"\n\
+         [[disk]]\nname = \"b\"\nmemory = \"1M\"\ngroup = \"two\"\n",
+    );
+    let [mut a, mut b] = ["a", "b"].map(|disk| Reader::of(&daemon, disk, 512 << 10));
+    // With equal weights it would be some 64 each time. This thread may be late, so the core may have done more than it seems.
+    let shows = |fast: &mut Reader, slow: &mut Reader| (0..50).any(|_| behind(fast, slow) <= 32);
+    assert!(shows(&mut a, &mut b), "a group of weight 4 is not ahead of one of weight 1");
+    daemon.json(&["group", "set", "one", "--weight", "1"]);
+    let set = daemon.json(&["group", "set", "two", "--weight", "4"]);
+    assert_eq!(set["weight"], 4);
+    assert!(shows(&mut b, &mut a), "weights do not change while guests run");
+}
+
+#[test]
+fn a_reload_changes_groups_and_what_is_set_at_run_time_is_kept() {
+    let disk = "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n";
+    let with = |group: &str| format!("[[core]]\n[[group]]\nname = \"web\"\n{group}{disk}group = \"web\"\n");
+    let mut daemon = TestDaemon::open(&with("weight = 3\n"));
+    assert_eq!(
+        (&group(&daemon, "web")["weight"], &group(&daemon, "web")["origin"]),
+        (&json!(3), &json!("config"))
+    );
+    let mut guest = Reader::connect(&daemon, "a");
+    guest.submit(1);
+    guest.wait(1);
+    daemon.configure(&with("weight = 5\nbandwidth_limit = \"10M\"\n"));
+    let said = daemon.cli(&["reload"]);
+    assert!(said.code == 0 && said.out.contains("group web changed"), "{}{}", said.out, said.err);
+    assert_eq!(group(&daemon, "web")["bandwidth_limit"], 10 << 20);
+    // What is set at run time stays, through a death of the daemon too; what the configuration changes is the configuration's again.
+    daemon.json(&["group", "set", "web", "--weight", "7", "--iops-limit", "9"]);
+    daemon.json(&["group", "add", "db", "--weight", "2"]);
+    daemon.json(&["disk", "add", "b", "--memory", "1M", "--group", "db"]);
+    let saved = daemon.cli(&["config", "save", "--print"]).out;
+    assert!(
+        saved.contains("[[group]]\nname = \"db\"\nweight = 2\n") && saved.contains("group = \"db\""),
+        "{saved}"
+    );
+    daemon.kill9();
+    daemon.start();
+    assert_eq!(
+        (&group(&daemon, "web")["weight"], &group(&daemon, "web")["iops_limit"]),
+        (&json!(7), &json!(9))
+    );
+    assert_eq!((&group(&daemon, "db")["disks"], &daemon.disk("b")["group"]), (&json!(["b"]), &json!("db")));
+    daemon.configure(&with("weight = 6\nbandwidth_limit = \"10M\"\n"));
+    assert_eq!(daemon.cli(&["reload"]).code, 0);
+    assert_eq!(
+        (&group(&daemon, "web")["weight"], &group(&daemon, "web")["iops_limit"]),
+        (&json!(6), &json!(9))
+    );
+    // A disk leaves its group while a guest uses it, and the group goes with the configuration, but not from under a disk.
+    let guest = Reader::connect(&daemon, "a");
+    daemon.configure(&format!("[[core]]\n{disk}"));
+    daemon.json(&["disk", "set", "b", "--group", "web"]);
+    let refused = daemon.refused(&["reload"]);
+    assert!(refused.contains("group web is gone from the configuration, and disk b is in it"), "{refused}");
+    daemon.json(&["disk", "set", "b", "--group", "db"]);
+    let said = daemon.cli(&["reload"]);
+    assert!(
+        said.out.contains("disk a changed") && said.out.contains("group web removed"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert_eq!((&daemon.disk("a")["group"], &daemon.disk("a")["connected"]), (&Value::Null, &json!(true)));
+    let names: Vec<Value> = daemon
+        .json(&["group", "list"])
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|group| group["name"].clone())
+        .collect();
+    assert_eq!(names, [json!("db")]);
+    drop(guest);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_field() {
+    let daemon = TestDaemon::open(
+        "[[core]]\n[[switch]]\nname = \"lan\"\n[[group]]\nname = \"web\"\n\
+         [[nic]]\nname = \"n\"\nswitch = \"lan\"\ngroup = \"web\"\n",
+    );
+    let refused = |method: &str, path: &str, body: Value| {
+        let (status, answer) = daemon.http(method, path, &body.to_string());
+        assert!((400..500).contains(&status), "{path} {body}: {status} {answer}");
+        let word = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
+        (word("code"), word("field"))
+    };
+    let field = |method: &str, path: &str, body: Value| refused(method, path, body).1;
+    assert_eq!(field("PUT", "/v1/disks/a", json!({"memory": "1M", "group": "wbe"})), "group");
+    assert_eq!(field("PUT", "/v1/disks/a", json!({"memory": "1M", "group": "a b"})), "group");
+    assert_eq!(field("PATCH", "/v1/nics/n", json!({"group": "db"})), "group");
+    assert_eq!(field("PUT", "/v1/groups/db", json!({"weight": 0})), "weight");
+    assert_eq!(field("PATCH", "/v1/groups/web", json!({"weight": 1001})), "weight");
+    assert_eq!(field("PATCH", "/v1/groups/web", json!({"iops_burst": 4})), "iops_burst");
+    assert_eq!(refused("PATCH", "/v1/groups/web", json!({})).1, "");
+    assert_eq!(refused("PUT", "/v1/groups/web", json!({"weight": 2})), ("exists".into(), "weight".into()));
+    assert_eq!(daemon.http("PUT", "/v1/groups/web", "{\"weight\": 1}").0, 200);
+    assert_eq!(refused("GET", "/v1/groups/db", json!({})).0, "not_found");
+    assert_eq!(daemon.http("PUT", "/v1/groups/db", "").0, 201);
+    assert_eq!(daemon.http("PATCH", "/v1/nics/n", "{\"group\": \"db\"}").1["group"], "db");
+    // Not from under a device, nor from the configuration.
+    assert_eq!(refused("DELETE", "/v1/groups/db", json!({})).0, "in_use");
+    assert_eq!(refused("DELETE", "/v1/groups/web", json!({})).0, "conflict");
+    assert_eq!(daemon.http("PATCH", "/v1/nics/n", "{\"group\": \"\"}").1["group"], Value::Null);
+    assert_eq!(daemon.http("DELETE", "/v1/groups/db", "").0, 200);
+    let shown = daemon.cli(&["nic", "show", "n"]).out;
+    assert!(shown.lines().any(|line| line.split_whitespace().eq(["group", "none"])), "{shown}");
+}
+
+#[test]
+fn a_configuration_with_a_group_that_is_not_there_is_refused() {
+    let mut daemon = TestDaemon::open("[[core]]\n");
+    let text = "[[core]]\n[[group]]\nname = \"web\"\nweight = 1001\n[[group]]\nname = \"db\"\n[[group]]\nname = \"db\"\n\
+                [[disk]]\nname = \"a\"\nmemory = \"1M\"\ngroup = \"dbb\"\n";
+    daemon.configure(text);
+    let refused = daemon.refused(&["reload"]);
+    for said in ["weight = 1001", "group db is there already, in line 5", "there is no group dbb", "write db"]
+    {
+        assert!(refused.contains(said), "{said}: {refused}");
+    }
+}
