@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ioplane_api::report::{FrameCounts, NicQueueReport, NicReport, PortReport, Role, ServedState};
-use ioplane_api::spec::{NicChangeForm, NicSpec, QUEUE_SIZE_MAX, ServedSpec};
+use ioplane_api::spec::{NicChangeForm, NicSpec, QUEUE_SIZE_MAX, ServedSpec, set_group};
 use ioplane_network::PortOptions;
 use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::net::{Net, NetOptions};
@@ -67,7 +67,7 @@ impl Nic {
         next.now.link = change.link.unwrap_or(next.now.link);
         let (tx, rx) = (next.now.tx_limits(), next.now.rx_limits());
         next.now.set_limits(tx.changed(change.tx_limits()), rx.changed(change.rx_limits()));
-        next.now.set_group(change.group);
+        set_group(&mut next.now.group, change.group);
         next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
         let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
         if !flaws.is_empty() {

@@ -194,13 +194,6 @@ impl DiskSpec {
         self.limits().lonely(Self::LIMITS)
     }
 
-    /// Another group, if somebody names one; an empty name is none.
-    pub fn set_group(&mut self, group: Option<String>) {
-        if group.is_some() {
-            self.group = named(group);
-        }
-    }
-
     /// Other limits.
     pub fn set_limits(&mut self, limits: LimitsSpec) {
         set_limits!(disk_limits of self = limits);

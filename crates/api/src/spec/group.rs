@@ -56,6 +56,13 @@ pub(super) fn named(group: Option<String>) -> Option<String> {
     group.filter(|name| !name.is_empty())
 }
 
+/// Puts a device into the group that a change names, if it names one; an empty name is none.
+pub fn set_group(of: &mut Option<String>, asked: Option<String>) {
+    if asked.is_some() {
+        *of = named(asked);
+    }
+}
+
 impl GroupForm {
     /// The complete group. Left out: a weight of 1, and no limits.
     pub fn spec(self, name: &str) -> Result<GroupSpec, Vec<Flaw>> {
@@ -162,5 +169,16 @@ mod tests {
         assert_eq!(fields(form.spec("web")), ["rx_frame_burst"]);
         assert_eq!(group_flaw(Some("a/b")).unwrap().field, "group");
         assert_eq!((group_flaw(Some("web")), named(Some(String::new()))), (None, None));
+    }
+
+    #[test]
+    fn a_change_that_names_no_group_leaves_a_device_where_it_is() {
+        let mut group = Some("web".to_owned());
+        set_group(&mut group, None);
+        assert_eq!(group.as_deref(), Some("web"));
+        set_group(&mut group, Some("db".into()));
+        assert_eq!(group.as_deref(), Some("db"));
+        set_group(&mut group, Some(String::new()));
+        assert_eq!(group, None);
     }
 }

@@ -29,7 +29,7 @@ use fields::{form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
-pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec};
+pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec, set_group};
 use group::{group_flaw, named};
 pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{

@@ -195,13 +195,6 @@ impl NicSpec {
         [self.tx_limits().lonely(Self::TX_LIMITS), self.rx_limits().lonely(Self::RX_LIMITS)].concat()
     }
 
-    /// Another group, if somebody names one; an empty name is none.
-    pub fn set_group(&mut self, group: Option<String>) {
-        if group.is_some() {
-            self.group = named(group);
-        }
-    }
-
     /// Other limits.
     pub fn set_limits(&mut self, tx: LimitsSpec, rx: LimitsSpec) {
         set_limits!(tx_limits of self = tx);

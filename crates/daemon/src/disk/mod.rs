@@ -13,6 +13,7 @@ use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueRe
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, QUEUE_SIZE_MAX, ServedSpec,
+    set_group,
 };
 use ioplane_device::QuiescenceProof;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
@@ -176,7 +177,7 @@ impl Disk {
         let _changing = self.served.changing.lock().await;
         let mut next = self.served.note.read();
         next.now.set_limits(next.now.limits().changed(change));
-        next.now.set_group(group);
+        set_group(&mut next.now.group, group);
         next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
         let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
         if !flaws.is_empty() {
