@@ -155,6 +155,25 @@ fn a_reload_changes_groups_and_what_is_set_at_run_time_is_kept() {
 }
 
 #[test]
+fn a_group_goes_on_in_the_process_that_takes_over() {
+    let daemon = TestDaemon::open("[[core]]\nspin_us = 500\n");
+    daemon.json(&["group", "add", "web", "--weight", "3", "--iops-limit", "1", "--iops-burst", "1"]);
+    daemon.json(&["disk", "add", "a", "--memory", "1M", "--group", "web"]);
+    let mut guest = Reader::connect(&daemon, "a");
+    guest.submit(40);
+    let said = daemon.cli(&["upgrade"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    let after = group(&daemon, "web");
+    assert_eq!((&after["weight"], &after["disks"]), (&json!(3), &json!(["a"])));
+    std::thread::sleep(Duration::from_millis(100));
+    let early = guest.reap();
+    assert!(early < 20, "{early} answers of one that is limited");
+    daemon.json(&["group", "set", "web", "--iops-limit", "0"]);
+    guest.wait(40 - early);
+    daemon.kill_whoever_answers();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_by_field() {
     let daemon = TestDaemon::open(
         "[[core]]\n[[switch]]\nname = \"lan\"\n[[group]]\nname = \"web\"\n\
