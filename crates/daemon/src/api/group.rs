@@ -6,7 +6,6 @@ use ioplane_api::spec::{Form, GroupChangeForm, GroupForm};
 
 use super::{Answer, Body, Own, form, form_or_usual, json, put, whole};
 use crate::refusal::Refusal;
-use crate::served::blocking;
 
 pub async fn groups(State(daemon): Own) -> Answer {
     json(daemon.group_reports())
@@ -19,8 +18,11 @@ pub async fn group(State(daemon): Own, Path(name): Path<String>) -> Answer {
 pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: GroupForm = form_or_usual(body)?;
     let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
-    let leave = daemon.may_change()?;
-    whole(leave, blocking(move || put(daemon.put_group(wanted)?, daemon.group_report(&name)?))).await
+    whole(
+        daemon.may_change()?,
+        async move { put(daemon.put_group(wanted).await?, daemon.group_report(&name)?) },
+    )
+    .await
 }
 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
@@ -37,12 +39,9 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
 }
 
 pub async fn remove(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    whole(
-        daemon.may_change()?,
-        blocking(move || {
-            daemon.remove_group(&name)?;
-            json(DoneReport { done: vec![format!("group {name} removed")] })
-        }),
-    )
+    whole(daemon.may_change()?, async move {
+        daemon.remove_group(&name).await?;
+        json(DoneReport { done: vec![format!("group {name} removed")] })
+    })
     .await
 }

@@ -59,7 +59,8 @@ impl Daemon {
     }
 
     /// Makes one as somebody asks for it, and says whether it is new: one that is so already stays as it is.
-    pub(crate) fn put_group(&self, wanted: GroupSpec) -> Result<bool, Refusal> {
+    pub(crate) async fn put_group(&self, wanted: GroupSpec) -> Result<bool, Refusal> {
+        let _changing = self.groups.changing.lock().await;
         let name = wanted.name.clone();
         if let Ok(record) = self.groups.record(&name) {
             let differing = wanted.differing(&record.now);
@@ -77,6 +78,7 @@ impl Daemon {
 
     /// Changes its weight and its limits: when this returns, all of its devices that answer go by them.
     pub(crate) async fn change_group(&self, name: &str, change: &GroupChangeForm) -> Result<(), Refusal> {
+        let _changing = self.groups.changing.lock().await;
         let record = self.groups.record(name)?;
         let now = record.now.changed(change).map_err(|flaws| Refusal::flaws(&flaws))?;
         let text = words(&now);
@@ -103,7 +105,8 @@ impl Daemon {
     }
 
     /// Takes one away, unless a device is in it or the configuration names it.
-    pub(crate) fn remove_group(&self, name: &str) -> Result<(), Refusal> {
+    pub(crate) async fn remove_group(&self, name: &str) -> Result<(), Refusal> {
+        let _changing = self.groups.changing.lock().await;
         if self.groups.record(name)?.configured.is_some() {
             let remedy = "take it out of the configuration, then `ioplane reload`";
             return Err(Refusal::conflict(format!("group {name} is in the configuration"), remedy));
@@ -111,7 +114,7 @@ impl Daemon {
         self.end_group(name)
     }
 
-    /// The same of one that the configuration does not name any more.
+    /// The same of one that the configuration does not name any more; the caller sees to it that nobody changes it meanwhile.
     pub(crate) fn end_group(&self, name: &str) -> Result<(), Refusal> {
         let disks = members(self.disks.records(), name).into_iter().map(|disk| ("disk", disk));
         let nics = members(self.nics.records(), name).into_iter().map(|nic| ("nic", nic));

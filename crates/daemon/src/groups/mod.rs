@@ -60,6 +60,8 @@ impl Slot {
 pub struct Groups {
     slots: Mutex<BTreeMap<String, Slot>>,
     state_file: Arc<StateFile>,
+    /// One change at a time: what is read of a record is what is changed.
+    pub changing: tokio::sync::Mutex<()>,
 }
 
 impl Groups {
@@ -67,7 +69,7 @@ impl Groups {
     pub fn new(state_file: Arc<StateFile>) -> Self {
         let records = state_file.entries().groups;
         let slots = records.into_iter().map(|(name, record)| (name, Slot::new(record))).collect();
-        Groups { slots: Mutex::new(slots), state_file }
+        Groups { slots: Mutex::new(slots), state_file, changing: tokio::sync::Mutex::default() }
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {

@@ -223,6 +223,7 @@ impl Daemon {
                 }
             }
         }
+        let changing = self.groups.changing.lock().await;
         let known = self.groups.records();
         for record in plan.groups {
             let name = record.now.name.clone();
@@ -247,6 +248,7 @@ impl Daemon {
                 }
             }
         }
+        drop(changing);
         for record in plan.switches {
             let name = record.now.name.clone();
             match self.switches.set(record).await {
@@ -291,6 +293,7 @@ impl Daemon {
                 }),
             }
         }
+        let changing = self.groups.changing.lock().await;
         for name in plan.remove_groups {
             match self.end_group(&name) {
                 Ok(()) => done.push(format!("group {name} removed")),
@@ -301,6 +304,7 @@ impl Daemon {
                 }),
             }
         }
+        drop(changing);
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
             let set =
