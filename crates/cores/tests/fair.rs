@@ -130,8 +130,30 @@ fn the_queues_of_a_group_have_its_part_together() {
 }
 
 #[test]
+fn devices_in_no_group_take_turns_whatever_they_cost_and_are_one_group_against_others() {
+    let core = polled();
+    let none = || {
+        let (running, lines) = Counter::run_in(Share::default(), 1, &core);
+        lines[0].busy.store(true, Ordering::Relaxed);
+        (running, lines)
+    };
+    let mut all = vec![none(), none()];
+    all[0].1[0].costs.store(1 << 20, Ordering::Relaxed);
+    let got = polls(&[&all[0].1[0], &all[1].1[0]], 1000);
+    assert!(got[0].abs_diff(got[1]) <= 1, "{got:?}: not in turn");
+    all[0].1[0].costs.store(BYTES, Ordering::Relaxed);
+    all.push(busy(&core, 1, 1));
+    let got = polls(&[&all[0].1[0], &all[1].1[0], &all[2].1[0]], 10_000);
+    for queue in 0..2 {
+        let part = 2.0 * got[queue] as f64 / got[2] as f64;
+        assert!((0.97..1.03).contains(&part), "{got:?}");
+    }
+    end(all);
+}
+
+#[test]
 fn slots_that_rest_are_held_or_park_leave_the_turns_and_come_back() {
-    for notify in [Notify::Polled, Notify::Notified] {
+    for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
         let clock = Arc::new(ManualClock::default());
         let settings = CoreSettings { notify, spin: MS * 5, ..CoreSettings::default() };
         let core = Core::start_with(CoreId(0), settings, clock.clone()).unwrap();

@@ -255,7 +255,7 @@ pub struct DiskReport {
     pub queue_size: u16,
     /// The core that its queues prefer.
     pub core: Option<u32>,
-    /// The group it is in, if it is not one by itself.
+    /// The group it is in, if any.
     #[serde(default)]
     pub group: Option<String>,
     /// Requests per second that its guest may make, if they are limited.

@@ -144,7 +144,7 @@ pub struct NicReport {
     pub link: String,
     /// The core that its queues prefer.
     pub core: Option<u32>,
-    /// The group it is in, if it is not one by itself.
+    /// The group it is in, if any.
     #[serde(default)]
     pub group: Option<String>,
     /// Frames per second that its guest may send, if they are limited.

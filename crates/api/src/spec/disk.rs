@@ -90,7 +90,7 @@ limited! { spec! spec [disk_limits]
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
-        /// The group it is in, if it is not one by itself.
+        /// The group it is in, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<String>,
     }
@@ -163,7 +163,7 @@ limited! { backing_form! form [disk_limits]
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
-        /// The group it is in: its weight and its limits are the group's [default: none, it is a group by itself, of weight 1]
+        /// The group it is in: its weight and its limits are the group's [default: none, all devices in none count as one group of weight 1]
         [long, value_name = "NAME"]
         group: String,
     }

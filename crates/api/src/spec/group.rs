@@ -9,7 +9,7 @@ use super::{
 
 /// Weights of groups.
 const WEIGHTS: RangeInclusive<u32> = 1..=1000;
-/// What a group weighs if nobody says, and what a device weighs that is in none.
+/// What a group weighs if nobody says, and what all devices weigh together that are in none.
 pub const GROUP_WEIGHT: u32 = 1;
 
 limited! { spec! spec [disk_limits tx_limits rx_limits]
@@ -51,7 +51,7 @@ pub(super) fn group_flaw(name: Option<&str>) -> Option<Flaw> {
     name.and_then(name_flaw).map(|flaw| Flaw { field: "group", ..flaw })
 }
 
-/// The group that a form names. An empty name is none: the device is a group by itself.
+/// The group that a form names. An empty name is none.
 pub(super) fn named(group: Option<String>) -> Option<String> {
     group.filter(|name| !name.is_empty())
 }

@@ -168,7 +168,7 @@ pub trait ServedSpec: SpecFields + Clone + PartialEq + Send + Sync + 'static {
     }
     /// Files that its front ends may share as memory.
     fn guest_memory(&self) -> MemoryWord;
-    /// The group that it is in. A device in none is a group by itself.
+    /// The group that it is in. All devices in none count as one group.
     fn group(&self) -> Option<&str> {
         None
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ioplane_api::spec::{GROUP_WEIGHT, GroupSpec, ServedSpec, SpecFields};
+use ioplane_api::spec::{GroupSpec, ServedSpec, SpecFields};
 use ioplane_device::Share;
 use ioplane_virtio::{DeviceLimits, SharedLimits};
 
@@ -18,20 +18,12 @@ use super::state_file::{GroupRecord, StateFile};
 use crate::config::Config;
 use crate::refusal::Refusal;
 
-/// What a device has of its group.
-#[derive(Debug, Clone)]
+/// What a device has of its group. By default it is in none: it shares what one group of weight 1 has with all others in none.
+#[derive(Debug, Clone, Default)]
 pub struct Membership {
     pub share: Share,
     /// Of disks, of what NICs send, of what they receive.
     pub limits: [SharedLimits; 3],
-}
-
-impl Membership {
-    /// A group by itself.
-    pub fn alone() -> Self {
-        let weight = NonZeroU32::new(GROUP_WEIGHT).unwrap_or(NonZeroU32::MIN);
-        Membership { share: Share::new_group(weight), limits: Default::default() }
-    }
 }
 
 struct Slot {
@@ -42,7 +34,7 @@ struct Slot {
 
 impl Slot {
     fn new(record: GroupRecord) -> Self {
-        let share = Membership::alone().share;
+        let share = Share::new_group(NonZeroU32::MIN);
         let mut slot = Slot { record, share, limits: Default::default() };
         slot.follow();
         slot
@@ -78,19 +70,15 @@ impl Groups {
 
     /// What a device has of the group that it names.
     pub fn membership(&self, spec: &impl ServedSpec) -> Membership {
-        let Some(group) = spec.group() else { return Membership::alone() };
+        let Some(group) = spec.group() else { return Membership::default() };
         match self.slots().get(group) {
             Some(slot) => {
                 Membership { share: slot.share, limits: slot.limits.each_ref().map(DeviceLimits::own) }
             }
             None => {
                 // It was taken away at the moment at which the device came.
-                tracing::warn!(
-                    device = spec.name(),
-                    group,
-                    "there is no such group: the device is one by itself"
-                );
-                Membership::alone()
+                tracing::warn!(device = spec.name(), group, "there is no such group: the device is in none");
+                Membership::default()
             }
         }
     }

@@ -11,13 +11,12 @@ mod file;
 mod poller;
 mod readiness;
 
-use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::{
     Access, Activation, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, QuiescenceProof,
-    RegisterAddress, SavedState, Share, StateError,
+    RegisterAddress, SavedState, StateError,
 };
 
 use crate::error::NetworkError;
@@ -37,8 +36,6 @@ pub struct Tap {
     made: bool,
     readiness: Arc<TapReadiness>,
     port: Arc<Port>,
-    /// Of its own: it is the host's.
-    share: Share,
 }
 
 impl Tap {
@@ -105,7 +102,6 @@ impl Tap {
             made: false,
             readiness: Arc::new(readiness),
             port: Arc::new(port),
-            share: Share::new_group(NonZeroU32::MIN),
         })
     }
 
@@ -146,10 +142,6 @@ impl Device for Tap {
 
     fn active(&self) -> QueueSet {
         QueueSet::from([0])
-    }
-
-    fn share(&self) -> Share {
-        self.share
     }
 
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {

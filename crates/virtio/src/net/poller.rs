@@ -101,7 +101,8 @@ impl<W: Work> NetPoller<W> {
                 && work.ready(queue)
             {
                 // Published in batches: the driver can go on with the first while we do the next.
-                let outcome = work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut left);
+                let outcome =
+                    work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut left);
                 work.publish(queue);
                 match outcome {
                     Ok(0) => break,

@@ -8,8 +8,7 @@ use crate::command::table::Table;
 /// `group list`.
 pub fn groups(groups: &[GroupReport]) -> String {
     if groups.is_empty() {
-        return "no groups: add one with `ioplane group add`; until then each device is a group by itself\n"
-            .to_owned();
+        return "no groups: add one with `ioplane group add`; until then all devices take turns\n".to_owned();
     }
     let mut table = Table::new(&["NAME", "WEIGHT", "DISKS", "NICS", "LIMITED", "ORIGIN"]);
     for group in groups {
