@@ -209,7 +209,7 @@ fn what_makes_no_sense_is_refused_by_field() {
 
 #[test]
 fn a_configuration_with_a_group_that_is_not_there_is_refused() {
-    let mut daemon = TestDaemon::open("[[core]]\n");
+    let daemon = TestDaemon::open("[[core]]\n");
     let text = "[[core]]\n[[group]]\nname = \"web\"\nweight = 1001\n[[group]]\nname = \"db\"\n[[group]]\nname = \"db\"\n\
                 [[disk]]\nname = \"a\"\nmemory = \"1M\"\ngroup = \"dbb\"\n";
     daemon.configure(text);
