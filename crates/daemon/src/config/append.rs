@@ -291,6 +291,7 @@ mode = "passthrough"
         let config = read(WHOLE);
         let mut appended = Appended::default();
         config.cores.iter().for_each(|(spec, _)| appended.core(spec));
+        config.groups.iter().for_each(|(spec, _)| appended.group(spec));
         config.disks.iter().for_each(|(spec, _)| appended.disk(spec));
         config.switches.iter().for_each(|(spec, _)| appended.switch(spec));
         config.nics.iter().for_each(|(spec, _)| appended.nic(spec));
@@ -300,11 +301,13 @@ mode = "passthrough"
             all.iter().map(|(spec, _)| spec.clone()).collect()
         }
         assert_eq!(specs(&again.cores), specs(&config.cores));
+        assert_eq!(specs(&again.groups), specs(&config.groups));
         assert_eq!(specs(&again.disks), specs(&config.disks));
         assert_eq!(specs(&again.switches), specs(&config.switches));
         assert_eq!(specs(&again.nics), specs(&config.nics));
         assert_eq!(specs(&again.functions), specs(&config.functions));
         // Nothing is said that holds anyway.
+        assert!(appended.text.contains("[[group]]\nname = \"plain\"\n\n"), "{}", appended.text);
         assert!(appended.text.contains("[[disk]]\nname = \"least\"\nmemory = 1536\n\n"), "{}", appended.text);
         assert!(
             appended.text.contains("name = \"straight\"\nhost = \"0000:00:06.0\"\nmode = \"passthrough\"\n")

@@ -104,7 +104,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
     let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let cpus = format!("this host has {}; leave cpu out to run unpinned", cpus.trim());
     let toml =
-        "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]";
+        "write TOML: `key = value` lines under [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]";
     let name = "use 1 to 40 letters, digits, '-', '_' and '.', beginning with a letter or a digit";
     let metrics =
         "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
@@ -121,7 +121,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "x = 1\n".into(),
             1,
             "\"x\" is no part of a configuration".into(),
-            "there are [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]".into(),
+            "there are [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".into(),
         ),
         (
             "\n\n[[disks]]\nname = \"a\"".into(),
