@@ -3,7 +3,7 @@
 use ioplane_api::spec::{Flaw, GroupForm, GroupSpec};
 
 use super::network::{checked, name};
-use super::reader::{Place, TableReader, nearest};
+use super::reader::{Place, TableReader};
 use super::{Config, Problem};
 
 pub fn group(mut reader: TableReader<'_, '_>) -> Option<(GroupSpec, Place)> {
@@ -23,17 +23,4 @@ pub fn check(config: &Config, problems: &mut Vec<Problem>) {
             problems.push(place.problem(Flaw::new("name", reason, "give every group a name of its own")));
         }
     }
-}
-
-/// A group that is not there.
-pub fn no_group(config: &Config, group: &str) -> Option<Flaw> {
-    let names: Vec<&str> = config.groups.iter().map(|(known, _)| known.name.as_str()).collect();
-    if names.contains(&group) {
-        return None;
-    }
-    let remedy = match nearest(group, &names) {
-        Some(near) => format!("write {near}, or add a [[group]] with name = {group:?}"),
-        None => format!("add a [[group]] with name = {group:?}"),
-    };
-    Some(Flaw::new("group", format!("there is no group {group}"), remedy))
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use ioplane_api::spec::{Flaw, PortSpec, ServedSpec};
 
-use super::group::no_group;
 use super::reader::{Place, nearest};
 use super::{Config, Problem};
 
@@ -93,6 +92,18 @@ pub fn no_core(config: &Config, core: Option<u32>) -> Option<Flaw> {
     let known: Vec<String> = config.cores.iter().map(|(core, _)| core.id.to_string()).collect();
     let remedy = format!("add a [[core]] with id = {core}, or name one of {}", known.join(", "));
     Some(Flaw::new("core", format!("there is no core {core}"), remedy))
+}
+
+fn no_group(config: &Config, group: &str) -> Option<Flaw> {
+    let names: Vec<&str> = config.groups.iter().map(|(known, _)| known.name.as_str()).collect();
+    if names.contains(&group) {
+        return None;
+    }
+    let remedy = match nearest(group, &names) {
+        Some(near) => format!("write {near}, or add a [[group]] with name = {group:?}"),
+        None => format!("add a [[group]] with name = {group:?}"),
+    };
+    Some(Flaw::new("group", format!("there is no group {group}"), remedy))
 }
 
 fn no_switch(config: &Config, switch: &str) -> Option<Flaw> {
