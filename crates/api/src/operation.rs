@@ -5,13 +5,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DiskReport, DoneReport, ExplainReport, FunctionReport, GroupReport,
-    HealthReport, MovedReport, NicReport, QuiesceReport, SavedReport, StateFileV1, StatusReport,
-    SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, FunctionReport,
+    GroupReport, HealthReport, MovedReport, NicReport, PoolReport, QuiesceReport, SavedReport, StateFileV1,
+    StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
+    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UnpinForm,
+    UpgradeForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{DiskForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
@@ -65,6 +66,13 @@ const SNAPLEN: QueryKey =
 /// `?seconds=N`.
 const SECONDS: QueryKey =
     QueryKey { name: "seconds", holds: "integer", about: "For how long to look, 1 to 600 [default: 5]." };
+
+/// `?from=N`.
+const FROM: QueryKey = QueryKey {
+    name: "from",
+    holds: "integer",
+    about: "The number of the first one [default: 0, all that are kept].",
+};
 
 /// Whether a request has a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,13 +295,19 @@ operations! {
     /// One I/O core.
     Core: Get "/v1/cores/{id}" => 200 CoreReport;
     /// Changes an I/O core while it runs.
-    ChangeCore: Patch "/v1/cores/{id}" body NotifyForm => 200 CoreReport;
+    ChangeCore: Patch "/v1/cores/{id}" body CoreChangeForm => 200 CoreReport;
     /// Ends an I/O core that serves no queue any more.
     RetireCore: Delete "/v1/cores/{id}" => 200 DoneReport;
     /// Changes all I/O cores while they run.
     Notify: Put "/v1/notify" body NotifyForm => 200 Vec<CoreReport>;
     /// Moves a queue to another core.
     MoveQueue: Post "/v1/queues/move" body MoveForm => 200 MovedReport;
+    /// Lets a queue be on any core again.
+    UnpinQueue: Post "/v1/queues/unpin" body UnpinForm => 200 MovedReport;
+    /// The pool of I/O cores.
+    Pool: Get "/v1/pool" => 200 PoolReport;
+    /// What was decided about I/O cores and queues, and why.
+    Decisions: Get "/v1/pool/decisions" [FROM] => 200 DecisionsReport;
     /// What of what was added at run time the configuration does not say.
     UnsavedConfiguration: Get "/v1/config/save" => 200 SavedReport;
     /// Appends what was added at run time to the configuration file.

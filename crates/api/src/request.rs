@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-pub use crate::spec::CoreForm;
+pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
     DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limited, limits_of,
     set_limits,
@@ -110,6 +110,16 @@ body! {
         core: u32,
     }
     also "device"
+}
+
+body! {
+    /// A queue that may be on any core again.
+    UnpinForm {
+        /// Whose: a disk's, a NIC's, or that of a switch's uplink.
+        device: String,
+        /// Which.
+        queue: u16,
+    }
 }
 
 body! {

@@ -238,6 +238,23 @@ pub enum CoreCommand {
         /// Its number
         id: u32,
     },
+    /// Move all queues of a core to others, and place none there
+    Drain {
+        /// Its number
+        id: u32,
+    },
+    /// Serve only the devices of one group on a core, and these nowhere else
+    Reserve {
+        /// Its number
+        id: u32,
+        /// Name of the group
+        group: String,
+    },
+    /// Let a core that was drained or reserved take any queue again
+    Open {
+        /// Its number
+        id: u32,
+    },
     /// Switch between polling and notification, or let the core choose, while guests run
     Mode {
         /// Which mode
@@ -246,7 +263,8 @@ pub enum CoreCommand {
         #[arg(long, value_name = "ID")]
         core: Option<u32>,
     },
-    /// Move a queue to another core while its guest runs
+    /// Move a queue to another core while its guest runs, and pin it there
+    #[command(visible_alias = "pin")]
     Move {
         /// Name of the disk or the NIC, or of the switch whose uplink it is
         #[arg(value_name = "DEVICE")]
@@ -255,6 +273,21 @@ pub enum CoreCommand {
         queue: u16,
         /// Number of the core
         core: u32,
+    },
+    /// Let a queue that was moved be on any core again
+    Unpin {
+        /// Name of the disk or the NIC, or of the switch whose uplink it is
+        device: String,
+        /// Number of the queue, from 0
+        queue: u16,
+    },
+    /// Show how many cores there are to be, and how many there are
+    Pool,
+    /// Show what was decided about cores and queues, and why
+    Decisions {
+        /// Number of the first decision
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        from: u64,
     },
 }
 

@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use ioplane_device::clock::{Clock, Monotonic};
-use ioplane_device::{CoreId, CoreSender, Placement};
+use ioplane_device::{CoreId, CoreSender, Placement, SlotMeter};
 
 use crate::counts::CoreReading;
 use crate::error::PoolError;
@@ -83,9 +83,24 @@ impl Core {
         self.mailbox.upgrade().map_or(0, |m| m.queues())
     }
 
+    /// The meters of its queues.
+    pub fn meters(&self) -> Vec<Arc<SlotMeter>> {
+        self.mailbox.upgrade().map_or(Vec::new(), |m| m.meters())
+    }
+
+    /// Whether [`crate::Pool`] places queues here by itself: true at first. Whoever names the core gets it in any case, and where no core is open any is taken.
+    pub fn open(&self, open: bool) {
+        self.shared.open.store(open, Ordering::Relaxed);
+    }
+
     /// Whether it has ended.
     pub fn ended(&self) -> bool {
         self.shared.ended()
+    }
+
+    /// Whether [`Core::open`] was said last.
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared.open.load(Ordering::Relaxed)
     }
 
     /// Whether it takes queues: it has neither ended nor been asked to.

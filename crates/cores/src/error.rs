@@ -6,8 +6,11 @@ pub enum PoolError {
     /// No core has that number.
     #[error("there is no I/O core {0}: see `ioplane core list`")]
     NoSuchCore(u32),
+    /// A core with that number runs.
+    #[error("there is an I/O core {0} already: see `ioplane core list`")]
+    Taken(u32),
     /// It still has queues.
-    #[error("I/O core {core} still serves {queues} queues: move them with `ioplane core move` first")]
+    #[error("I/O core {core} still serves {queues} queues: move them away first: `ioplane core drain`")]
     Occupied {
         /// Which core.
         core: u32,

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::SegQueue;
-use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender};
+use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender, SlotMeter};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Bit of `gate`: closed for good, or for as long as it takes to see whether the core may end.
@@ -27,6 +28,8 @@ pub struct Mailbox {
     gate: AtomicU32,
     /// Queues that are attached or about to be.
     queues: AtomicU32,
+    /// Of the slots that have been sent. Senders and readers lock it, the core never does: a slot that only this table knows is gone.
+    meters: Mutex<Vec<Arc<SlotMeter>>>,
 }
 
 impl Mailbox {
@@ -38,6 +41,7 @@ impl Mailbox {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             gate: AtomicU32::new(0),
             queues: AtomicU32::new(0),
+            meters: Mutex::default(),
         })
     }
 
@@ -51,6 +55,18 @@ impl Mailbox {
     /// Queues that are attached or about to be.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
+    }
+
+    /// The meters of the slots that the core has, or is about to have. Control plane. A poller that has parked a moment ago may still
+    /// be among them.
+    pub(crate) fn meters(&self) -> Vec<Arc<SlotMeter>> {
+        self.with_meters(|meters| meters.clone())
+    }
+
+    fn with_meters<R>(&self, work: impl FnOnce(&mut Vec<Arc<SlotMeter>>) -> R) -> R {
+        let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        meters.retain(|meter| Arc::strong_count(meter) > 1);
+        work(&mut meters)
     }
 
     /// The core's side: whether the flag is set. One relaxed load.
@@ -112,8 +128,9 @@ impl CoreSender for Mailbox {
             self.gate.fetch_sub(SENDER, Ordering::SeqCst);
             return Err(CoreEnded(message));
         }
-        if matches!(message, CoreMessage::Attach(_)) {
+        if let CoreMessage::Attach(slot) = &message {
             self.queues.fetch_add(1, Ordering::Relaxed);
+            self.with_meters(|meters| meters.push(slot.meter().clone()));
         }
         self.messages.push(message);
         self.wake();

@@ -1,7 +1,7 @@
 //! Several cores, and which of them a queue goes to.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use ioplane_device::{CoreId, CoreSender, Placement};
@@ -16,17 +16,11 @@ use crate::settings::{CoreSettings, Notify};
 /// a core at work is avoided until the others have caught up.
 const QUEUE_PERMILLE: u32 = 50;
 
-/// One link of a list that only grows: cores are few, and what an ended one leaves here is small.
-#[derive(Debug)]
-struct Link {
-    core: Core,
-    next: OnceLock<Box<Link>>,
-}
-
-/// The I/O cores of a daemon. All methods take `&self`, from any thread of the control plane.
+/// The I/O cores of a daemon. All methods take `&self`, from any thread of the control plane; none holds the list while it waits.
 #[derive(Debug, Default)]
 pub struct Pool {
-    first: OnceLock<Box<Link>>,
+    /// Those that have ended leave it when the next one is started.
+    cores: RwLock<Vec<Arc<Core>>>,
     next_id: AtomicU32,
 }
 
@@ -45,20 +39,28 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Starts one core more. Numbers are never used twice.
+    /// Starts one core more, with a number that no core has had.
     pub fn add(&self, settings: CoreSettings) -> Result<CoreId, PoolError> {
         let id = CoreId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let mut link = Box::new(Link { core: Core::start(id, settings)?, next: OnceLock::new() });
-        let mut end = &self.first;
-        loop {
-            match end.set(link) {
-                Ok(()) => return Ok(id),
-                Err(mine) => link = mine,
-            }
-            if let Some(taken) = end.get() {
-                end = &taken.next;
-            }
+        self.add_as(id, settings).map(|()| id)
+    }
+
+    /// Starts a core with this number, which a core that has ended may have had.
+    pub fn add_as(&self, id: CoreId, settings: CoreSettings) -> Result<(), PoolError> {
+        let mut cores = self.cores.write().unwrap_or_else(PoisonError::into_inner);
+        cores.retain(|core| !core.ended());
+        if cores.iter().any(|core| core.id() == id) {
+            return Err(PoolError::Taken(id.0));
         }
+        cores.push(Arc::new(Core::start(id, settings)?));
+        cores.sort_by_key(|core| core.id());
+        self.next_id.fetch_max(id.0.saturating_add(1), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The number that [`Pool::add`] gives to the next core.
+    pub fn next_id(&self) -> CoreId {
+        CoreId(self.next_id.load(Ordering::Relaxed))
     }
 
     /// Ends a core when its last queue has left; see [`Core::retire`]. Meanwhile no queue is placed there.
@@ -66,25 +68,20 @@ impl Pool {
         self.core(id)?.retire(deadline)
     }
 
-    /// The cores that have not ended.
-    pub fn cores(&self) -> impl Iterator<Item = &Core> {
-        let mut link = self.first.get();
-        std::iter::from_fn(move || {
-            let here = link?;
-            link = here.next.get();
-            Some(&here.core)
-        })
-        .filter(|core| !core.ended())
+    /// The cores that have not ended, by number.
+    pub fn cores(&self) -> impl Iterator<Item = Arc<Core>> + use<> {
+        let cores = self.cores.read().unwrap_or_else(PoisonError::into_inner).clone();
+        cores.into_iter().filter(|core| !core.ended())
     }
 
     /// One of them.
-    pub fn core(&self, id: CoreId) -> Result<&Core, PoolError> {
+    pub fn core(&self, id: CoreId) -> Result<Arc<Core>, PoolError> {
         self.cores().find(|core| core.id() == id).ok_or(PoolError::NoSuchCore(id.0))
     }
 
     /// The meters of all of them.
     pub fn read(&self) -> Vec<CoreReading> {
-        self.cores().map(Core::read).collect()
+        self.cores().map(|core| core.read()).collect()
     }
 
     /// [`Core::notify`] for all of them.
@@ -97,10 +94,10 @@ impl Pool {
         self.core(id).map(|core| OnCore(core.sender()))
     }
 
-    fn least_loaded(&self) -> Option<&Core> {
+    fn least_loaded(&self) -> Option<Arc<Core>> {
         self.cores()
             .filter(|core| core.accepts_queues())
-            .min_by_key(|core| core.permille() + core.queues() * QUEUE_PERMILLE)
+            .min_by_key(|core| (!core.is_open(), core.permille() + core.queues() * QUEUE_PERMILLE))
     }
 }
 

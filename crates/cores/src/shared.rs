@@ -1,6 +1,6 @@
 //! What a core and its owner both see: the switches and the meters.
 
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_device::CoreId;
@@ -25,6 +25,8 @@ pub(crate) struct CoreShared {
     notify: AtomicU8,
     spin_ns: AtomicU64,
     pub(crate) life: AtomicU8,
+    /// Queues are placed here without anybody naming this core.
+    pub(crate) open: AtomicBool,
     /// Processor pinned to, or -1.
     pub(crate) cpu: AtomicI64,
     pub(crate) tid: AtomicI32,
@@ -45,6 +47,7 @@ impl CoreShared {
             notify: AtomicU8::new(notify as u8),
             spin_ns: AtomicU64::new(spin.as_nanos() as u64),
             life: AtomicU8::new(ACTIVE),
+            open: AtomicBool::new(true),
             cpu: AtomicI64::new(-1),
             tid: AtomicI32::new(0),
             cpu_ns: AtomicU64::new(0),

@@ -296,6 +296,64 @@ fn a_core_retires_when_it_is_empty() {
 }
 
 #[test]
+fn the_number_of_a_core_that_has_ended_can_be_asked_for_again() {
+    let pool = Pool::with([CoreSettings::default()]).unwrap();
+    pool.add_as(CoreId(7), CoreSettings::default()).unwrap();
+    assert!(matches!(pool.add_as(CoreId(7), CoreSettings::default()), Err(PoolError::Taken(7))));
+    for _ in 0..20 {
+        pool.retire(CoreId(7), soon()).unwrap();
+        assert!(pool.core(CoreId(7)).is_err());
+        pool.add_as(CoreId(7), CoreSettings::default()).unwrap();
+    }
+    assert_eq!(pool.add(CoreSettings::default()).unwrap(), CoreId(8), "a number that no core has had");
+    let (running, lines) = Counter::run(1, &pool.on(CoreId(7)).unwrap());
+    lines[0].publish();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_core_that_is_not_open_gets_only_queues_that_name_it() {
+    let pool = Pool::with((0..2).map(|_| settings(Notify::Notified, Duration::ZERO))).unwrap();
+    pool.core(CoreId(0)).unwrap().open(false);
+    let (running, _lines) = Counter::run(4, &pool);
+    assert!((0..4).all(|queue| running.core_of(queue) == Some(CoreId(1))));
+    let (named, lines) = Counter::run(1, &pool.on(CoreId(0)).unwrap());
+    assert_eq!(named.core_of(0), Some(CoreId(0)));
+    lines[0].publish();
+    lines[0].wait();
+    pool.core(CoreId(0)).unwrap().open(true);
+    let (again, _lines) = Counter::run(1, &pool);
+    assert_eq!(again.core_of(0), Some(CoreId(0)));
+    for running in [running, named, again] {
+        running.quiesce(soon()).unwrap();
+    }
+}
+
+#[test]
+fn the_time_of_each_queue_is_known_while_it_is_on_the_core() {
+    let pool = Pool::with((0..2).map(|_| settings(Notify::Polled, Duration::from_secs(60)))).unwrap();
+    let (mut running, lines) = Counter::run(2, &pool.on(CoreId(0)).unwrap());
+    let core = |id| pool.core(CoreId(id)).unwrap();
+    let time = |id: u32, queue: u16| {
+        core(id).meters().iter().find(|meter| meter.queue() == queue).map(|meter| meter.busy_ns())
+    };
+    eventually("queue 1 works, and no time is charged to it", || {
+        lines[1].publish();
+        lines[1].wait();
+        time(0, 1).is_some_and(|ns| ns > 0)
+    });
+    assert_eq!(time(0, 0), Some(0), "the other has done nothing");
+    running.move_queue(1, &pool.on(CoreId(1)).unwrap(), soon()).unwrap();
+    eventually("the old core still names it", || time(0, 1).is_none());
+    let meters = core(1).meters();
+    assert_eq!((meters.len(), meters[0].device(), meters[0].kind()), (1, "counter", "counter"));
+    drop(meters);
+    running.quiesce(soon()).unwrap();
+    eventually("queues that have stopped are still named", || (0..2).all(|id| core(id).meters().is_empty()));
+}
+
+#[test]
 fn sending_while_a_core_ends_returns_every_slot_or_serves_it() {
     for _ in 0..100 {
         let core = one(Notify::Polled, Duration::ZERO);

@@ -52,8 +52,8 @@ impl Cores {
         Err(Refusal::missing(format!("there is no I/O core {id}"), format!("there are {}", known.join(", "))))
     }
 
-    /// Starts a core, with the number of `spec`, or the next one if `numbered` is false. `configured` is what the
-    /// configuration says of it, if it does.
+    /// Starts a core, with the number of `spec`, or if `numbered` is false with one that no core has had; a core of the pool gets the lowest that
+    /// nobody has. `configured` is what the configuration says of it, if it does.
     pub fn start(
         &self,
         mut spec: CoreSpec,
@@ -65,32 +65,22 @@ impl Cores {
             return Err(Refusal::flaws(&flaws));
         }
         let mut specs = self.specs();
-        // The pool numbers its cores in the order in which they are started and never uses a number twice. A core with a
-        // number further on is reached by starting those before it and ending them at once: this happens when a daemon
-        // comes back in which cores had been retired.
-        let id = loop {
-            let id = self.pool.add(spec.lower())?;
-            let fits = !numbered || id.0 == spec.id;
-            if fits && id.0 < CORES {
-                break id.0;
-            }
-            self.pool.retire(id, Instant::now() + RETIRE_TIMEOUT)?;
-            if id.0 >= CORES {
-                return Err(Refusal::conflict(
-                    format!("{CORES} cores have been started"),
-                    "restart the daemon: numbers are not used twice while it runs",
-                ));
-            }
-            if id.0 > spec.id {
-                return Err(Refusal::conflict(
-                    format!("there has been an I/O core {} already", spec.id),
-                    format!(
-                        "numbers are not used twice: take one from {} on, or restart the daemon",
-                        id.0 + 1
-                    ),
-                ));
+        let id = match (numbered, spec.elastic) {
+            (true, _) => spec.id,
+            (false, false) => self.pool.next_id().0,
+            (false, true) => {
+                let known = self.state_file.entries().cores;
+                let free = |id: &u32| !known.contains_key(id) && !specs.contains_key(id);
+                (0..CORES).find(free).unwrap_or(CORES)
             }
         };
+        if id >= CORES {
+            return Err(Refusal::conflict(
+                format!("{CORES} cores have been started"),
+                "restart the daemon: `core add` uses no number twice while it runs",
+            ));
+        }
+        self.pool.add_as(CoreId(id), spec.lower())?;
         spec.id = id;
         let record = CoreRecord { configured, now: Some(spec.clone()) };
         let kept = self.state_file.change(|entries| {
@@ -100,8 +90,23 @@ impl Cores {
             let _ = self.pool.retire(CoreId(id), Instant::now() + RETIRE_TIMEOUT);
             return Err(error.into());
         }
+        self.pool.core(CoreId(id))?.open(takes_any(&spec));
         specs.insert(id, spec);
         Ok(id)
+    }
+
+    /// No queue is placed there any more, but those that name it.
+    pub fn close(&self, id: u32) {
+        if let Ok(core) = self.pool.core(CoreId(id)) {
+            core.open(false);
+        }
+    }
+
+    /// Undoes [`Cores::close`].
+    pub fn reopen(&self, id: u32) {
+        if let (Ok(core), Some(spec)) = (self.pool.core(CoreId(id)), self.specs().get(&id)) {
+            core.open(takes_any(spec));
+        }
     }
 
     /// Ends a core that serves no queue any more; never the last one.
@@ -125,7 +130,8 @@ impl Cores {
         Ok(())
     }
 
-    /// Changes what can be changed while cores run: `notify` and `spin_us`, of one or of all.
+    /// Changes what can be changed while cores run: `notify`, `spin_us`, `drain` and `reserve`, of one or of all. One core at least takes
+    /// queues of any device.
     pub fn set(&self, id: Option<u32>, change: impl Fn(&mut CoreSpec)) -> Result<(), Refusal> {
         if let Some(id) = id {
             self.check(id)?;
@@ -133,10 +139,19 @@ impl Cores {
         let mut specs = self.specs();
         let mut next = specs.clone();
         next.values_mut().filter(|spec| id.is_none_or(|id| id == spec.id)).for_each(&change);
+        if specs.values().any(takes_any) && !next.values().any(takes_any) {
+            return Err(Refusal::conflict(
+                "no other I/O core takes queues of any device",
+                "add another first: `ioplane core add`",
+            ));
+        }
         for spec in next.values() {
             let core = self.pool.core(CoreId(spec.id))?;
             core.notify(spec.notify.lower());
             core.spin(Duration::from_micros(spec.spin_us));
+            if specs.get(&spec.id).is_some_and(|before| takes_any(before) != takes_any(spec)) {
+                core.open(takes_any(spec));
+            }
         }
         self.state_file.change(|entries| {
             for spec in next.values() {
@@ -149,7 +164,8 @@ impl Cores {
         Ok(())
     }
 
-    pub fn report(&self) -> Vec<CoreReport> {
+    /// How each is. `ending`: whether the pool is ending it.
+    pub fn report(&self, ending: impl Fn(u32) -> bool) -> Vec<CoreReport> {
         let specs = self.specs();
         let report = |reading: ioplane_cores::CoreReading| {
             let spec = specs.get(&reading.core)?;
@@ -161,6 +177,9 @@ impl Cores {
                 notify: notify_word(reading.notify).word().to_owned(),
                 spin_us: spec.spin_us,
                 yield_policy: spec.yield_policy.word().to_owned(),
+                elastic: spec.elastic,
+                reserve: spec.reserve.clone(),
+                draining: spec.drain || ending(spec.id),
                 queues: reading.queues,
                 awake: reading.awake,
                 busy_percent: f64::from(reading.busy_permille) / 10.0,
@@ -176,6 +195,11 @@ impl Cores {
         };
         self.pool.read().into_iter().filter_map(report).collect()
     }
+}
+
+/// Whether queues are placed there of which nobody says where they go.
+fn takes_any(spec: &CoreSpec) -> bool {
+    !spec.drain && spec.reserve.is_none()
 }
 
 /// Where the queues of one disk go: each to the core that it was moved to, or to the disk's own, or to whichever has time. A

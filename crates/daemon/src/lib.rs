@@ -28,6 +28,7 @@ mod metrics;
 mod nic;
 mod paths;
 mod pcapng;
+mod pool;
 mod readings;
 mod refusal;
 mod registry;
@@ -52,7 +53,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{EventWord, StatusReport, UpgradeReport};
+use ioplane_api::report::{CoreReport, EventWord, StatusReport, UpgradeReport};
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use crate::config::{Config, Problems};
@@ -62,6 +63,7 @@ use disk::Disk;
 use functions::{Card, Functions};
 use groups::Groups;
 use nic::Nic;
+use pool::ElasticPool;
 use registry::{OnFailure, Registered, Registry};
 use served::ServedKind;
 use state_file::{DiskRecord, FunctionRecord, NicRecord, Record, StateFile};
@@ -84,6 +86,7 @@ pub struct Daemon {
     switches: Arc<Switches>,
     groups: Arc<Groups>,
     cores: Arc<Cores>,
+    pool: ElasticPool,
     state_file: Arc<StateFile>,
     config: Mutex<Arc<Config>>,
     reloading: tokio::sync::Mutex<()>,
@@ -119,6 +122,7 @@ impl Daemon {
         functions::recover(&recovered, daemon.config().daemon.access)?;
         daemon.start_cores()?;
         daemon.start_groups()?;
+        daemon.start_pool()?;
         daemon.start_switches()?;
         let start = Starts {
             disks: daemon.to_serve::<Disk>()?,
@@ -169,6 +173,7 @@ impl Daemon {
             switches,
             groups,
             cores,
+            pool: ElasticPool::new(),
             state_file,
             config: Mutex::new(Arc::new(config)),
             reloading: tokio::sync::Mutex::default(),
@@ -203,7 +208,12 @@ impl Daemon {
         self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The configured cores as they were set at run time, and those added at run time.
+    /// How each I/O core is.
+    fn core_reports(&self) -> Vec<CoreReport> {
+        self.cores.report(|core| self.pool.is_ending(core))
+    }
+
+    /// The configured cores as they were set at run time, and those added at run time. Those that a pool had started are gone.
     fn start_cores(&self) -> Result<()> {
         let (config, known) = (self.config(), self.state_file.entries().cores);
         let mut wanted: BTreeMap<u32, (CoreSpec, Option<CoreSpec>)> = BTreeMap::new();
@@ -219,7 +229,7 @@ impl Daemon {
         }
         for (id, record) in &known {
             match &record.now {
-                Some(now) if record.configured.is_none() => {
+                Some(now) if record.configured.is_none() && !now.elastic => {
                     wanted.entry(*id).or_insert((now.clone(), None));
                 }
                 _ => {}
@@ -376,7 +386,8 @@ impl Daemon {
             nics,
             groups: self.group_reports(),
             functions,
-            cores: self.cores.report(),
+            cores: self.core_reports(),
+            pool: self.pool.report(&self.cores),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }

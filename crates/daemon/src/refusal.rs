@@ -157,9 +157,13 @@ impl From<ioplane_cores::PoolError> for Refusal {
             Below::NoSuchCore(id) => {
                 Refusal::missing(format!("there is no I/O core {id}"), "see `ioplane core list`")
             }
+            Below::Taken(id) => Refusal::conflict(
+                format!("there is an I/O core {id} already"),
+                "give another number, or `ioplane core retire` that one first",
+            ),
             Below::Occupied { core, queues } => Refusal::conflict(
                 format!("I/O core {core} still serves {queues} queues"),
-                "move them away first: `ioplane core move DISK QUEUE CORE`",
+                format!("move them away first: `ioplane core drain {core}`"),
             )
             .coded(Code::InUse),
             Below::Start { .. } => {

@@ -536,4 +536,21 @@ impl<K: Queued> Registry<K> {
         self.context.cores.check(core).map_err(|refused| refused.at("core"))?;
         self.served(name)?.service().move_queue(queue, core, &self.context).await
     }
+
+    /// Moves a queue without pinning it: [`Served::relocate`](crate::served::Served::relocate).
+    pub async fn relocate(
+        &self,
+        name: &str,
+        queue: u16,
+        core: u32,
+        patience: Duration,
+    ) -> Result<(), Refusal> {
+        self.context.cores.check(core)?;
+        self.served(name)?.service().relocate(queue, core, patience, &self.context).await
+    }
+
+    /// Lets a queue be on any core again.
+    pub async fn unpin(&self, name: &str, queue: u16) -> Result<(), Refusal> {
+        self.served(name)?.service().unpin(queue).await
+    }
 }

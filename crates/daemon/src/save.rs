@@ -127,7 +127,13 @@ fn cores(config: &Config, entries: &Entries, plan: &mut SavePlan) {
     let before = plan.saved.len();
     for (id, record) in &entries.cores {
         let said = found(&config.cores, |core| core.id == *id);
-        let known = [record.now.as_ref(), record.configured.as_ref(), said];
+        // A core of the pool comes again by itself, and draining one is no configuration.
+        let now = record.now.as_ref().filter(|core| !core.elastic);
+        if record.now.is_some() && now.is_none() {
+            continue;
+        }
+        let now = now.map(|core| CoreSpec { drain: false, ..core.clone() });
+        let known = [now.as_ref(), record.configured.as_ref(), said];
         plan.one(format!("core {id}"), known, |appended: &mut Appended, core: &CoreSpec| appended.core(core));
     }
     if let Some(core) = meant.filter(|_| plan.saved.len() > before) {

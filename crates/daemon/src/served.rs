@@ -289,10 +289,49 @@ impl<K: Queued> Served<K> {
         tokio::time::timeout(GLANCE, second.status()).await.ok()?.ok()
     }
 
-    /// Moves a queue to a core, and remembers it.
+    /// Moves a queue to a core, and remembers it: it is pinned there.
     pub async fn move_queue(&self, queue: u16, core: u32, context: &DaemonContext) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
-        let mut record = self.note.read();
+        let record = self.queue_record(queue)?;
+        self.shift(record, queue, core, None, context).await?;
+        self.note.change(|record| {
+            record.moved.insert(queue, core);
+        })
+    }
+
+    /// Moves a queue to a core, where it stays until it is moved again or starts anew. Its requests in flight have `patience` to end.
+    pub async fn relocate(
+        &self,
+        queue: u16,
+        core: u32,
+        patience: Duration,
+        context: &DaemonContext,
+    ) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let record = self.queue_record(queue)?;
+        self.shift(record, queue, core, Some(patience), context).await
+    }
+
+    /// Forgets where a queue was moved to. It stays there until it is moved.
+    pub async fn unpin(&self, queue: u16) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let record = self.queue_record(queue)?;
+        if let Some(core) = record.now.core() {
+            let (kind, name) = (K::NAME, record.now.name());
+            let remedy = format!("leave `core` out of the {kind}, then reload");
+            return Err(Refusal::conflict(
+                format!("{kind} {name} has core = {core} for all of its queues"),
+                remedy,
+            ));
+        }
+        self.note.change(|record| {
+            record.moved.remove(&queue);
+        })
+    }
+
+    /// The record, if the device has that queue.
+    fn queue_record(&self, queue: u16) -> Result<Record<K::Spec>, Refusal> {
+        let record = self.note.read();
         let queues = record.now.queues();
         if queue >= queues {
             return Err(Refusal::missing(
@@ -301,20 +340,35 @@ impl<K: Queued> Served<K> {
             )
             .at("queue"));
         }
+        Ok(record)
+    }
+
+    /// Moves a queue; the caller sees to it that nobody else changes the device meanwhile. `patience`: other than the usual.
+    async fn shift(
+        &self,
+        mut record: Record<K::Spec>,
+        queue: u16,
+        core: u32,
+        patience: Option<Duration>,
+        context: &DaemonContext,
+    ) -> Result<(), Refusal> {
+        let brief = |handle: Handle<K::Model>| match patience {
+            Some(patience) => handle.with_patience(patience),
+            None => handle,
+        };
         let old = context.placement(&record);
         record.moved.insert(queue, core);
         let new = context.placement(&record);
-        self.handle.move_queue(queue, Arc::new(new.clone())).await?;
+        let handle = brief(self.handle.clone());
+        handle.move_queue(queue, Arc::new(new.clone())).await?;
         if let Some(second) = self.second()
-            && let Err(refused) = second.move_queue(queue, Arc::new(new)).await
+            && let Err(refused) = brief(second).move_queue(queue, Arc::new(new)).await
         {
             // It runs there, so it does not run here, and here it moves back at once.
-            self.handle.move_queue(queue, Arc::new(old)).await?;
+            handle.move_queue(queue, Arc::new(old)).await?;
             return Err(refused.into());
         }
-        self.note.change(|record| {
-            record.moved.insert(queue, core);
-        })
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec, SwitchSpec};
@@ -133,6 +134,7 @@ pub enum StateFileError {
 pub struct StateFile {
     file: PathBuf,
     entries: Mutex<Entries>,
+    version: AtomicU64,
 }
 
 impl StateFile {
@@ -154,7 +156,7 @@ impl StateFile {
                 parse(&std::fs::read(file).map_err(os)?).map_err(damaged)?
             }
         };
-        Ok(StateFile { file: file.to_owned(), entries: Mutex::new(entries) })
+        Ok(StateFile { file: file.to_owned(), entries: Mutex::new(entries), version: AtomicU64::new(0) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -165,6 +167,11 @@ impl StateFile {
         self.lock().clone()
     }
 
+    /// How often the entries have changed since they were read.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
     /// Changes it, on disk first: if that fails nothing has changed.
     pub fn change(&self, change: impl FnOnce(&mut Entries)) -> Result<(), StateFileError> {
         let mut entries = self.lock();
@@ -173,6 +180,7 @@ impl StateFile {
         if next != *entries {
             self.write(&next).map_err(|source| StateFileError::Os { file: self.file.clone(), source })?;
             *entries = next;
+            self.version.fetch_add(1, Ordering::Release);
         }
         Ok(())
     }

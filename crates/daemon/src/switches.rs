@@ -426,19 +426,30 @@ impl Switches {
     /// Moves the uplink of a switch to a core, and remembers it.
     pub fn move_uplink(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
         self.context.cores.check(core)?;
+        self.pin_uplink(name, queue, Some(core))?;
+        self.relocate_uplink(name, core)
+    }
+
+    /// Remembers the core of an uplink, or that it may be on any. It stays where it is.
+    pub fn pin_uplink(&self, name: &str, queue: u16, core: Option<u32>) -> Result<(), Refusal> {
+        let mut slots = self.slots();
+        let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
+        if slot.uplink.is_none() || queue != 0 {
+            return Err(no_queue(name, queue));
+        }
+        let mut record = slot.record.clone();
+        record.now.core = core;
+        self.note(&record)?;
+        slot.record = record;
+        Ok(())
+    }
+
+    /// Moves the uplink of a switch to a core, where it stays until it is moved again or opened anew. May block.
+    pub fn relocate_uplink(&self, name: &str, core: u32) -> Result<(), Refusal> {
         let placement = self.placement(Some(core));
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
-        let Some(uplink) = slot.uplink.as_mut().filter(|_| queue == 0) else {
-            return Err(Refusal::missing(
-                format!("switch {name} has no queue {queue}"),
-                "a switch with an uplink has queue 0, one without has none",
-            ));
-        };
-        let mut record = slot.record.clone();
-        record.now.core = Some(core);
-        self.note(&record)?;
-        slot.record = record;
+        let uplink = slot.uplink.as_mut().ok_or_else(|| no_queue(name, 0))?;
         let queues = QueueSet::from([0]);
         uplink.drain(&queues);
         uplink.wait_stopped(&queues, Instant::now() + REST);
@@ -475,6 +486,13 @@ pub fn merged(spec: &SwitchSpec, known: Option<&SwitchRecord>) -> SwitchRecord {
         _ => spec.clone(),
     };
     SwitchRecord { configured: Some(spec.clone()), now }
+}
+
+fn no_queue(name: &str, queue: u16) -> Refusal {
+    Refusal::missing(
+        format!("switch {name} has no queue {queue}"),
+        "a switch with an uplink has queue 0, one without has none",
+    )
 }
 
 fn missing(name: &str) -> Refusal {

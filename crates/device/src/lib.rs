@@ -66,6 +66,7 @@ mod poller;
 mod quiescence;
 mod share;
 mod slot;
+mod slot_meter;
 mod state;
 mod watch;
 
@@ -89,6 +90,7 @@ pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
 pub use quiescence::{Applied, Loaded, Missed, QuiescenceProof, Quiescent, Quiescing, Refused, Running};
 pub use share::{GroupId, Share};
 pub use slot::{Ack, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
+pub use slot_meter::SlotMeter;
 pub use state::{SavedState, StateError};
 #[cfg(feature = "mutations")]
 pub use watch::inside_poll;

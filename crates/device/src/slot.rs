@@ -10,12 +10,14 @@ use ioplane_scheduler::LimitSet;
 
 use crate::Armed;
 use crate::context::CoreContext;
+use crate::device::DeviceInfo;
 use crate::inbox::ParkedInbox;
 use crate::limits::SlotLimits;
 use crate::outcome::{PollOutcome, PollState};
 use crate::parked::{Parked, PollerId};
 use crate::poller::{Budget, Change, Poller, Stop, Wakers};
 use crate::share::Share;
+use crate::slot_meter::SlotMeter;
 use crate::watch;
 
 /// Number of an I/O core of this process.
@@ -27,7 +29,7 @@ const PARK_POLLS: u32 = 16;
 
 /// Holds one poller on one I/O core.
 pub struct PollerSlot {
-    id: PollerId,
+    meter: Arc<SlotMeter>,
     queue: u16,
     poller: Option<Box<dyn Poller>>,
     inbox: Arc<ParkedInbox>,
@@ -41,13 +43,14 @@ pub struct PollerSlot {
 impl PollerSlot {
     pub(crate) fn new(
         poller: Box<dyn Poller>,
+        info: &DeviceInfo,
         queue: u16,
         inbox: Arc<ParkedInbox>,
         share: Share,
         limits: LimitSet,
     ) -> Self {
         PollerSlot {
-            id: PollerId::fresh(),
+            meter: Arc::new(SlotMeter::new(info, queue, PollerId::fresh())),
             queue,
             poller: Some(poller),
             inbox,
@@ -60,7 +63,13 @@ impl PollerSlot {
 
     /// The number of its poller.
     pub fn id(&self) -> PollerId {
-        self.id
+        self.meter.poller()
+    }
+
+    /// Where its core publishes the time that it uses.
+    #[inline]
+    pub fn meter(&self) -> &Arc<SlotMeter> {
+        &self.meter
     }
 
     /// The queue that its poller serves.
@@ -105,7 +114,7 @@ impl PollerSlot {
         if let Some(mut poller) = self.poller.take() {
             poller.tidy();
             let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
-            self.inbox.push(self.id, Parked { poller, queue: self.queue, stop });
+            self.inbox.push(self.meter.poller(), Parked { poller, queue: self.queue, stop });
         }
     }
 
@@ -184,7 +193,10 @@ impl PollerSlot {
 
 impl fmt::Debug for PollerSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PollerSlot").field("id", &self.id).field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("PollerSlot")
+            .field("id", &self.id())
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }
 

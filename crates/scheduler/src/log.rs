@@ -154,32 +154,47 @@ fn percent(permille: u32) -> u32 {
     (permille + 5) / 10
 }
 
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Decision {
+    /// The decision in words, with each queue called what `name` calls it.
+    pub fn words(&self, name: impl Fn(QueueKey) -> String) -> String {
         match *self {
-            Decision::Spin { queue, spin_ns: 0, reason } => write!(f, "{queue}: armed at once, {reason}"),
-            Decision::Spin { queue, spin_ns: u64::MAX, reason } => write!(f, "{queue}: polled, {reason}"),
+            Decision::Spin { queue, spin_ns: 0, reason } => {
+                format!("{}: armed at once, {reason}", name(queue))
+            }
+            Decision::Spin { queue, spin_ns: u64::MAX, reason } => {
+                format!("{}: polled, {reason}", name(queue))
+            }
             Decision::Spin { queue, spin_ns, reason } => {
-                write!(f, "{queue}: polled for {} us before it is armed, {reason}", spin_ns.div_ceil(1000))
+                let (queue, us) = (name(queue), spin_ns.div_ceil(1000));
+                format!("{queue}: polled for {us} us before it is armed, {reason}")
             }
             Decision::Ceiling { core, may_poll: false } => {
-                write!(f, "core {}: no polling, its CPU ceiling is reached", core)
+                format!("core {core}: no polling, its CPU ceiling is reached")
             }
             Decision::Ceiling { core, may_poll: true } => {
-                write!(f, "core {}: polling again, below its CPU ceiling", core)
+                format!("core {core}: polling again, below its CPU ceiling")
             }
             Decision::Throttled { group, unit } => {
                 let unit = if unit == LimitUnit::Requests { "requests" } else { "bytes" };
-                write!(f, "group {}: held back by its limit of {unit} per second", group.0)
+                format!("group {}: held back by its limit of {unit} per second", group.0)
             }
-            Decision::Grow { cpu: Some(cpu), reason } => write!(f, "one core more, on CPU {cpu}: {reason}"),
-            Decision::Grow { cpu: None, reason } => write!(f, "one core more: {reason}"),
-            Decision::Shrink { core, reason } => write!(f, "core {} ends: {reason}", core),
+            Decision::Grow { cpu, reason } => {
+                let on = cpu.map_or(String::new(), |cpu| format!(", on CPU {cpu}"));
+                format!("one core more{on}: {}", reason.words(name))
+            }
+            Decision::Shrink { core, reason } => format!("core {core} ends: {reason}"),
             Decision::Move { queue, from, to, reason } => {
-                write!(f, "{queue} moves from core {} to core {}: {reason}", from, to)
+                let moved = name(queue);
+                format!("{moved} moves from core {from} to core {to}: {}", reason.words(name))
             }
-            Decision::Stuck { queue, reason } => write!(f, "{queue} stays: {reason}"),
+            Decision::Stuck { queue, reason } => format!("{} stays: {reason}", name(queue)),
         }
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words(|queue| queue.to_string()))
     }
 }
 
@@ -193,41 +208,43 @@ impl fmt::Display for SpinReason {
     }
 }
 
-impl fmt::Display for GrowReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl GrowReason {
+    fn words(&self, name: impl Fn(QueueKey) -> String) -> String {
         match *self {
-            GrowReason::BelowMinimum => f.write_str("there are fewer than the minimum"),
-            GrowReason::Busy { load_permille, cores } => {
-                write!(f, "{cores} cores carry {} % of one", percent(load_permille))
-            }
-            GrowReason::HotQueue(queue) => write!(f, "{queue} takes a core of its own"),
+            GrowReason::BelowMinimum => "there are fewer than the minimum".to_owned(),
+            GrowReason::Busy { load_permille, cores } => carried(cores, load_permille),
+            GrowReason::HotQueue(queue) => format!("{} takes a core of its own", name(queue)),
         }
     }
+}
+
+/// The load of so many cores together.
+fn carried(cores: u32, load_permille: u32) -> String {
+    let cores = if cores == 1 { "1 core carries".to_owned() } else { format!("{cores} cores carry") };
+    format!("{cores} {} % of one", percent(load_permille))
 }
 
 impl fmt::Display for ShrinkReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             ShrinkReason::AboveMaximum => f.write_str("there are more than the maximum"),
-            ShrinkReason::Idle { load_permille, cores } => {
-                write!(f, "{cores} cores carry {} % of one", percent(load_permille))
-            }
+            ShrinkReason::Idle { load_permille, cores } => f.write_str(&carried(cores, load_permille)),
             ShrinkReason::Drained => f.write_str("it was to be drained"),
         }
     }
 }
 
-impl fmt::Display for MoveReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl MoveReason {
+    fn words(&self, name: impl Fn(QueueKey) -> String) -> String {
         match *self {
-            MoveReason::Pinned => f.write_str("it is pinned there"),
-            MoveReason::Draining => f.write_str("its core is being drained"),
-            MoveReason::Reserved => f.write_str("a core is reserved"),
+            MoveReason::Pinned => "it is pinned there".to_owned(),
+            MoveReason::Draining => "its core is being drained".to_owned(),
+            MoveReason::Reserved => "a core is reserved".to_owned(),
             MoveReason::Balance { from_permille, to_permille } => {
-                write!(f, "{} % busy against {} %", percent(from_permille), percent(to_permille))
+                format!("{} % busy against {} %", percent(from_permille), percent(to_permille))
             }
-            MoveReason::BesideHotQueue(queue) => write!(f, "{queue} takes the whole core"),
-            MoveReason::Node(node) => write!(f, "its memory is on NUMA node {node}"),
+            MoveReason::BesideHotQueue(queue) => format!("{} takes the whole core", name(queue)),
+            MoveReason::Node(node) => format!("its memory is on NUMA node {node}"),
         }
     }
 }
@@ -319,6 +336,8 @@ mod tests {
         };
         let said = "queue 1 of device 3 moves from core 0 to core 2: 94 % busy against 12 %";
         assert_eq!(moved.to_string(), said);
+        let said = "web queue 1 moves from core 0 to core 2: 94 % busy against 12 %";
+        assert_eq!(moved.words(|queue| format!("web queue {}", queue.queue)), said);
         let spin = Decision::Spin { queue, spin_ns: 24_576, reason: SpinReason::Cheapest };
         let said =
             "queue 1 of device 3: polled for 25 us before it is armed, the cheapest for its recent gaps";

@@ -32,6 +32,7 @@ struct Simulation {
     planner: PoolPlanner,
     topology: CpuTopology,
     cores: BTreeMap<u32, (Option<u32>, CoreUse)>,
+    kept: BTreeSet<u32>,
     next_core: u32,
     queues: BTreeMap<QueueKey, Queue>,
     not_quiet: Vec<QueueKey>,
@@ -49,6 +50,7 @@ impl Simulation {
             planner: PoolPlanner::new(settings),
             topology: CpuTopology::default(),
             cores: (0..cores).map(|core| (core, (None, CoreUse::Open))).collect(),
+            kept: BTreeSet::new(),
             next_core: cores,
             queues: BTreeMap::new(),
             not_quiet: Vec::new(),
@@ -91,6 +93,7 @@ impl Simulation {
                     core: *core,
                     cpu: *cpu,
                     used_for: *used_for,
+                    kept: self.kept.contains(core),
                     // Some of the time goes into the looks.
                     busy_permille: (busy(core) + 2).min(1000),
                 })
@@ -187,10 +190,38 @@ fn cores_come_with_the_load_and_go_with_it() {
     pool.run(60 * SECOND);
     assert_eq!((pool.cores.len(), pool.served_permille()), (1, 1000));
     let reasons: Vec<String> = pool.decisions.iter().map(|(_, decision)| decision.to_string()).collect();
-    assert!(reasons[0].starts_with("one core more: 1 cores carry"), "{reasons:?}");
+    assert!(reasons[0].starts_with("one core more: 1 core carries"), "{reasons:?}");
     let moves = pool.moves();
     pool.run(60 * SECOND);
     assert_eq!((pool.cores.len(), pool.moves()), (1, moves), "a quiet pool is left alone");
+}
+
+#[test]
+fn a_core_that_a_user_has_asked_for_is_not_ended() {
+    let mut pool = Simulation::new(3, up_to(3));
+    pool.kept.extend([0, 2]);
+    pool.add(0, 0, 10);
+    pool.run(60 * SECOND);
+    assert_eq!(pool.cores.keys().copied().collect::<Vec<_>>(), [0, 2]);
+    pool.planner.set(up_to(1));
+    pool.run(60 * SECOND);
+    assert_eq!(pool.cores.len(), 2, "neither idle nor above the maximum");
+}
+
+#[test]
+fn without_balance_only_what_users_have_asked_for_is_done() {
+    let settings = PoolSettings { min_cores: 0, max_cores: 0, balance: false, ..PoolSettings::default() };
+    let mut pool = Simulation::new(2, settings);
+    (0..4).for_each(|device| {
+        pool.add(device, 0, 600);
+    });
+    pool.queues.get_mut(&key(3)).unwrap().pinned = Some(1);
+    pool.run(30 * SECOND);
+    assert_eq!((pool.cores.len(), pool.moves(), pool.core_of(3)), (2, 1, 1));
+    pool.cores.get_mut(&1).unwrap().1 = CoreUse::Draining;
+    pool.queues.get_mut(&key(3)).unwrap().pinned = None;
+    pool.run(SECOND);
+    assert_eq!((pool.cores.len(), pool.moves(), pool.core_of(3)), (2, 2, 0), "it is emptied, and stays");
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod explain;
 mod function;
 mod group;
 mod network;
+mod pool;
 mod queue;
 
 pub use configuration::SavedReport;
@@ -31,6 +32,7 @@ pub use group::GroupReport;
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };
+pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
 
 /// `ioplane status --json`, `GET /v1/status`.
@@ -61,6 +63,9 @@ pub struct StatusReport {
     pub functions: Vec<FunctionReport>,
     /// Its I/O cores.
     pub cores: Vec<CoreReport>,
+    /// How many of them there are to be, and what was decided about them.
+    #[serde(default)]
+    pub pool: PoolReport,
     /// How everything came to this process, if another one had it before.
     #[serde(default)]
     pub upgrade: Option<UpgradeReport>,
@@ -426,6 +431,15 @@ pub struct CoreReport {
     /// `dedicated`, `yields` or `nice`.
     #[serde(alias = "manners")]
     pub yield_policy: String,
+    /// The pool has started it, and ends it.
+    #[serde(default)]
+    pub elastic: bool,
+    /// The group whose devices alone it serves.
+    #[serde(default)]
+    pub reserve: Option<String>,
+    /// Its queues are moved away: a user has asked for that, or the pool is ending it.
+    #[serde(default)]
+    pub draining: bool,
     /// Queues that are on it.
     #[serde(alias = "seats")]
     pub queues: u32,

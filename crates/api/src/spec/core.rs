@@ -1,9 +1,7 @@
 //! What an I/O core is to be.
 
-use std::path::Path;
-
 use super::checks::CountField;
-use super::{Flaw, NotifyWord, YieldWord, form, spec};
+use super::{Flaw, NotifyWord, YieldWord, form, group_flaw, named, online, set_group, spec};
 
 spec! {
     /// An I/O core.
@@ -21,6 +19,15 @@ spec! {
         /// Whether it yields its processor.
         #[serde(rename = "manners", alias = "yield_policy")]
         yield_policy: YieldWord,
+        /// The group of which it serves the queues, and which is served by no core that is not reserved for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserve: Option<String>,
+        /// Its queues are moved away, and none is placed here.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        drain: bool,
+        /// The pool has started it, and ends it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        elastic: bool,
     }
 }
 
@@ -42,6 +49,27 @@ form! {
         /// Whether it yields its processor to other threads
         [long, alias = "manners", value_name = "HOW"]
         yield_policy was "manners": YieldWord,
+        /// Serve only the devices of this group here, and nowhere else
+        [long, value_name = "GROUP"]
+        reserve: String,
+    }
+}
+
+form! {
+    /// A change of a core while it runs. What is left out stays as it is.
+    CoreChangeForm {
+        /// Polled, adaptive or notified
+        [long, value_name = "HOW"]
+        notify: NotifyWord,
+        /// Microseconds without work before a polled core stops polling a queue and asks for kicks
+        [long, value_name = "N"]
+        spin_us: u64,
+        /// Whether its queues are moved to other cores, and no queue is placed here
+        [long, value_name = "BOOL"]
+        drain: bool,
+        /// The group whose devices alone are served here, and nowhere else; an empty name is none
+        [long, value_name = "GROUP"]
+        reserve: String,
     }
 }
 
@@ -56,6 +84,8 @@ impl CoreForm {
             spin_us: self.spin_us.unwrap_or(usual.spin_us),
             budget: self.budget.unwrap_or(usual.budget),
             yield_policy: self.yield_policy.unwrap_or(usual.yield_policy),
+            reserve: named(self.reserve),
+            ..usual
         }
     }
 }
@@ -77,7 +107,20 @@ impl CoreSpec {
             spin_us: SPIN_US,
             budget: BUDGETS.usual.into(),
             yield_policy: YieldWord::default(),
+            reserve: None,
+            drain: false,
+            elastic: false,
         }
+    }
+
+    /// The core after a change.
+    pub fn changed(&self, change: &CoreChangeForm) -> CoreSpec {
+        let mut next = self.clone();
+        next.notify = change.notify.unwrap_or(self.notify);
+        next.spin_us = change.spin_us.unwrap_or(self.spin_us);
+        next.drain = change.drain.unwrap_or(self.drain);
+        set_group(&mut next.reserve, change.reserve.clone());
+        next
     }
 
     /// Everything that is wrong with it on this host.
@@ -91,10 +134,9 @@ impl CoreSpec {
             ));
         }
         if let Some(cpu) = self.cpu
-            && !Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists()
+            && !online::is_there(cpu)
         {
-            let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-            let remedy = format!("this host has {}; leave cpu out to run unpinned", online.trim());
+            let remedy = format!("this host has {}; leave cpu out to run unpinned", online::list());
             flaws.push(Flaw::new("cpu", format!("there is no CPU {cpu}"), remedy));
         }
         if self.spin_us > 60_000_000 {
@@ -105,6 +147,7 @@ impl CoreSpec {
             ));
         }
         flaws.extend(BUDGETS.flaw(self.budget));
+        flaws.extend(group_flaw(self.reserve.as_deref()).map(|flaw| Flaw { field: "reserve", ..flaw }));
         flaws
     }
 }

@@ -7,6 +7,7 @@ mod words;
 mod address;
 mod checks;
 mod core;
+mod cpu_list;
 mod disk;
 mod fields;
 mod function;
@@ -14,15 +15,18 @@ mod group;
 mod limit;
 mod limit_fields;
 mod network;
+mod online;
 mod pci_address;
+mod pool;
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::core::{CORES, CoreForm, CoreSpec};
+pub use self::core::{CORES, CoreChangeForm, CoreForm, CoreSpec};
 pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
+pub use cpu_list::CpuList;
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
 use fields::{form, served_fields, spec, values};
@@ -37,6 +41,7 @@ pub(crate) use limit_fields::{
 };
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
+pub use pool::{PoolForm, PoolSpec};
 
 /// One thing that is wrong with a form: which field, why, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

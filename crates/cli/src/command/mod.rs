@@ -23,8 +23,13 @@ use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
 use ioplane_api::refusal::{Code, GET_SHOWS};
-use ioplane_api::report::{CoreReport, DiskReport, DoneReport, ExplainReport, StatusReport, UpgradeReport};
-use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
+use ioplane_api::report::{
+    CoreReport, DecisionsReport, DiskReport, DoneReport, ExplainReport, PoolReport, StatusReport,
+    UpgradeReport,
+};
+use ioplane_api::request::{
+    ChangeForm, CoreChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UnpinForm, UpgradeForm,
+};
 use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -306,6 +311,10 @@ fn form(form: DiskForm) -> Result<DiskForm> {
 
 fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
     let one = |core: &CoreReport| show::cores(std::slice::from_ref(core));
+    let change = |id: u32, form: CoreChangeForm| {
+        let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
+        print_done(json, &core, one)
+    };
     match command {
         CoreCommand::List => {
             let cores: Vec<CoreReport> = get(client, "/v1/cores")?;
@@ -320,14 +329,35 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
             print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
         CoreCommand::Mode { mode, core: Some(id) } => {
-            let form = NotifyForm { notify: Some(mode), spin_us: None };
-            let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
-            print_done(json, &core, one)
+            change(id, CoreChangeForm { notify: Some(mode), ..CoreChangeForm::default() })
         }
         CoreCommand::Mode { mode, core: None } => {
             let form = NotifyForm { notify: Some(mode), spin_us: None };
             let cores: Vec<CoreReport> = ask(client, Method::PUT, "/v1/notify", Some(&form))?;
             print_done(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Drain { id } => {
+            change(id, CoreChangeForm { drain: Some(true), ..CoreChangeForm::default() })
+        }
+        CoreCommand::Reserve { id, group } => {
+            change(id, CoreChangeForm { reserve: Some(group), ..CoreChangeForm::default() })
+        }
+        CoreCommand::Open { id } => {
+            let reserve = Some(String::new());
+            change(id, CoreChangeForm { drain: Some(false), reserve, ..CoreChangeForm::default() })
+        }
+        CoreCommand::Unpin { device, queue } => {
+            let form = UnpinForm { device, queue };
+            let report: serde_json::Value = ask(client, Method::POST, "/v1/queues/unpin", Some(&form))?;
+            print_done(json, &report, |_| format!("queue {queue} of {} may be on any core\n", form.device))
+        }
+        CoreCommand::Pool => {
+            let pool: PoolReport = get(client, "/v1/pool")?;
+            print(json, &pool, show::pool)
+        }
+        CoreCommand::Decisions { from } => {
+            let decisions: DecisionsReport = get(client, &format!("/v1/pool/decisions?from={from}"))?;
+            print(json, &decisions, show::decisions)
         }
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };

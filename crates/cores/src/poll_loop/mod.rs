@@ -489,6 +489,7 @@ impl PollLoop {
         for index in self.worked.drain(..) {
             if let Some(entry) = &mut self.slots[index] {
                 entry.charge.settle(rate);
+                entry.slot.meter().publish(entry.charge.time_ns);
             }
         }
     }

@@ -1,9 +1,11 @@
 //! I/O cores, and which queue is on which.
 
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use ioplane_api::report::{CoreReport, DoneReport, EventWord, MovedReport};
-use ioplane_api::request::{CoreForm, MoveForm, NotifyForm};
+use ioplane_api::request::{CoreChangeForm, CoreForm, MoveForm, NotifyForm, UnpinForm};
 use ioplane_api::spec::CoreSpec;
+use serde::Deserialize;
 
 use super::{Answer, Body, Own, created, form, form_or_usual, json, whole};
 use crate::Daemon;
@@ -16,12 +18,12 @@ fn core_id(id: &str) -> Result<u32, Refusal> {
 
 fn one_core(daemon: &Daemon, id: u32) -> Result<CoreReport, Refusal> {
     daemon.cores.check(id)?;
-    let found = daemon.cores.report().into_iter().find(|core| core.id == id);
+    let found = daemon.core_reports().into_iter().find(|core| core.id == id);
     found.ok_or_else(|| Refusal::busy(format!("I/O core {id} is only starting"), "ask again"))
 }
 
 pub async fn cores(State(daemon): Own) -> Answer {
-    json(daemon.cores.report())
+    json(daemon.core_reports())
 }
 
 pub async fn core(State(daemon): Own, Path(id): Path<String>) -> Answer {
@@ -30,10 +32,14 @@ pub async fn core(State(daemon): Own, Path(id): Path<String>) -> Answer {
 
 pub async fn add(State(daemon): Own, body: Body) -> Answer {
     let form: CoreForm = form_or_usual(body)?;
+    if let Some(group) = form.reserve.as_deref().filter(|group| !group.is_empty()) {
+        daemon.groups.check(group).map_err(|refused| refused.at("reserve"))?;
+    }
     whole(
         daemon.may_change()?,
         blocking(move || {
             let id = daemon.cores.start(form.spec(0), false, None)?;
+            daemon.pool.look_soon();
             daemon.tell(EventWord::Served, "core", &id.to_string(), "started");
             created(one_core(&daemon, id)?)
         }),
@@ -41,28 +47,31 @@ pub async fn add(State(daemon): Own, body: Body) -> Answer {
     .await
 }
 
-fn set(daemon: &Daemon, id: Option<u32>, form: &NotifyForm) -> Result<(), Refusal> {
-    if form.notify.is_none() && form.spin_us.is_none() {
-        return Err(Refusal::invalid("nothing to change", "send notify or spin_us"));
+fn set(daemon: &Daemon, id: Option<u32>, change: &CoreChangeForm) -> Result<(), Refusal> {
+    if *change == CoreChangeForm::default() {
+        let remedy = "send notify or spin_us; to one core drain or reserve too";
+        return Err(Refusal::invalid("nothing to change", remedy));
     }
-    let probe = CoreSpec { spin_us: form.spin_us.unwrap_or(0), ..CoreSpec::new(0) };
-    let flaws = probe.flaws();
+    let flaws = CoreSpec::new(0).changed(change).flaws();
     if !flaws.is_empty() {
         return Err(Refusal::flaws(&flaws));
     }
-    daemon.cores.set(id, |core| {
-        core.notify = form.notify.unwrap_or(core.notify);
-        core.spin_us = form.spin_us.unwrap_or(core.spin_us);
-    })?;
+    if let Some(group) = change.reserve.as_deref().filter(|group| !group.is_empty()) {
+        daemon.groups.check(group).map_err(|refused| refused.at("reserve"))?;
+    }
+    daemon.cores.set(id, |core| *core = core.changed(change))?;
+    daemon.pool.look_soon();
     for core in daemon.cores.all().into_iter().filter(|core| id.is_none_or(|id| id == core.id)) {
-        let text = format!("{}, spin_us {}", core.notify.word(), core.spin_us);
+        let drain = if core.drain { ", drained" } else { "" };
+        let reserve = core.reserve.as_ref().map_or(String::new(), |group| format!(", reserved for {group}"));
+        let text = format!("{}, spin_us {}{drain}{reserve}", core.notify.word(), core.spin_us);
         daemon.tell(EventWord::Changed, "core", &core.id.to_string(), &text);
     }
     Ok(())
 }
 
 pub async fn change(State(daemon): Own, Path(id): Path<String>, body: Body) -> Answer {
-    let (id, form): (u32, NotifyForm) = (core_id(&id)?, form(body)?);
+    let (id, form): (u32, CoreChangeForm) = (core_id(&id)?, form(body)?);
     whole(
         daemon.may_change()?,
         blocking(move || {
@@ -74,12 +83,13 @@ pub async fn change(State(daemon): Own, Path(id): Path<String>, body: Body) -> A
 }
 
 pub async fn notify(State(daemon): Own, body: Body) -> Answer {
-    let form: NotifyForm = form(body)?;
+    let NotifyForm { notify, spin_us } = form(body)?;
+    let form = CoreChangeForm { notify, spin_us, ..CoreChangeForm::default() };
     whole(
         daemon.may_change()?,
         blocking(move || {
             set(&daemon, None, &form)?;
-            json(daemon.cores.report())
+            json(daemon.core_reports())
         }),
     )
     .await
@@ -98,26 +108,92 @@ pub async fn retire(State(daemon): Own, Path(id): Path<String>) -> Answer {
     .await
 }
 
+/// Whose queue somebody names.
+enum Owner {
+    Disk,
+    Nic,
+    Switch,
+}
+
+impl Owner {
+    fn of(daemon: &Daemon, name: &str) -> Owner {
+        if daemon.nics.records().contains_key(name) {
+            Owner::Nic
+        } else if daemon.switches.switch(name).is_ok() && !daemon.disks.records().contains_key(name) {
+            Owner::Switch
+        } else {
+            Owner::Disk
+        }
+    }
+
+    /// Says what has changed, and how the device is.
+    async fn changed(self, daemon: &Daemon, name: &str, text: &str) -> Answer {
+        daemon.pool.look_soon();
+        match self {
+            Owner::Disk => {
+                daemon.disks.tell(EventWord::Changed, name, text);
+                json(MovedReport::Disk(Box::new(daemon.disks.report_of(name).await?)))
+            }
+            Owner::Nic => {
+                daemon.nics.tell(EventWord::Changed, name, text);
+                json(MovedReport::Nic(Box::new(daemon.nics.report_of(name).await?)))
+            }
+            Owner::Switch => {
+                daemon.tell(EventWord::Changed, "switch", name, text);
+                json(MovedReport::Switch(Box::new(daemon.switches.report_of(name)?)))
+            }
+        }
+    }
+}
+
 pub async fn move_queue(State(daemon): Own, body: Body) -> Answer {
     let MoveForm { disk: name, queue, core } = form(body)?;
     let text = format!("queue {queue} is on core {core}");
     whole(daemon.may_change()?, async move {
-        if daemon.nics.records().contains_key(&name) {
-            daemon.nics.move_queue(&name, queue, core).await?;
-            daemon.nics.tell(EventWord::Changed, &name, &text);
-            return json(MovedReport::Nic(Box::new(daemon.nics.report_of(&name).await?)));
+        let owner = Owner::of(&daemon, &name);
+        match owner {
+            Owner::Disk => daemon.disks.move_queue(&name, queue, core).await?,
+            Owner::Nic => daemon.nics.move_queue(&name, queue, core).await?,
+            Owner::Switch => {
+                let (switches, name) = (daemon.switches.clone(), name.clone());
+                blocking(move || switches.move_uplink(&name, queue, core)).await?;
+            }
         }
-        if daemon.switches.switch(&name).is_ok() && !daemon.disks.records().contains_key(&name) {
-            return blocking(move || {
-                daemon.switches.move_uplink(&name, queue, core)?;
-                daemon.tell(EventWord::Changed, "switch", &name, &text);
-                json(MovedReport::Switch(Box::new(daemon.switches.report_of(&name)?)))
-            })
-            .await;
-        }
-        daemon.disks.move_queue(&name, queue, core).await?;
-        daemon.disks.tell(EventWord::Changed, &name, &text);
-        json(MovedReport::Disk(Box::new(daemon.disks.report_of(&name).await?)))
+        owner.changed(&daemon, &name, &text).await
     })
     .await
+}
+
+pub async fn unpin(State(daemon): Own, body: Body) -> Answer {
+    let UnpinForm { device: name, queue } = form(body)?;
+    let text = format!("queue {queue} may be on any core");
+    whole(daemon.may_change()?, async move {
+        let owner = Owner::of(&daemon, &name);
+        match owner {
+            Owner::Disk => daemon.disks.unpin(&name, queue).await?,
+            Owner::Nic => daemon.nics.unpin(&name, queue).await?,
+            Owner::Switch => {
+                let (switches, name) = (daemon.switches.clone(), name.clone());
+                blocking(move || switches.pin_uplink(&name, queue, None)).await?;
+            }
+        }
+        owner.changed(&daemon, &name, &text).await
+    })
+    .await
+}
+
+pub async fn pool(State(daemon): Own) -> Answer {
+    json(daemon.pool.report(&daemon.cores))
+}
+
+/// `?from=N`.
+#[derive(Deserialize)]
+pub struct FromQuery {
+    from: Option<u64>,
+}
+
+pub async fn decisions(State(daemon): Own, query: Result<Query<FromQuery>, QueryRejection>) -> Answer {
+    let refused = |bad: QueryRejection| Refusal::invalid(bad.body_text(), "write ?from=NUMBER").at("from");
+    let Query(FromQuery { from }) = query.map_err(refused)?;
+    json(daemon.pool.decisions(from.unwrap_or(0)))
 }

@@ -123,6 +123,9 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::RetireCore => routing::on(method, cores::retire),
         Operation::Notify => routing::on(method, cores::notify),
         Operation::MoveQueue => routing::on(method, cores::move_queue),
+        Operation::UnpinQueue => routing::on(method, cores::unpin),
+        Operation::Pool => routing::on(method, cores::pool),
+        Operation::Decisions => routing::on(method, cores::decisions),
     }
 }
 

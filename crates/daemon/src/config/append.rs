@@ -74,6 +74,7 @@ impl Appended {
         self.other("spin_us", spec.spin_us as i64, usual.spin_us as i64);
         self.other("budget", i64::from(spec.budget), i64::from(usual.budget));
         self.other("yield_policy", spec.yield_policy.word(), usual.yield_policy.word());
+        self.some("reserve", spec.reserve.as_deref());
     }
 
     pub fn disk(&mut self, spec: &DiskSpec) {

@@ -1,7 +1,7 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, cores, groups, disks, switches, nics, functions } + where each is
+//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, pool, cores, groups, disks, switches, nics, functions } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use ioplane_api::spec::{
     BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, FieldSource, Flaw, FunctionSpec, GroupSpec, NicSpec,
-    SwitchSpec,
+    PoolForm, PoolSpec, SwitchSpec,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -54,7 +54,9 @@ pub struct Config {
     pub daemon: DaemonSpec,
     /// Where that is.
     pub daemon_place: Place,
-    /// Every `[[core]]`; one if there is none.
+    /// `[pool]`, if there is one.
+    pub pool: Option<(PoolSpec, Place)>,
+    /// Every `[[core]]`; one if there is neither one nor a pool.
     pub cores: Vec<(CoreSpec, Place)>,
     /// Every `[[group]]`.
     pub groups: Vec<(GroupSpec, Place)>,
@@ -68,7 +70,8 @@ pub struct Config {
 }
 
 /// The parts of a configuration, for those who look for them.
-const PARTS: &str = "there are [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]";
+const PARTS: &str =
+    "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -105,7 +108,7 @@ impl Config {
                 Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
             }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
@@ -150,6 +153,11 @@ impl Config {
         Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
     }
 
+    /// What the pool of cores is to be, if there is one.
+    pub fn pool(&self) -> Option<&PoolSpec> {
+        self.pool.as_ref().map(|(pool, _)| pool)
+    }
+
     pub fn disk(&self, name: &str) -> Option<&DiskSpec> {
         self.disks.iter().map(|(disk, _)| disk).find(|disk| disk.name == name)
     }
@@ -163,11 +171,15 @@ fn build<'t>(
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "core", "group", "disk", "switch", "nic", "pci"];
+        let known = ["daemon", "pool", "core", "group", "disk", "switch", "nic", "pci"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = TableReader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
+            }
+            ("pool", DeValue::Table(table)) => {
+                let reader = TableReader::new(source, "[pool]", table, &key.span(), problems);
+                config.pool = Some(pool(reader));
             }
             (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
                 for item in array.iter() {
@@ -199,23 +211,23 @@ fn build<'t>(
                 reason: format!("[{name}] is one table, and there may be several"),
                 remedy: format!("write [[{name}]]"),
             }),
-            ("daemon", _) => problems.push(Problem {
+            (name @ ("daemon" | "pool"), _) => problems.push(Problem {
                 line,
-                reason: "daemon is not one table".to_owned(),
-                remedy: "write [daemon] once".to_owned(),
+                reason: format!("{name} is not one table"),
+                remedy: format!("write [{name}] once"),
             }),
             (name, _) => problems.push(Problem {
                 line,
                 reason: format!("{name:?} is no part of a configuration"),
                 remedy: match nearest(name, &known) {
-                    Some("daemon") => "write [daemon]".to_owned(),
+                    Some(one @ ("daemon" | "pool")) => format!("write [{one}]"),
                     Some(near) => format!("write [[{near}]]"),
                     None => PARTS.to_owned(),
                 },
             }),
         }
     }
-    if config.cores.is_empty() {
+    if config.cores.is_empty() && config.pool.is_none() {
         config.cores.push((CoreSpec::new(0), Place::default()));
     }
     check_cores(&config, problems);
@@ -318,6 +330,14 @@ fn core(mut reader: TableReader<'_, '_>, position: u32) -> (CoreSpec, Place) {
         reader.note(field, reason, remedy);
     }
     (core, reader.finish())
+}
+
+fn pool(mut reader: TableReader<'_, '_>) -> (PoolSpec, Place) {
+    let pool = PoolForm::read(&mut reader).spec();
+    for Flaw { field, reason, remedy } in pool.flaws() {
+        reader.note(field, reason, remedy);
+    }
+    (pool, reader.finish())
 }
 
 fn disk(mut reader: TableReader<'_, '_>) -> Option<(DiskSpec, Place)> {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use ioplane_api::size::Size;
-use ioplane_api::spec::{CoreForm, DiskForm, FieldSource, Flaw, Form, FunctionForm, NicForm, SwitchForm};
+use ioplane_api::spec::{
+    CoreForm, DiskForm, FieldSource, Flaw, Form, FunctionForm, NicForm, PoolForm, SwitchForm,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -54,6 +56,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
     ("[[nic]]", NicForm::FIELDS),
     ("[[core]]", CoreForm::FIELDS),
     ("[[switch]]", SwitchForm::FIELDS),
+    ("[pool]", PoolForm::FIELDS),
     ("[[pci]]", FunctionForm::FIELDS),
 ];
 

@@ -84,13 +84,24 @@ pub fn check(config: &Config, problems: &mut Vec<Problem>) {
         flaws.extend(row.port.as_ref().and_then(|port| no_switch(config, &port.switch)));
         problems.extend(flaws.into_iter().map(|flaw| row.place.problem(flaw)));
     }
+    for (core, place) in &config.cores {
+        let flaw = core.reserve.as_deref().and_then(|group| no_group(config, group));
+        problems.extend(flaw.map(|flaw| place.problem(Flaw { field: "reserve", ..flaw })));
+    }
+    if !config.cores.is_empty() && config.cores.iter().all(|(core, _)| core.reserve.is_some()) {
+        let (_, place) = &config.cores[0];
+        let remedy = "leave reserve out of one of them, or add a [[core]]";
+        problems.push(place.problem(Flaw::new("reserve", "every core is reserved for a group", remedy)));
+    }
 }
 
 /// A core that is not there.
 pub fn no_core(config: &Config, core: Option<u32>) -> Option<Flaw> {
     let core = core.filter(|core| !config.cores.iter().any(|(known, _)| known.id == *core))?;
     let known: Vec<String> = config.cores.iter().map(|(core, _)| core.id.to_string()).collect();
-    let remedy = format!("add a [[core]] with id = {core}, or name one of {}", known.join(", "));
+    let others =
+        if known.is_empty() { String::new() } else { format!(", or name one of {}", known.join(", ")) };
+    let remedy = format!("add a [[core]] with id = {core}{others}");
     Some(Flaw::new("core", format!("there is no core {core}"), remedy))
 }
 

@@ -123,6 +123,12 @@ impl Daemon {
             let refused = Refusal::conflict(format!("{kind} {device} is in group {name}"), remedy);
             return Err(refused.coded(Code::InUse));
         }
+        if let Some(core) = self.cores.all().into_iter().find(|core| core.reserve.as_deref() == Some(name)) {
+            let (error, remedy) =
+                (format!("I/O core {} is reserved for group {name}", core.id), "`ioplane core open");
+            let refused = Refusal::conflict(error, format!("{remedy} {}` first", core.id));
+            return Err(refused.coded(Code::InUse));
+        }
         self.groups.forget(name)?;
         tracing::info!(group = name, "removed");
         self.tell(EventWord::Removed, "group", name, "removed");

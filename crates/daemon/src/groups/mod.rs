@@ -83,6 +83,12 @@ impl Groups {
         }
     }
 
+    /// The share of a group; that of all devices in no group if there is none of that name.
+    pub fn share(&self, group: Option<&str>) -> Share {
+        let slots = self.slots();
+        group.and_then(|group| slots.get(group)).map_or(Share::default(), |slot| slot.share)
+    }
+
     /// Whether there is a group of that name, for whoever asks for a device in it.
     pub fn check(&self, group: &str) -> Result<(), Refusal> {
         self.record(group).map(drop).map_err(|refused| refused.at("group"))

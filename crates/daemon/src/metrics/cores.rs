@@ -36,5 +36,23 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     counter(Family::new("ioplane_core_sleeps", "Times the core went to sleep"), |core| core.sleeps)?;
     counter(Family::new("ioplane_core_wakes", "Times the core was woken"), |core| core.wakes)?;
     let cpu = cores().map(|core| (labels(core), core.cpu_us as f64 / 1e6));
-    families.counted_seconds(Family::seconds("ioplane_core_cpu", "Processor time of the core"), cpu)
+    families.counted_seconds(Family::seconds("ioplane_core_cpu", "Processor time of the core"), cpu)?;
+    pool(status, families)
+}
+
+/// The pool.
+fn pool(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
+    let pool = &status.pool;
+    let states = [("open", pool.open), ("draining", pool.draining)];
+    let states = states.into_iter().map(|(state, count)| (vec![("state", state.to_owned())], count.into()));
+    families.gauges(
+        Family::new("ioplane_pool_cores", "I/O cores that take queues, and whose queues are moved away"),
+        states,
+    )?;
+    let mut counter =
+        |name, help, count: u64| families.counters(Family::new(name, help), std::iter::once((vec![], count)));
+    counter("ioplane_pool_cores_started", "Cores that the pool has started", pool.grown)?;
+    counter("ioplane_pool_cores_ended", "Cores that the pool has ended", pool.shrunk)?;
+    counter("ioplane_pool_queues_moved", "Queues that were moved other than by core move", pool.moved)?;
+    counter("ioplane_pool_moves_failed", "Moves that failed: the queue stayed where it was", pool.failed)
 }

@@ -49,6 +49,7 @@ impl Daemon {
         *self.config.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(config);
         let text = if done.is_empty() { "nothing to do".to_owned() } else { done.join("; ") };
         self.tell(EventWord::Reloaded, "", "", &text);
+        self.pool.look_soon();
         Ok(done)
     }
 
@@ -183,12 +184,12 @@ impl Daemon {
                 continue;
             };
             let queues =
-                self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.queues);
+                self.core_reports().iter().find(|core| core.id == now.id).map_or(0, |core| core.queues);
             if queues > 0 {
                 problems.push(Problem {
                     line: 0,
                     reason: format!("core {id} is gone from the configuration, and serves {queues} queues"),
-                    remedy: "move them away first: `ioplane core move DEVICE QUEUE CORE`".to_owned(),
+                    remedy: format!("move them away first: `ioplane core drain {id}`"),
                 });
             } else {
                 plan.retire.push(*id);
@@ -305,10 +306,12 @@ impl Daemon {
             }
         }
         drop(changing);
+        if self.config().pool() != config.pool() {
+            done.push("the pool changed".to_owned());
+        }
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
-            let set =
-                move || cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us));
+            let set = move || cores.set(Some(id), |core| *core = spec.clone());
             match blocking(set).await {
                 Ok(()) => done.push(format!("core {id} changed")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),

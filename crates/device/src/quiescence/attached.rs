@@ -69,7 +69,8 @@ impl AttachedPollers {
         for (queue, poller) in activation.made {
             let sender = placement.place(&device.info().name, queue);
             let limits = device.queue_limits(queue);
-            let slot = PollerSlot::new(poller, queue, self.inbox.clone(), device.share(), limits);
+            let slot =
+                PollerSlot::new(poller, device.info(), queue, self.inbox.clone(), device.share(), limits);
             let attached = AttachedPoller { queue, id: slot.id(), sender };
             match attached.sender.send(CoreMessage::Attach(slot)) {
                 Ok(()) => self.pollers.push(attached),

@@ -92,7 +92,9 @@ impl PoolPlanner {
         let mut moves = self.settings.moves_per_plan;
         self.obey(readings.now_ns, &mut outlook, &mut moves, &mut plan);
         self.count_cores(readings, topology, &outlook, &mut plan);
-        self.balance(readings.now_ns, &mut outlook, &mut moves, &mut plan);
+        if self.settings.balance {
+            self.balance(readings.now_ns, &mut outlook, &mut moves, &mut plan);
+        }
         plan
     }
 
@@ -223,10 +225,11 @@ impl PoolPlanner {
         }
     }
 
-    /// The core that is ended with the least trouble: nothing is pinned to it or stuck there, and it has the least load.
+    /// The core that is ended with the least trouble: the pool has started it, nothing is pinned to it or stuck there, and it has the least load.
     fn least(&self, outlook: &Outlook) -> Option<u32> {
         let free = |core: &&CoreOutlook| {
             core.load.used_for == CoreUse::Open
+                && !core.load.kept
                 && !outlook.queues.iter().any(|queue| {
                     queue.load.pinned == Some(core.load.core)
                         || (queue.load.core == core.load.core && self.memory.of(queue.load.queue).is_stuck())

@@ -26,6 +26,8 @@ pub struct PoolSettings {
     pub settle_ns: u64,
     /// Queues that one plan moves at most.
     pub moves_per_plan: usize,
+    /// Whether queues are moved for balance and to their memory's node. What users have asked for is done in any case.
+    pub balance: bool,
 }
 
 impl Default for PoolSettings {
@@ -40,6 +42,7 @@ impl Default for PoolSettings {
             shrink_after_ns: 5_000_000_000,
             settle_ns: 250_000_000,
             moves_per_plan: 32,
+            balance: true,
         }
     }
 }
@@ -66,6 +69,8 @@ pub struct CoreLoad {
     pub cpu: Option<u32>,
     /// What it is for.
     pub used_for: CoreUse,
+    /// A user has asked for this core: the pool does not end it.
+    pub kept: bool,
     /// Time that it had work in the last period, in thousandths.
     pub busy_permille: u32,
 }

@@ -1,5 +1,6 @@
 //! Reports for people.
 
+mod cores;
 mod device;
 mod explain;
 mod group;
@@ -9,11 +10,11 @@ mod pci;
 pub mod tests;
 
 use ioplane_api::report::{
-    CoreReport, DeviceQueue, DiskReport, DiskSocket, PauseReport, RetryReport, ServedState, StatusReport,
-    UpgradeReport,
+    DeviceQueue, DiskReport, DiskSocket, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
 };
 use ioplane_api::size::Size;
 
+pub use cores::{cores, decisions, pool};
 pub use device::{disk, disk_limits, group_of, nic, nic_limits};
 pub use explain::explain;
 pub use group::{group, groups};
@@ -102,31 +103,6 @@ pub fn disks(disks: &[DiskReport]) -> String {
         text.push_str(&error_lines(&disk.name, &disk.error, &disk.remedy, disk.retry));
     }
     text
-}
-
-/// `core list`.
-pub fn cores(cores: &[CoreReport]) -> String {
-    let mut table = Table::new(&[
-        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "YIELD",
-    ]);
-    for core in cores {
-        table.row(vec![
-            core.id.to_string(),
-            match core.cpu_refused {
-                Some(cpu) => format!("{cpu} refused"),
-                None => or_dash(core.cpu),
-            },
-            core.notify.clone(),
-            core.queues.to_string(),
-            core.awake.to_string(),
-            format!("{:.1}", core.busy_percent),
-            core.sleeps.to_string(),
-            core.wakes.to_string(),
-            core.spin_us.to_string(),
-            core.yield_policy.clone(),
-        ]);
-    }
-    table.to_string()
 }
 
 /// A row of `status` about a queue.

@@ -1,0 +1,73 @@
+//! I/O cores, their pool, and what was decided about both.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ioplane_api::report::{CoreReport, DecisionsReport, PoolReport};
+
+use super::or_dash;
+use crate::command::table::Table;
+
+/// `core list`.
+pub fn cores(cores: &[CoreReport]) -> String {
+    let mut table = Table::new(&[
+        "CORE", "CPU", "MODE", "FOR", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "YIELD",
+    ]);
+    for core in cores {
+        table.row(vec![
+            core.id.to_string(),
+            match core.cpu_refused {
+                Some(cpu) => format!("{cpu} refused"),
+                None => or_dash(core.cpu),
+            },
+            core.notify.clone(),
+            core_use(core),
+            core.queues.to_string(),
+            core.awake.to_string(),
+            format!("{:.1}", core.busy_percent),
+            core.sleeps.to_string(),
+            core.wakes.to_string(),
+            core.spin_us.to_string(),
+            core.yield_policy.clone(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Which queues a core takes.
+fn core_use(core: &CoreReport) -> String {
+    match &core.reserve {
+        _ if core.draining => "none: draining".to_owned(),
+        Some(group) => format!("group {group}"),
+        None => "any".to_owned(),
+    }
+}
+
+/// `core pool`.
+pub fn pool(pool: &PoolReport) -> String {
+    let PoolReport { open, draining, min, max, grown, shrunk, moved, failed, .. } = pool;
+    let mut text = format!("{open} cores take queues, {draining} are being emptied\n");
+    if pool.configured {
+        let cpus = pool.cpus.as_ref().map_or("not pinned".to_owned(), |cpus| format!("on processors {cpus}"));
+        text.push_str(&format!("there are to be {min} to {max}, {cpus}\n"));
+    } else {
+        text.push_str("cores come and go as you say: the configuration has no [pool]\n");
+    }
+    text + &format!("{grown} started, {shrunk} ended; {moved} queues moved, {failed} moves failed\n")
+}
+
+/// `core decisions`.
+pub fn decisions(report: &DecisionsReport) -> String {
+    let mut text = String::new();
+    if report.lost > 0 {
+        text.push_str(&format!("{} older ones are no longer kept\n", report.lost));
+    }
+    if report.decisions.is_empty() {
+        text.push_str("nothing was decided\n");
+    }
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    for one in &report.decisions {
+        let ago = now_ms.saturating_sub(one.at_ms) as f64 / 1000.0;
+        text.push_str(&format!("{:>6}  {ago:>9.2} s ago  {}\n", one.number, one.text));
+    }
+    text
+}

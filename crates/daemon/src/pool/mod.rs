@@ -1,0 +1,322 @@
+//! The pool of I/O cores: what cores and queues use is read, the policy plans, and what it decides is carried out.
+//!
+//! ```text
+//!   cores: time of each queue --> Meters --PoolReadings--> PoolPlanner --[Decision]--> log
+//!   state file: pins, drains ---> Facts ------^                            | Grow, Shrink: Cores
+//!                                                                          \ Move: one at a time, at a parked point
+//! ```
+//!
+//! Looks come every 20 ms while some queue has work or something is being carried out, and every second otherwise. Without `[pool]`, and while no core is
+//! drained or reserved, there are none.
+
+mod carry;
+mod facts;
+mod readings;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
+use ioplane_api::spec::PoolSpec;
+use ioplane_scheduler::{
+    CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings, PoolSettings, QueueKey,
+};
+use tokio::sync::Notify;
+
+use crate::cores::Cores;
+use crate::groups::Groups;
+use crate::state_file::StateFile;
+use facts::{DeviceRef, Facts};
+use readings::{Meters, Underway};
+
+/// Between two looks while some queue has work.
+const BUSY_PERIOD: Duration = Duration::from_millis(20);
+/// Between two looks while none has.
+const IDLE_PERIOD: Duration = Duration::from_secs(1);
+/// Decisions that are kept.
+const LOG: usize = 512;
+
+/// One queue that is to be moved.
+#[derive(Debug, Clone)]
+struct PlannedMove {
+    key: QueueKey,
+    device: DeviceRef,
+    to: u32,
+    /// A user wants it, or its core ends: it may take longer.
+    patient: bool,
+}
+
+/// What is to be done after a look.
+#[derive(Debug, Default)]
+struct Todo {
+    /// Processors of cores that are to be started.
+    grow: Vec<Option<u32>>,
+    /// Cores that are to end and whose last queue has left.
+    retire: Vec<u32>,
+    /// When to look again; never, until somebody says that something has changed.
+    next: Option<Duration>,
+}
+
+/// The state of the pool. All methods return at once.
+#[derive(Debug)]
+pub struct ElasticPool {
+    inner: Mutex<Inner>,
+    /// Something that users say has changed.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    spec: Option<PoolSpec>,
+    planner: PoolPlanner,
+    topology: CpuTopology,
+    facts: Facts,
+    meters: Meters,
+    underway: Underway,
+    moves: VecDeque<PlannedMove>,
+    log: DecisionLog,
+    /// The epoch of the policy's times, and what the wall clock said then, ms since 1970.
+    epoch: Instant,
+    epoch_ms: u64,
+    grown: u64,
+    shrunk: u64,
+    moved: u64,
+    failed: u64,
+    /// A core could not be started: not again before.
+    grow_at: Instant,
+}
+
+/// What the policy goes by. Without a pool it only does what users ask for.
+fn settings(spec: Option<&PoolSpec>) -> PoolSettings {
+    match spec {
+        None => PoolSettings { min_cores: 0, max_cores: 0, balance: false, ..PoolSettings::default() },
+        Some(spec) => PoolSettings {
+            min_cores: spec.min,
+            max_cores: spec.max,
+            cpus: spec.cpus.as_ref().map_or(BTreeSet::new(), |cpus| cpus.cpus().clone()),
+            ..PoolSettings::default()
+        },
+    }
+}
+
+impl ElasticPool {
+    /// A pool that has not looked yet. Reads sysfs: may block for a moment.
+    pub fn new() -> Self {
+        let topology = CpuTopology::read(Path::new("/sys")).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the host's processors: siblings and NUMA nodes are not known");
+            CpuTopology::default()
+        });
+        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let inner = Inner {
+            spec: None,
+            planner: PoolPlanner::new(settings(None)),
+            topology,
+            facts: Facts::default(),
+            meters: Meters::new(),
+            underway: Underway::default(),
+            moves: VecDeque::new(),
+            log: DecisionLog::new(LOG),
+            // The policy takes a time of zero for never.
+            epoch: Instant::now() - Duration::from_millis(1),
+            epoch_ms: now_ms,
+            grown: 0,
+            shrunk: 0,
+            moved: 0,
+            failed: 0,
+            grow_at: Instant::now(),
+        };
+        ElasticPool { inner: Mutex::new(inner), changed: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something that users say about cores or queues has changed: it is looked at soon.
+    pub fn look_soon(&self) {
+        self.changed.notify_one();
+    }
+
+    /// One look: reads, plans, and says what is to be done beside moving queues.
+    fn look(&self, spec: Option<&PoolSpec>, cores: &Cores, groups: &Groups, state_file: &StateFile) -> Todo {
+        self.lock().look(spec, cores, groups, state_file)
+    }
+
+    /// The next queue to move.
+    fn next_move(&self) -> Option<PlannedMove> {
+        self.lock().moves.pop_front()
+    }
+
+    /// A move has come to its end.
+    fn moved(&self, key: QueueKey, well: bool) {
+        let mut inner = self.lock();
+        inner.underway.moving.remove(&key);
+        if well {
+            inner.moved += 1;
+        } else {
+            inner.failed += 1;
+            inner.underway.not_quiet.push(key);
+        }
+    }
+
+    /// A move has not even begun.
+    fn dropped(&self, key: QueueKey) {
+        self.lock().underway.moving.remove(&key);
+    }
+
+    /// No queue is moved for now: everything is being handed over.
+    fn postpone(&self) {
+        let mut inner = self.lock();
+        for planned in std::mem::take(&mut inner.moves) {
+            inner.underway.moving.remove(&planned.key);
+        }
+    }
+
+    fn grew(&self, well: bool) {
+        let mut inner = self.lock();
+        if well {
+            inner.grown += 1;
+        } else {
+            inner.grow_at = Instant::now() + Duration::from_secs(10);
+        }
+    }
+
+    fn shrank(&self, core: u32) {
+        let mut inner = self.lock();
+        inner.underway.ending.remove(&core);
+        inner.shrunk += 1;
+    }
+
+    /// Whether the pool is ending that core.
+    pub fn is_ending(&self, core: u32) -> bool {
+        self.lock().underway.ending.contains(&core)
+    }
+
+    /// How it is.
+    pub fn report(&self, cores: &Cores) -> PoolReport {
+        let specs = cores.all();
+        let inner = self.lock();
+        let draining = |id: u32, drain: bool| drain || inner.underway.ending.contains(&id);
+        let draining = specs.iter().filter(|core| draining(core.id, core.drain)).count() as u32;
+        let count = specs.len() as u32;
+        PoolReport {
+            configured: inner.spec.is_some(),
+            min: inner.spec.as_ref().map_or(count, |spec| spec.min),
+            max: inner.spec.as_ref().map_or(count, |spec| spec.max),
+            cpus: inner.spec.as_ref().and_then(|spec| spec.cpus.clone()),
+            open: count - draining,
+            draining,
+            grown: inner.grown,
+            shrunk: inner.shrunk,
+            moved: inner.moved,
+            failed: inner.failed,
+            decisions: inner.log.made(),
+        }
+    }
+
+    /// The decisions from number `from` on.
+    pub fn decisions(&self, from: u64) -> DecisionsReport {
+        let inner = self.lock();
+        let (kept, lost) = inner.log.since(from);
+        let next = inner.log.made();
+        let first = next - kept.len() as u64;
+        let decisions = (first..).zip(kept);
+        let decisions = decisions.map(|(number, one)| inner.reported(number, one.at_ns, &one.decision));
+        DecisionsReport { decisions: decisions.collect(), lost, next }
+    }
+}
+
+impl Inner {
+    fn look(
+        &mut self,
+        spec: Option<&PoolSpec>,
+        cores: &Cores,
+        groups: &Groups,
+        state_file: &StateFile,
+    ) -> Todo {
+        if self.spec.as_ref() != spec {
+            self.spec = spec.cloned();
+            self.planner.set(settings(spec));
+        }
+        self.facts.follow(state_file, groups);
+        if spec.is_none() && !self.facts.ask_for_moves() && self.underway.ending.is_empty() {
+            return Todo::default();
+        }
+        let now = Instant::now();
+        let now_ns = now.saturating_duration_since(self.epoch).as_nanos() as u64;
+        let at = (now, now_ns);
+        let (readings, worked) = self.meters.read(cores.pool(), &self.facts, &mut self.underway, at);
+        let mut todo = Todo::default();
+        for decision in self.planner.plan(&readings, &self.topology) {
+            self.take(decision, &readings, cores, &mut todo);
+        }
+        // Somebody has pinned a queue there meanwhile, or has retired it.
+        let pinned = |core: u32| readings.queues.iter().any(|queue| queue.pinned == Some(core));
+        let (facts, ending) = (&self.facts, &mut self.underway.ending);
+        ending.retain(|core| {
+            let wanted = pinned(*core);
+            if wanted {
+                cores.reopen(*core);
+            }
+            !wanted && facts.core(*core).is_some()
+        });
+        let left = |core: &&u32| !readings.queues.iter().any(|queue| queue.core == **core);
+        todo.retire = self.underway.ending.iter().filter(left).copied().collect();
+        let busy = worked || !self.underway.moving.is_empty() || !self.underway.ending.is_empty();
+        todo.next = Some(if busy { BUSY_PERIOD } else { IDLE_PERIOD });
+        todo
+    }
+
+    /// Notes a decision, and what is to be done for it.
+    fn take(&mut self, decision: Decision, readings: &PoolReadings, cores: &Cores, todo: &mut Todo) {
+        match decision {
+            Decision::Grow { .. } if Instant::now() < self.grow_at => return,
+            Decision::Grow { cpu, .. } => todo.grow.push(cpu),
+            Decision::Shrink { core, .. } => {
+                self.underway.ending.insert(core);
+                cores.close(core);
+            }
+            Decision::Move { queue, to, reason, .. } => {
+                let Some(device) = self.meters.numbers.device(queue.device).cloned() else { return };
+                let patient =
+                    matches!(reason, MoveReason::Pinned | MoveReason::Draining | MoveReason::Reserved);
+                self.underway.moving.insert(queue);
+                self.moves.push_back(PlannedMove { key: queue, device, to, patient });
+            }
+            _ => {}
+        }
+        let text = self.words(&decision);
+        tracing::info!(cores = readings.cores.len(), "pool: {text}");
+        self.log.enter(readings.now_ns, decision);
+    }
+
+    fn words(&self, decision: &Decision) -> String {
+        decision.words(|queue| match self.meters.numbers.device(queue.device) {
+            Some(device) => format!("{} queue {}", device.name(), queue.queue),
+            None => queue.to_string(),
+        })
+    }
+
+    fn reported(&self, number: u64, at_ns: u64, decision: &Decision) -> DecisionReport {
+        let (word, queue, from, to) = match *decision {
+            Decision::Grow { .. } => (DecisionWord::Grow, None, None, None),
+            Decision::Shrink { core, .. } => (DecisionWord::Shrink, None, Some(core), None),
+            Decision::Move { queue, from, to, .. } => (DecisionWord::Move, Some(queue), Some(from), Some(to)),
+            Decision::Stuck { queue, .. } => (DecisionWord::Stuck, Some(queue), None, None),
+            _ => (DecisionWord::Other, None, None, None),
+        };
+        let device = queue.and_then(|queue| self.meters.numbers.device(queue.device));
+        DecisionReport {
+            number,
+            at_ms: self.epoch_ms + at_ns / 1_000_000,
+            decision: word,
+            device: device.map(|device| device.name().to_owned()),
+            queue: queue.map(|queue| queue.queue),
+            from,
+            to,
+            text: self.words(decision),
+        }
+    }
+}
