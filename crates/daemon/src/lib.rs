@@ -4,7 +4,7 @@
 //!   CLI, programs --HTTP over control.sock--> api --+--> Registry<Disk>, Registry<Nic> --Handle--> one task per device
 //!                                                   |--> Registry<Card> --Handle--> one thread per function (host::vfio_user)
 //!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
-//!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
+//!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores) <-- pool: how many, and which queue is where
 //!                                                   \--> StateFile: state.json, for the daemon after a crash
 //! ```
 //!

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The left half is data that a core owns and asks: no call of it allocates, locks, blocks, or looks at a clock, and each takes some
-//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. Limits, turns and [`QueuePolling`] are wired in;
+//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. Limits, turns, [`QueuePolling`] and [`PoolPlanner`] are wired in;
 //! docs/decisions/0041-scheduling.md says how the rest will be.
 //!
 //! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one.

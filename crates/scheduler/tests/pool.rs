@@ -212,6 +212,7 @@ fn a_core_that_a_user_has_asked_for_is_not_ended() {
 fn without_balance_only_what_users_have_asked_for_is_done() {
     let settings = PoolSettings { min_cores: 0, max_cores: 0, balance: false, ..PoolSettings::default() };
     let mut pool = Simulation::new(2, settings);
+    pool.kept.extend([0, 1]);
     (0..4).for_each(|device| {
         pool.add(device, 0, 600);
     });

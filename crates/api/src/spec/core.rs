@@ -120,6 +120,8 @@ impl CoreSpec {
         next.spin_us = change.spin_us.unwrap_or(self.spin_us);
         next.drain = change.drain.unwrap_or(self.drain);
         set_group(&mut next.reserve, change.reserve.clone());
+        // Whoever reserves a core has asked for it: the pool does not end it, and it comes back after a restart.
+        next.elastic &= next.reserve.is_none();
         next
     }
 
