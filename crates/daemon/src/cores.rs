@@ -1,6 +1,6 @@
 //! The daemon's I/O cores: which there are, how they are set, and where a disk's queues go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -164,8 +164,8 @@ impl Cores {
         Ok(())
     }
 
-    /// How each is. `ending`: whether the pool is ending it.
-    pub fn report(&self, ending: impl Fn(u32) -> bool) -> Vec<CoreReport> {
+    /// How each is. `ending`: those that the pool is ending.
+    pub fn report(&self, ending: &BTreeSet<u32>) -> Vec<CoreReport> {
         let specs = self.specs();
         let report = |reading: ioplane_cores::CoreReading| {
             let spec = specs.get(&reading.core)?;
@@ -179,7 +179,7 @@ impl Cores {
                 yield_policy: spec.yield_policy.word().to_owned(),
                 elastic: spec.elastic,
                 reserve: spec.reserve.clone(),
-                draining: spec.drain || ending(spec.id),
+                draining: spec.drain || ending.contains(&spec.id),
                 queues: reading.queues,
                 awake: reading.awake,
                 busy_percent: f64::from(reading.busy_permille) / 10.0,

@@ -210,7 +210,7 @@ impl Daemon {
 
     /// How each I/O core is.
     fn core_reports(&self) -> Vec<CoreReport> {
-        self.cores.report(|core| self.pool.is_ending(core))
+        self.cores.report(&self.pool.ending())
     }
 
     /// The configured cores as they were set at run time, and those added at run time. Those that a pool had started are gone.

@@ -140,7 +140,9 @@ impl Owner {
             }
             Owner::Switch => {
                 daemon.tell(EventWord::Changed, "switch", name, text);
-                json(MovedReport::Switch(Box::new(daemon.switches.report_of(name)?)))
+                let (switches, name) = (daemon.switches.clone(), name.to_owned());
+                let report = blocking(move || switches.report_of(&name)).await?;
+                json(MovedReport::Switch(Box::new(report)))
             }
         }
     }

@@ -107,8 +107,8 @@ impl Facts {
         self.devices.get(meter.kind())?.get(meter.device())
     }
 
-    /// Whether users want something of cores that takes moving queues, whatever the load is.
-    pub fn ask_for_moves(&self) -> bool {
-        self.cores.values().any(|(core, reserved)| core.drain || reserved.is_some())
+    /// Whether there is something to do without a pool: users want cores to be empty, or a pool that is gone has left some behind.
+    pub fn need_looks(&self) -> bool {
+        self.cores.values().any(|(core, reserved)| core.drain || core.elastic || reserved.is_some())
     }
 }

@@ -59,7 +59,7 @@ struct Todo {
     next: Option<Duration>,
 }
 
-/// The state of the pool. All methods return at once.
+/// The state of the pool. All methods return at once. Nobody who holds a lock of [`Cores`] may call one: a look asks [`Cores`].
 #[derive(Debug)]
 pub struct ElasticPool {
     inner: Mutex<Inner>,
@@ -189,9 +189,9 @@ impl ElasticPool {
         inner.shrunk += 1;
     }
 
-    /// Whether the pool is ending that core.
-    pub fn is_ending(&self, core: u32) -> bool {
-        self.lock().underway.ending.contains(&core)
+    /// Cores that end when their queues have left.
+    pub fn ending(&self) -> BTreeSet<u32> {
+        self.lock().underway.ending.clone()
     }
 
     /// How it is.
@@ -241,7 +241,7 @@ impl Inner {
             self.planner.set(settings(spec));
         }
         self.facts.follow(state_file, groups);
-        if spec.is_none() && !self.facts.ask_for_moves() && self.underway.ending.is_empty() {
+        if spec.is_none() && !self.facts.need_looks() && self.underway.ending.is_empty() {
             return Todo::default();
         }
         let now = Instant::now();
