@@ -45,14 +45,16 @@ fn core_use(core: &CoreReport) -> String {
 /// `core pool`.
 pub fn pool(pool: &PoolReport) -> String {
     let PoolReport { open, draining, min, max, grown, shrunk, moved, failed, .. } = pool;
-    let mut text = format!("{open} cores take queues, {draining} are being emptied\n");
+    let mut text = format!("cores that take queues: {open}; that are being emptied: {draining}\n");
     if pool.configured {
         let cpus = pool.cpus.as_ref().map_or("not pinned".to_owned(), |cpus| format!("on processors {cpus}"));
         text.push_str(&format!("there are to be {min} to {max}, {cpus}\n"));
     } else {
         text.push_str("cores come and go as you say: the configuration has no [pool]\n");
     }
-    text + &format!("{grown} started, {shrunk} ended; {moved} queues moved, {failed} moves failed\n")
+    text + &format!(
+        "cores started: {grown}, ended: {shrunk}; queues moved: {moved}; moves that failed: {failed}\n"
+    )
 }
 
 /// `core decisions`.
