@@ -43,12 +43,11 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
 /// The pool.
 fn pool(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
     let pool = &status.pool;
-    let states = [("open", pool.open), ("draining", pool.draining)];
-    let states = states.into_iter().map(|(state, count)| (vec![("state", state.to_owned())], count.into()));
-    families.gauges(
-        Family::new("ioplane_pool_cores", "I/O cores that take queues, and whose queues are moved away"),
-        states,
-    )?;
+    let mut gauge = |name, help, count: u32| {
+        families.gauges(Family::new(name, help), std::iter::once((vec![], count.into())))
+    };
+    gauge("ioplane_pool_cores", "I/O cores that take queues", pool.open)?;
+    gauge("ioplane_pool_cores_draining", "I/O cores whose queues are moved away", pool.draining)?;
     let mut counter =
         |name, help, count: u64| families.counters(Family::new(name, help), std::iter::once((vec![], count)));
     counter("ioplane_pool_cores_started", "Cores that the pool has started", pool.grown)?;
