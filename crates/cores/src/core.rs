@@ -85,7 +85,7 @@ impl Core {
 
     /// The meters of its queues.
     pub fn meters(&self) -> Vec<Arc<SlotMeter>> {
-        self.mailbox.upgrade().map_or(Vec::new(), |m| m.meters())
+        self.mailbox.upgrade().map_or(Vec::new(), |m| m.meters.all())
     }
 
     /// Whether [`crate::Pool`] places queues here by itself: true at first. Whoever names the core gets it in any case, and where no core is open any is taken.

@@ -24,6 +24,7 @@ mod core;
 mod counts;
 mod error;
 mod mailbox;
+mod meters;
 mod poll_loop;
 mod pool;
 mod readable;

@@ -3,18 +3,19 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::SegQueue;
-use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender, SlotMeter};
+use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender};
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::meters::MeterTable;
 
 /// Bit of `gate`: closed for good, or for as long as it takes to see whether the core may end.
 const CLOSED: u32 = 1;
 /// What one sender adds to `gate` while it sends.
 const SENDER: u32 = 2;
 
-/// The mailbox of one core. Sending never blocks; while nothing comes the core pays one relaxed load per turn.
+/// The mailbox of one core. Sending waits for nothing that the core does; while nothing comes the core pays one relaxed load per turn.
 ///
 /// No message is lost: a sender pushes, sets the flag, then writes the eventfd; the core clears the flag, empties the eventfd, then
 /// pops. A message that is pushed too late for the pop sets the flag and the eventfd again after that. If the core's steps fall
@@ -28,8 +29,8 @@ pub struct Mailbox {
     gate: AtomicU32,
     /// Queues that are attached or about to be.
     queues: AtomicU32,
-    /// Of the slots that have been sent. Senders and readers lock it, the core never does: a slot that only this table knows is gone.
-    meters: Mutex<Vec<Arc<SlotMeter>>>,
+    /// Of the slots that have been sent.
+    pub(crate) meters: MeterTable,
 }
 
 impl Mailbox {
@@ -41,7 +42,7 @@ impl Mailbox {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             gate: AtomicU32::new(0),
             queues: AtomicU32::new(0),
-            meters: Mutex::default(),
+            meters: MeterTable::default(),
         })
     }
 
@@ -55,18 +56,6 @@ impl Mailbox {
     /// Queues that are attached or about to be.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
-    }
-
-    /// The meters of the slots that the core has, or is about to have. Control plane. A poller that has parked a moment ago may still
-    /// be among them.
-    pub(crate) fn meters(&self) -> Vec<Arc<SlotMeter>> {
-        self.with_meters(|meters| meters.clone())
-    }
-
-    fn with_meters<R>(&self, work: impl FnOnce(&mut Vec<Arc<SlotMeter>>) -> R) -> R {
-        let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
-        meters.retain(|meter| Arc::strong_count(meter) > 1);
-        work(&mut meters)
     }
 
     /// The core's side: whether the flag is set. One relaxed load.
@@ -130,7 +119,7 @@ impl CoreSender for Mailbox {
         }
         if let CoreMessage::Attach(slot) = &message {
             self.queues.fetch_add(1, Ordering::Relaxed);
-            self.with_meters(|meters| meters.push(slot.meter().clone()));
+            self.meters.enter(slot.meter());
         }
         self.messages.push(message);
         self.wake();

@@ -1,5 +1,7 @@
 //! Several cores, and which of them a queue goes to.
 
+#![expect(clippy::disallowed_types, reason = "the list is the control plane's: no core sees it")]
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
