@@ -11,7 +11,7 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
+    ChangeForm, CoreForm, MigrationSocketForm, MoveForm, CoreChangeForm, QuiesceForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{DiskForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
@@ -287,11 +287,11 @@ operations! {
     /// One I/O core.
     Core: Get "/v1/cores/{id}" => 200 CoreReport;
     /// Changes an I/O core while it runs.
-    ChangeCore: Patch "/v1/cores/{id}" body NotifyForm => 200 CoreReport;
+    ChangeCore: Patch "/v1/cores/{id}" body CoreChangeForm => 200 CoreReport;
     /// Ends an I/O core that serves no queue any more.
     RetireCore: Delete "/v1/cores/{id}" => 200 DoneReport;
     /// Changes all I/O cores while they run.
-    Notify: Put "/v1/notify" body NotifyForm => 200 Vec<CoreReport>;
+    Notify: Put "/v1/notify" body CoreChangeForm => 200 Vec<CoreReport>;
     /// Moves a queue to another core.
     MoveQueue: Post "/v1/queues/move" body MoveForm => 200 MovedReport;
     /// What of what was added at run time the configuration does not say.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-pub use crate::spec::CoreForm;
+pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
     DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limited, limits_of,
     set_limits,
@@ -83,18 +83,6 @@ body! {
     MigrationSocketForm {
         /// Where [default: beside the first].
         socket: Option<PathBuf>,
-    }
-}
-
-body! {
-    /// How queues learn of requests.
-    #[derive(Default)]
-    #[serde(default)]
-    NotifyForm {
-        /// Polled, adaptive or notified.
-        notify: Option<NotifyWord>,
-        /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
-        spin_us: Option<u64>,
     }
 }
 

@@ -13,7 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
+    BackingForm, CoreChangeForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
     NotifyWord, SwitchForm,
 };
 
@@ -245,6 +245,14 @@ pub enum CoreCommand {
         /// Only this core [default: all]
         #[arg(long, value_name = "ID")]
         core: Option<u32>,
+    },
+    /// Change a core while guests run: its mode, and what is asked of it while it is adaptive
+    Set {
+        /// Its number
+        id: u32,
+        /// What is to change
+        #[command(flatten)]
+        change: CoreChangeForm,
     },
     /// Move a queue to another core while its guest runs
     Move {

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::CoreReport;
+use ioplane_api::report::{CoreReport, ObjectiveWord};
 use ioplane_api::spec::{CORES, CoreSpec};
-use ioplane_cores::Pool;
+use ioplane_cores::{CoreReading, Notify, Pool};
 use ioplane_device::{CoreId, CoreSender, Placement};
+use ioplane_scheduler::ObjectiveReport;
 
-use super::lower::{Lower, notify_word};
+use super::lower::{Lower, notify_word, objective};
 use super::state_file::{CoreRecord, StateFile};
 use crate::refusal::Refusal;
 
@@ -125,7 +126,7 @@ impl Cores {
         Ok(())
     }
 
-    /// Changes what can be changed while cores run: `notify` and `spin_us`, of one or of all.
+    /// Changes what can be changed while cores run: what [`CoreChangeForm`] has, of one or of all.
     pub fn set(&self, id: Option<u32>, change: impl Fn(&mut CoreSpec)) -> Result<(), Refusal> {
         if let Some(id) = id {
             self.check(id)?;
@@ -137,6 +138,7 @@ impl Cores {
             let core = self.pool.core(CoreId(spec.id))?;
             core.notify(spec.notify.lower());
             core.spin(Duration::from_micros(spec.spin_us));
+            core.objective(&objective(spec));
         }
         self.state_file.change(|entries| {
             for spec in next.values() {
@@ -151,8 +153,9 @@ impl Cores {
 
     pub fn report(&self) -> Vec<CoreReport> {
         let specs = self.specs();
-        let report = |reading: ioplane_cores::CoreReading| {
+        let report = |reading: CoreReading| {
             let spec = specs.get(&reading.core)?;
+            let (objective, missed_percent) = outcome(spec, &reading);
             let cpu = reading.cpu.and_then(|cpu| u32::try_from(cpu).ok());
             Some(CoreReport {
                 id: spec.id,
@@ -160,6 +163,10 @@ impl Cores {
                 cpu_refused: spec.cpu.filter(|_| cpu.is_none()),
                 notify: notify_word(reading.notify).word().to_owned(),
                 spin_us: spec.spin_us,
+                p99_us: spec.p99_us,
+                cpu_percent: spec.cpu_percent,
+                objective,
+                missed_percent,
                 yield_policy: spec.yield_policy.word().to_owned(),
                 queues: reading.queues,
                 awake: reading.awake,
@@ -175,6 +182,24 @@ impl Cores {
             })
         };
         self.pool.read().into_iter().filter_map(report).collect()
+    }
+}
+
+/// What came of what is asked of a core.
+fn outcome(spec: &CoreSpec, reading: &CoreReading) -> (ObjectiveWord, f64) {
+    if (spec.p99_us, spec.cpu_percent) == (None, None) {
+        return (ObjectiveWord::Unknown, 0.0);
+    }
+    if reading.notify != Notify::Adaptive {
+        return (ObjectiveWord::Unheeded, 0.0);
+    }
+    match reading.objective {
+        ObjectiveReport::Unknown => (ObjectiveWord::Unknown, 0.0),
+        ObjectiveReport::Kept => (ObjectiveWord::Kept, 0.0),
+        ObjectiveReport::LateByCeiling(permille) => (ObjectiveWord::LateByCeiling, f64::from(permille) / 10.0),
+        ObjectiveReport::LateByLoad(permille) => (ObjectiveWord::LateByLoad, f64::from(permille) / 10.0),
+        // Of a second.
+        ObjectiveReport::OverCeiling(ns) => (ObjectiveWord::OverCeiling, ns as f64 / 1e7),
     }
 }
 

@@ -68,6 +68,11 @@ impl CoreContext {
         self.now
     }
 
+    /// Processor time of this thread, if the clock knows it. Costs a system call.
+    pub fn thread_cpu(&self) -> Option<Duration> {
+        self.clock.thread_cpu()
+    }
+
     /// When the work of this poll begins. If the poll just before had work, that is when its work ended, which spares a look at the clock;
     /// otherwise it is now.
     #[inline]

@@ -16,6 +16,12 @@ spec! {
         notify: NotifyWord,
         /// Microseconds without work before a polled core sleeps.
         spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        p99_us: Option<u64>,
+        /// The most of a processor that an adaptive core may take, percent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpu_percent: Option<u32>,
         /// Most requests from one queue in a turn.
         budget: u32,
         /// Whether it yields its processor.
@@ -36,12 +42,36 @@ form! {
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks
         [long, value_name = "N"]
         spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests; 0 for no objective [default: none]
+        [long, value_name = "N"]
+        p99_us: u64,
+        /// The most of its processor that an adaptive core may take, percent; 0 for no ceiling [default: none]
+        [long, value_name = "N"]
+        cpu_percent: u32,
         /// Most requests from one queue in a turn [default: 64]
         [long, value_name = "N"]
         budget: u32,
         /// Whether it yields its processor to other threads
         [long, alias = "manners", value_name = "HOW"]
         yield_policy was "manners": YieldWord,
+    }
+}
+
+form! {
+    /// What can be changed about a core while it runs.
+    CoreChangeForm {
+        /// How it learns of requests
+        [long, value_name = "HOW"]
+        notify: NotifyWord,
+        /// Microseconds without work before a polled core stops polling a queue and asks for kicks
+        [long, value_name = "N"]
+        spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests; 0 for no objective
+        [long, value_name = "N"]
+        p99_us: u64,
+        /// The most of its processor that an adaptive core may take, percent; 0 for no ceiling
+        [long, value_name = "N"]
+        cpu_percent: u32,
     }
 }
 
@@ -54,10 +84,17 @@ impl CoreForm {
             cpu: self.cpu,
             notify: self.notify.unwrap_or(usual.notify),
             spin_us: self.spin_us.unwrap_or(usual.spin_us),
+            p99_us: asked(self.p99_us),
+            cpu_percent: asked(self.cpu_percent),
             budget: self.budget.unwrap_or(usual.budget),
             yield_policy: self.yield_policy.unwrap_or(usual.yield_policy),
         }
     }
+}
+
+/// What is asked of a core: 0 is nothing.
+fn asked<N: Default + PartialEq>(value: Option<N>) -> Option<N> {
+    value.filter(|value| *value != N::default())
 }
 
 /// Most cores, and the end of their numbers.
@@ -75,6 +112,8 @@ impl CoreSpec {
             cpu: None,
             notify: NotifyWord::default(),
             spin_us: SPIN_US,
+            p99_us: None,
+            cpu_percent: None,
             budget: BUDGETS.usual.into(),
             yield_policy: YieldWord::default(),
         }
@@ -104,7 +143,23 @@ impl CoreSpec {
                 "give at most a minute: 60000000",
             ));
         }
+        if let Some(p99_us) = self.p99_us.filter(|p99_us| *p99_us > 1_000_000) {
+            let remedy = "give at most a second: 1000000; 0 for none";
+            flaws.push(Flaw::new("p99_us", format!("p99_us = {p99_us}"), remedy));
+        }
+        if let Some(percent) = self.cpu_percent.filter(|percent| *percent > 100) {
+            let remedy = "a core has one processor: give 1 to 100; 0 for no ceiling";
+            flaws.push(Flaw::new("cpu_percent", format!("cpu_percent = {percent}"), remedy));
+        }
         flaws.extend(BUDGETS.flaw(self.budget));
         flaws
+    }
+
+    /// Changes what a form names.
+    pub fn change(&mut self, form: &CoreChangeForm) {
+        self.notify = form.notify.unwrap_or(self.notify);
+        self.spin_us = form.spin_us.unwrap_or(self.spin_us);
+        self.p99_us = form.p99_us.map_or(self.p99_us, |p99_us| asked(Some(p99_us)));
+        self.cpu_percent = form.cpu_percent.map_or(self.cpu_percent, |percent| asked(Some(percent)));
     }
 }

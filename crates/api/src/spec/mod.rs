@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::core::{CORES, CoreForm, CoreSpec};
+pub use self::core::{CORES, CoreChangeForm, CoreForm, CoreSpec};
 pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};

@@ -24,7 +24,7 @@ use hyper::Method;
 use ioplane_api::SOCKET;
 use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, ExplainReport, StatusReport, UpgradeReport};
-use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
+use ioplane_api::request::{ChangeForm, CoreChangeForm, MigrationSocketForm, MoveForm, UpgradeForm};
 use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -320,14 +320,18 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
             print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
         CoreCommand::Mode { mode, core: Some(id) } => {
-            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let form = CoreChangeForm { notify: Some(mode), ..CoreChangeForm::default() };
             let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
             print_done(json, &core, one)
         }
         CoreCommand::Mode { mode, core: None } => {
-            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let form = CoreChangeForm { notify: Some(mode), ..CoreChangeForm::default() };
             let cores: Vec<CoreReport> = ask(client, Method::PUT, "/v1/notify", Some(&form))?;
             print_done(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Set { id, change } => {
+            let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&change))?;
+            print_done(json, &core, one)
         }
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };

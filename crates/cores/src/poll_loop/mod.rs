@@ -23,6 +23,7 @@
 mod account;
 mod adaptive;
 mod charge;
+mod objective;
 mod rest;
 mod slot;
 mod timers;
@@ -39,7 +40,7 @@ use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
     PollerSlot, Share,
 };
-use ioplane_scheduler::{FairTurns, Polled, poll_cost};
+use ioplane_scheduler::{CoreObjective, FairTurns, Polled, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -47,7 +48,9 @@ use crate::settings::{CoreSettings, Notify, YieldPolicy};
 use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
+use adaptive::Adaptive;
 use charge::SettleRate;
+use objective::Objective;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
@@ -72,6 +75,11 @@ const YIELD_TURNS: u32 = 4;
 /// front end that sends many must not delay the queues of others.
 const MESSAGES_PER_TURN: u64 = 8;
 
+/// So long before.
+fn before(at: Instant, time: Duration) -> Instant {
+    at.checked_sub(time).unwrap_or(at)
+}
+
 /// The core's ring, if it has one.
 #[inline]
 fn ring(context: &mut CoreContext) -> Option<&mut CoreRing> {
@@ -91,6 +99,7 @@ pub(crate) struct PollLoop {
     notify: Notify,
     spin: Duration,
     wait_policy: WaitPolicy,
+    objective: Objective,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
@@ -133,7 +142,7 @@ impl PollLoop {
         let context = CoreContext::new(clock).with_io(ring.map(|ring| Box::new(ring) as _));
         let now = context.now();
         let sleeps = settings.yield_policy != YieldPolicy::Dedicated;
-        PollLoop {
+        let mut poll_loop = PollLoop {
             mailbox,
             shared,
             watch,
@@ -143,6 +152,7 @@ impl PollLoop {
             notify: settings.notify,
             spin: settings.spin,
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
+            objective: Objective::new(CoreObjective::default(), now),
             waited: false,
             unkicked_until: now,
             asks: false,
@@ -161,7 +171,9 @@ impl PollLoop {
             idle_run: 0,
             idle_from: now,
             stepping: None,
-        }
+        };
+        poll_loop.read_objective();
+        poll_loop
     }
 
     /// Turns until the owner asks the core to end and no poller is attached any more.
@@ -214,6 +226,7 @@ impl PollLoop {
                 (0..self.slots.len()).for_each(|index| self.wake(index));
             }
         }
+        self.read_objective();
         self.shared.life.load(Ordering::Acquire) == ENDING && self.try_end()
     }
 
@@ -269,7 +282,9 @@ impl PollLoop {
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
         self.join_group(at, slot.share());
-        self.slots[at] = Some(SlotEntry::new(slot, watched, state));
+        let adaptive = Adaptive::new(self.objective.asked(), self.wait_policy.wake_ns());
+        let now = self.context.now();
+        self.slots[at] = Some(SlotEntry::new(slot, watched, state, adaptive, now));
         if state.is_awake() {
             self.awake(at);
         }
@@ -377,17 +392,25 @@ impl PollLoop {
         self.account.counts.steps += 1;
         self.stepping = Some(entry.slot.queue());
         self.context.enter_slot(index);
+        let looked = self.context.now();
         let outcome = entry.step(&mut self.context, budget, self.notify.polls());
         self.stepping = None;
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
-                entry.adaptive.worked(self.shared.age_ns(self.context.now()), outcome.cost().requests);
+                let requests = outcome.cost().requests;
+                if self.objective.has_p99() {
+                    let now = self.context.look();
+                    self.objective.took(requests, now.saturating_duration_since(entry.looked));
+                }
+                let now_ns = self.shared.age_ns(self.context.now());
+                entry.adaptive.worked(now_ns, requests, self.objective.asked());
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
         }
+        entry.looked = looked;
         outcome
     }
 
@@ -423,6 +446,8 @@ impl PollLoop {
         if entry.state.is_resting() {
             entry.state = SlotState::Polled;
             entry.idle_since = None;
+            // The request was there before the core was.
+            entry.looked = before(self.context.now(), entry.adaptive.wake_up());
             if std::mem::take(&mut entry.timed) {
                 self.timers.clear(Timer::Slot(index));
             }
@@ -448,6 +473,7 @@ impl PollLoop {
             let since = now.saturating_duration_since(self.last_tidy);
             self.wait_policy.count(ring.ended(), since.as_nanos() as u64);
         }
+        self.check_objective(now);
         self.last_tidy = now;
         self.account.share(now);
         self.shared.publish(&self.account.counts, self.awake.len(), self.account.permille(), now);
@@ -457,6 +483,7 @@ impl PollLoop {
     fn look(&mut self) {
         let now = self.context.look();
         (self.unlooked_turns, self.unlooked_units) = (0, 0);
+        self.spend(now, now.saturating_duration_since(self.account.looked()));
         let ns = self.account.look(now);
         self.settle(ns);
         while let Some(timer) = self.timers.due(now) {

@@ -2,8 +2,8 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{CoreReport, DoneReport, EventWord, MovedReport};
-use ioplane_api::request::{CoreForm, MoveForm, NotifyForm};
-use ioplane_api::spec::CoreSpec;
+use ioplane_api::request::{CoreChangeForm, CoreForm, MoveForm};
+use ioplane_api::spec::{CoreSpec, Form};
 
 use super::{Answer, Body, Own, created, form, form_or_usual, json, whole};
 use crate::Daemon;
@@ -41,28 +41,31 @@ pub async fn add(State(daemon): Own, body: Body) -> Answer {
     .await
 }
 
-fn set(daemon: &Daemon, id: Option<u32>, form: &NotifyForm) -> Result<(), Refusal> {
-    if form.notify.is_none() && form.spin_us.is_none() {
-        return Err(Refusal::invalid("nothing to change", "send notify or spin_us"));
+fn set(daemon: &Daemon, id: Option<u32>, form: &CoreChangeForm) -> Result<(), Refusal> {
+    if *form == CoreChangeForm::default() {
+        let remedy = format!("send {}", CoreChangeForm::FIELDS.join(", or "));
+        return Err(Refusal::invalid("nothing to change", remedy));
     }
-    let probe = CoreSpec { spin_us: form.spin_us.unwrap_or(0), ..CoreSpec::new(0) };
+    let mut probe = CoreSpec::new(0);
+    probe.change(form);
     let flaws = probe.flaws();
     if !flaws.is_empty() {
         return Err(Refusal::flaws(&flaws));
     }
-    daemon.cores.set(id, |core| {
-        core.notify = form.notify.unwrap_or(core.notify);
-        core.spin_us = form.spin_us.unwrap_or(core.spin_us);
-    })?;
+    daemon.cores.set(id, |core| core.change(form))?;
     for core in daemon.cores.all().into_iter().filter(|core| id.is_none_or(|id| id == core.id)) {
-        let text = format!("{}, spin_us {}", core.notify.word(), core.spin_us);
+        let mut text = format!("{}, spin_us {}", core.notify.word(), core.spin_us);
+        let asked = [("p99_us", core.p99_us), ("cpu_percent", core.cpu_percent.map(u64::from))];
+        for (name, value) in asked.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            text.push_str(&format!(", {name} {value}"));
+        }
         daemon.tell(EventWord::Changed, "core", &core.id.to_string(), &text);
     }
     Ok(())
 }
 
 pub async fn change(State(daemon): Own, Path(id): Path<String>, body: Body) -> Answer {
-    let (id, form): (u32, NotifyForm) = (core_id(&id)?, form(body)?);
+    let (id, form): (u32, CoreChangeForm) = (core_id(&id)?, form(body)?);
     whole(
         daemon.may_change()?,
         blocking(move || {
@@ -74,7 +77,7 @@ pub async fn change(State(daemon): Own, Path(id): Path<String>, body: Body) -> A
 }
 
 pub async fn notify(State(daemon): Own, body: Body) -> Answer {
-    let form: NotifyForm = form(body)?;
+    let form: CoreChangeForm = form(body)?;
     whole(
         daemon.may_change()?,
         blocking(move || {

@@ -308,7 +308,7 @@ impl Daemon {
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
             let set =
-                move || cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us));
+                move || cores.set(Some(id), |core| *core = spec.clone());
             match blocking(set).await {
                 Ok(()) => done.push(format!("core {id} changed")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),
