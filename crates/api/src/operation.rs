@@ -11,7 +11,7 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreForm, MigrationSocketForm, MoveForm, CoreChangeForm, QuiesceForm, UpgradeForm,
+    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, QuiesceForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{DiskForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};

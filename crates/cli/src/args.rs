@@ -13,8 +13,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingForm, CoreChangeForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
-    NotifyWord, SwitchForm,
+    BackingForm, CoreChangeForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm,
+    NicChangeForm, NicForm, NotifyWord, SwitchForm,
 };
 
 use duration::duration;

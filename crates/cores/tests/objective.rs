@@ -93,7 +93,8 @@ fn requests_that_came_late_are_told() {
         lines[0].stalls.store(false, Ordering::SeqCst);
         lines[0].wait();
     }
-    let late = |report| matches!(report, ObjectiveReport::LateByLoad(permille) if (15..=25).contains(&permille));
+    let late =
+        |report| matches!(report, ObjectiveReport::LateByLoad(permille) if (15..=25).contains(&permille));
     looked(&lines[0]);
     clock.advance(SECOND);
     eventually("does not say what came of it", || late(core.read().objective));
@@ -126,7 +127,9 @@ fn the_ceiling_wins_and_is_told() {
     let kicked = requests(&lines[0], &clock, 200, SHORT);
     assert!(kicked > 190, "{kicked} of 200 kicked");
     looked(&lines[0]);
-    report(&lines[0], &clock, &core, |report| report != ObjectiveReport::Kept && report != ObjectiveReport::Unknown);
+    report(&lines[0], &clock, &core, |report| {
+        report != ObjectiveReport::Kept && report != ObjectiveReport::Unknown
+    });
     running.quiesce(soon()).unwrap();
 }
 

@@ -196,7 +196,9 @@ fn outcome(spec: &CoreSpec, reading: &CoreReading) -> (ObjectiveWord, f64) {
     match reading.objective {
         ObjectiveReport::Unknown => (ObjectiveWord::Unknown, 0.0),
         ObjectiveReport::Kept => (ObjectiveWord::Kept, 0.0),
-        ObjectiveReport::LateByCeiling(permille) => (ObjectiveWord::LateByCeiling, f64::from(permille) / 10.0),
+        ObjectiveReport::LateByCeiling(permille) => {
+            (ObjectiveWord::LateByCeiling, f64::from(permille) / 10.0)
+        }
         ObjectiveReport::LateByLoad(permille) => (ObjectiveWord::LateByLoad, f64::from(permille) / 10.0),
         // Of a second.
         ObjectiveReport::OverCeiling(ns) => (ObjectiveWord::OverCeiling, ns as f64 / 1e7),

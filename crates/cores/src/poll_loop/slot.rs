@@ -62,7 +62,13 @@ pub(super) struct SlotEntry {
 }
 
 impl SlotEntry {
-    pub(super) fn new(slot: PollerSlot, watched: Watched, state: SlotState, adaptive: Adaptive, now: Instant) -> Self {
+    pub(super) fn new(
+        slot: PollerSlot,
+        watched: Watched,
+        state: SlotState,
+        adaptive: Adaptive,
+        now: Instant,
+    ) -> Self {
         SlotEntry {
             slot,
             watched,

@@ -33,7 +33,10 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     let asked = || cores().filter(|core| core.p99_us.is_some() || core.cpu_percent.is_some());
     let kept = asked().map(|core| (labels(core), (core.objective == ObjectiveWord::Kept).into()));
     families.gauges(
-        Family::new("ioplane_core_objective_kept", "1 if what is asked of the core was kept in the last second"),
+        Family::new(
+            "ioplane_core_objective_kept",
+            "1 if what is asked of the core was kept in the last second",
+        ),
         kept,
     )?;
     let late = asked().map(|core| {

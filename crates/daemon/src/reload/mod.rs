@@ -307,8 +307,7 @@ impl Daemon {
         drop(changing);
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
-            let set =
-                move || cores.set(Some(id), |core| *core = spec.clone());
+            let set = move || cores.set(Some(id), |core| *core = spec.clone());
             match blocking(set).await {
                 Ok(()) => done.push(format!("core {id} changed")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),

@@ -9,8 +9,8 @@ mod pci;
 pub mod tests;
 
 use ioplane_api::report::{
-    CoreReport, DeviceQueue, DiskReport, DiskSocket, PauseReport, RetryReport, ObjectiveWord, ServedState, StatusReport,
-    UpgradeReport,
+    CoreReport, DeviceQueue, DiskReport, DiskSocket, ObjectiveWord, PauseReport, RetryReport, ServedState,
+    StatusReport, UpgradeReport,
 };
 use ioplane_api::size::Size;
 
@@ -130,7 +130,17 @@ fn objective(core: &CoreReport) -> String {
 /// `core list`.
 pub fn cores(cores: &[CoreReport]) -> String {
     let mut table = Table::new(&[
-        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "YIELD", "OBJECTIVE",
+        "CORE",
+        "CPU",
+        "MODE",
+        "QUEUES",
+        "AWAKE",
+        "BUSY %",
+        "SLEEPS",
+        "WAKES",
+        "SPIN US",
+        "YIELD",
+        "OBJECTIVE",
     ]);
     for core in cores {
         table.row(vec![
