@@ -358,7 +358,8 @@ impl PollLoop {
         self.turns.begin_turn();
         while let Some(grant) = self.turns.next_poll() {
             let index = grant.slot;
-            let outcome = self.step_with(index, Budget { bytes: grant.bytes as u32, ..self.budget });
+            let budget = Budget { bytes: grant.bytes as u32, room: room_of(grant.room), ..self.budget };
+            let outcome = self.step_with(index, budget);
             self.turns.polled(index, cost_of(&outcome));
             units += u64::from(outcome.units());
             let parked = outcome.state() == PollState::Parked;
@@ -379,7 +380,8 @@ impl PollLoop {
 
     /// One poll of a slot outside of the turns, which its group pays for.
     fn step(&mut self, index: usize) -> PollOutcome {
-        let outcome = self.step_with(index, self.budget);
+        let room = room_of(self.turns.room(index));
+        let outcome = self.step_with(index, Budget { room, ..self.budget });
         if outcome.state() == PollState::Busy && self.turns.competes() {
             self.turns.polled(index, cost_of(&outcome));
         }
@@ -395,6 +397,9 @@ impl PollLoop {
         let looked = self.context.now();
         let outcome = entry.step(&mut self.context, budget, self.notify.polls());
         self.stepping = None;
+        if let Some((submitted, completed)) = self.context.take_moved() {
+            self.turns.moved(index, submitted, completed);
+        }
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
                 let requests = outcome.cost().requests;
@@ -568,10 +573,16 @@ impl PollLoop {
     }
 }
 
-/// What a poll came to, for the turns. What is in flight is not bounded yet.
+/// What a poll may hand to its backing, of what its group may.
+#[inline]
+fn room_of(room: u64) -> u32 {
+    u32::try_from(room).unwrap_or(Budget::UNBOUNDED)
+}
+
+/// What a poll came to, for the turns.
 #[inline]
 fn cost_of(outcome: &PollOutcome) -> Polled {
     let cost = outcome.cost();
     let bytes = if outcome.state() == PollState::Busy { poll_cost(cost.requests, cost.bytes) } else { 0 };
-    Polled { bytes, more: outcome.has_more(), ..Polled::default() }
+    Polled { bytes, more: outcome.has_more() }
 }
