@@ -541,7 +541,7 @@ fn one_poll_hands_on_what_it_has_room_for() {
                 ended.push(done.token);
             }
         }
-        assert_eq!(ended[0], small);
+        assert!(ended.contains(&small) && ended.contains(&huge));
         let mut read = vec![0; HUGE as usize];
         rig.disk.read_data(huge, &mut read).unwrap();
         assert!(read == content, "a slice went elsewhere");
