@@ -23,37 +23,35 @@ fn every_guest_of_a_boot_storm_has_its_first_read() {
         writeln!(config, "[[disk]]\nname = \"d{disk}\"\nmemory = \"1M\"").unwrap();
     }
     let daemon = TestDaemon::open(&config);
+    daemon.until(|| (0..=GUESTS).all(|disk| daemon.path(&format!("d{disk}.sock")).exists()));
     let mut at_work = Reader::connect(&daemon, &format!("d{GUESTS}"));
-    let (together, done) = (Barrier::new(GUESTS + 1), Barrier::new(GUESTS + 1));
-    let (mut took, reads) = std::thread::scope(|scope| {
+    let together = Barrier::new(GUESTS);
+    let mut reads = 0;
+    let (mut took, mut guests): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
         let guests: Vec<_> = (0..GUESTS)
             .map(|disk| {
-                let (daemon, together, done) = (&daemon, &together, &done);
+                let (daemon, together) = (&daemon, &together);
                 scope.spawn(move || {
                     together.wait();
                     let began = Instant::now();
                     let mut guest = Reader::connect(daemon, &format!("d{disk}"));
                     guest.submit(1);
                     guest.wait(1);
-                    let took = began.elapsed();
-                    // All of them stay connected until the last has had its first read.
-                    done.wait();
-                    guest.submit(8);
-                    guest.wait(8);
-                    took
+                    (began.elapsed(), guest)
                 })
             })
             .collect();
-        together.wait();
-        let mut reads = 0;
-        for _ in 0..50 {
+        while !guests.iter().all(|guest| guest.is_finished()) {
             at_work.submit(16);
             at_work.wait(16);
             reads += 16;
         }
-        done.wait();
-        (guests.into_iter().map(|guest| guest.join().unwrap()).collect::<Vec<_>>(), reads)
+        guests.into_iter().map(|guest| guest.join().unwrap()).unzip()
     });
+    for guest in &mut guests {
+        guest.submit(8);
+        guest.wait(8);
+    }
     took.sort_unstable();
     println!(
         "first read of {GUESTS} guests: median {:?}, slowest {:?} (goal 5 s); {reads} reads of the one at work",
