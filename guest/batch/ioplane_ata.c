@@ -158,11 +158,13 @@ static int __init ata_init(void)
 	struct pci_dev *pci = NULL;
 	unsigned int replaced = 0;
 
-	while ((pci = pci_get_class(PCI_CLASS_STORAGE_IDE << 8 | 0x80, pci)) ||
-	       (pci = NULL)) {
+	for_each_pci_dev(pci) {
 		struct ata_host *host;
 		unsigned int port;
 
+		if (pci->class >> 8 != PCI_CLASS_STORAGE_IDE)
+			continue;
+		/* Its driver neither comes nor goes meanwhile. */
 		device_lock(&pci->dev);
 		host = pci_get_drvdata(pci);
 		if (pci->dev.driver && !strcmp(pci->dev.driver->name, driver) && host)

@@ -23,6 +23,9 @@ pub struct RunArgs {
     /// How long a cluster may keep a guest from its interrupts, 1 us to 100 ms [default: 50us]
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub time_limit: Option<Duration>,
+    /// Offer batches of device accesses to the guest by CPUID (docs/guide/batch.md)
+    #[arg(long)]
+    pub batch: bool,
     /// The VMM and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

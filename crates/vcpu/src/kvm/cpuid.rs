@@ -53,11 +53,8 @@ fn terms(base: u32) -> kvm_cpuid_entry2 {
 
 /// The VMM's leaves and those of batches.
 pub(super) fn offer(given: impl Iterator<Item = kvm_cpuid_entry2>) -> Offer {
-    let mut cpuid = Box::new(Cpuid {
-        count: 0,
-        padding: 0,
-        leaves: [kvm_cpuid_entry2::default(); MOST_LEAVES],
-    });
+    let mut cpuid =
+        Box::new(Cpuid { count: 0, padding: 0, leaves: [kvm_cpuid_entry2::default(); MOST_LEAVES] });
     let mut count = 0;
     for leaf in given {
         let Some(place) = cpuid.leaves.get_mut(count) else { return Offer::None };

@@ -16,7 +16,9 @@ mod run_page;
 mod vcpu;
 mod vm;
 
-pub use counters::{BatchCounts, ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters};
+pub use counters::{
+    BatchCounts, ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters,
+};
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};

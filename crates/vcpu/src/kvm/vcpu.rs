@@ -62,7 +62,10 @@ enum Exit {
         shown: bool,
     },
     /// An entry of a batch.
-    Entry { rung: batch::Rung, shown: bool },
+    Entry {
+        rung: batch::Rung,
+        shown: bool,
+    },
 }
 
 /// How an attempt to go on without KVM ended.
@@ -184,8 +187,8 @@ impl ClusteredVcpu {
                 Attempt::Enter(why) => why,
             };
             self.ended(why);
-            let delivers = self.interrupts_enabled()
-                || why == Some(ClusterEnd::Stopped(StopReason::InterruptWindow));
+            let delivers =
+                self.interrupts_enabled() || why == Some(ClusterEnd::Stopped(StopReason::InterruptWindow));
             self.window.enter(delivers);
             let result = self.enter(vm, kvm, delivers);
             match self.exit {
@@ -466,9 +469,7 @@ impl ClusteredVcpu {
         let mut here = Here { page, vm, state, limits, interrupts, window, clock, kvm };
         // The data page has the answer already, so what a write carries is put elsewhere.
         let found = self.interpreter.port_access(&self.general, &self.system, &mut space, &mut here);
-        found
-            .filter(|(found, pending)| *found == access && pending.is_plain())
-            .map(|(_, pending)| pending)
+        found.filter(|(found, pending)| *found == access && pending.is_plain()).map(|(_, pending)| pending)
     }
 
     /// Completes the instruction of a made-up exit. The answer of a device must not be lost, so nothing is needed here that others may be

@@ -27,8 +27,16 @@ const NOBODY: u64 = 0xffff_ffff;
 /// What KVM_RUN has returned with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Exit {
-    Port { write: bool, port: u16, value: Vec<u8> },
-    Memory { write: bool, address: u64, value: Vec<u8> },
+    Port {
+        write: bool,
+        port: u16,
+        value: Vec<u8>,
+    },
+    Memory {
+        write: bool,
+        address: u64,
+        value: Vec<u8>,
+    },
     Halt,
     /// EINTR.
     Kicked,
@@ -229,15 +237,20 @@ fn singly(entries: &[BatchEntry]) -> Vec<u8> {
     let mut code = Vec::new();
     for (entry, to) in entries.iter().zip((READS..).step_by(8)) {
         let address = u32::try_from(entry.address).unwrap().to_le_bytes();
-        let choose = |forms: [&[u8]; 4]| forms[usize::try_from(entry.width.trailing_zeros()).unwrap()].to_vec();
+        let choose =
+            |forms: [&[u8]; 4]| forms[usize::try_from(entry.width.trailing_zeros()).unwrap()].to_vec();
         if matches!(entry.kind, READ_PORT | WRITE_PORT) {
             code.extend([[0xba].as_slice(), &address].concat());
         } else {
             code.extend([[0xbf].as_slice(), &address].concat());
         }
         match entry.kind {
-            READ_PORT => code.extend([&[0x31, 0xc0][..], &choose([&[0xec], &[0x66, 0xed], &[0xed], &[]])].concat()),
-            READ_MEMORY => code.extend(choose([&[0x0f, 0xb6, 7], &[0x0f, 0xb7, 7], &[0x8b, 7], &[0x48, 0x8b, 7]])),
+            READ_PORT => {
+                code.extend([&[0x31, 0xc0][..], &choose([&[0xec], &[0x66, 0xed], &[0xed], &[]])].concat())
+            }
+            READ_MEMORY => {
+                code.extend(choose([&[0x0f, 0xb6, 7], &[0x0f, 0xb7, 7], &[0x8b, 7], &[0x48, 0x8b, 7]]))
+            }
             kind => {
                 code.extend([[0x48, 0xb8].as_slice(), &entry.value.to_le_bytes()].concat());
                 code.extend(match kind {
@@ -264,7 +277,8 @@ fn a_batch_is_its_accesses() {
         plain.kvm.off = true;
         let wanted = plain.until_halt();
         assert_eq!(wanted.len(), entries.len());
-        for limits in [LIMITS, ClusterLimits { accesses: 1, ..LIMITS }, ClusterLimits { cycles: 0, ..LIMITS }] {
+        for limits in [LIMITS, ClusterLimits { accesses: 1, ..LIMITS }, ClusterLimits { cycles: 0, ..LIMITS }]
+        {
             for in_cluster in [false, true] {
                 // OUT 0x80, AL before it, or NOP twice.
                 let before = if in_cluster { [0xe6, 0x80] } else { [0x90; 2] };
@@ -428,7 +442,11 @@ fn a_vcpu_that_moves_in_the_middle_of_a_batch() {
         }
         assert_eq!(vmm.run(), out(0x1f0, &[0]));
         vmm.kick(1);
-        assert_eq!(vmm.run(), Exit::Kicked, "a VMM completes the access that it has answered before it stops a vCPU");
+        assert_eq!(
+            vmm.run(),
+            Exit::Kicked,
+            "a VMM completes the access that it has answered before it stops a vCPU"
+        );
         vmm.registers();
         let mut there = Vmm::new(&code);
         there.vcpu.offer_batches(false);
@@ -493,7 +511,11 @@ fn an_answer_that_would_be_missing_in_the_log_is_in_rdx() {
     for in_cluster in [false, true] {
         let before = if in_cluster { [0xe6, 0x80] } else { [0x90; 2] };
         let mut vmm = Vmm::new(&[&before[..], &once()].concat());
-        vmm.array(&[entry(WRITE_PORT, 1, 0x70, 1), entry(READ_PORT, 2, 0x71, 0), entry(READ_PORT, 1, 0x71, 0)]);
+        vmm.array(&[
+            entry(WRITE_PORT, 1, 0x70, 1),
+            entry(READ_PORT, 2, 0x71, 0),
+            entry(READ_PORT, 1, 0x71, 0),
+        ]);
         if in_cluster {
             vmm.run();
         }

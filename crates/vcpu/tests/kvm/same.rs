@@ -55,11 +55,7 @@ pub fn vm(kvm: &FakeKvm) -> SharedVm {
     vm
 }
 
-pub fn clustered(
-    kvm: &FakeKvm,
-    limits: ClusterLimits,
-    counters: &'static VcpuCounters,
-) -> ClusteredVcpu {
+pub fn clustered(kvm: &FakeKvm, limits: ClusterLimits, counters: &'static VcpuCounters) -> ClusteredVcpu {
     // SAFETY: the page lives as long as `kvm`, which outlives the vCPU in each test, and all is on this thread.
     let page = unsafe { RunPage::new(kvm.run_page()) };
     ClusteredVcpu::new(page, limits, BITS, counters)
