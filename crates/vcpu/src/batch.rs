@@ -129,7 +129,7 @@ pub(crate) enum NoAccess {
 
 /// A batch that is under way: what of its array has been looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Batch {
+pub(crate) struct BatchProgress {
     /// Guest-physical, of the header.
     address: u64,
     count: u16,
@@ -209,7 +209,7 @@ fn access(
     }
 }
 
-impl Batch {
+impl BatchProgress {
     /// Looks at the header of an array whose guest-physical address a guest has given.
     pub(crate) fn begin(slots: &MemorySlots, address: u64) -> Result<Self, NoAccess> {
         let page = page(slots, address)?;

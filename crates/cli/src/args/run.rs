@@ -23,7 +23,7 @@ pub struct RunArgs {
     /// How long a cluster may keep a guest from its interrupts, 1 us to 100 ms [default: 50us]
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub time_limit: Option<Duration>,
-    /// Offer batches of device accesses to the guest by CPUID (docs/guide/batch.md)
+    /// Tell the guest by CPUID that it can have many device accesses in one exit
     #[arg(long)]
     pub batch: bool,
     /// The VMM and its arguments

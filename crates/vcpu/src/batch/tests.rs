@@ -117,7 +117,7 @@ fn entries_are_done_in_their_order_and_the_array_says_so() {
         entry(READ_MEMORY, 4, DEVICE + 4, 7),
     ];
     guest.put(MEMORY + 64, header(4), &entries);
-    let mut batch = Batch::begin(&guest.slots, MEMORY + 64).unwrap();
+    let mut batch = BatchProgress::begin(&guest.slots, MEMORY + 64).unwrap();
     let mut seen = Vec::new();
     for read in [None, Some(0x50), None, Some(0x1234_5678)] {
         assert!(!batch.is_complete());
@@ -150,18 +150,18 @@ fn a_batch_goes_on_behind_what_is_done() {
         BatchHeader { done: 1, ..header(2) },
         &[entry(9, 9, 9, 9), entry(READ_PORT, 1, 0x60, 0)],
     );
-    let mut batch = Batch::begin(&guest.slots, MEMORY).unwrap();
+    let mut batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
     let (access, _) = batch.access(&guest.slots, BITS, open).unwrap();
     assert_eq!(access, DeviceAccess::PortRead { port: 0x60, size: OperandSize::Byte, count: 1 });
     batch.answered(Some(&guest.slots), Some(1)).unwrap();
     assert!(batch.is_complete());
-    assert!(Batch::begin(&guest.slots, MEMORY).unwrap().is_complete());
+    assert!(BatchProgress::begin(&guest.slots, MEMORY).unwrap().is_complete());
 }
 
 #[test]
 fn where_an_array_may_be() {
     let mut guest = Guest::new();
-    let begin = |guest: &Guest, address| Batch::begin(&guest.slots, address).unwrap_err();
+    let begin = |guest: &Guest, address| BatchProgress::begin(&guest.slots, address).unwrap_err();
     for address in
         [MEMORY + 4, MEMORY + 1, 0, MEMORY - PAGE, MEMORY + 2 * PAGE, u64::MAX, u64::MAX - 7, 1 << 63]
     {
@@ -192,7 +192,11 @@ fn headers_that_are_refused() {
         BatchHeader { reserved: 1, ..good },
     ] {
         guest.put(MEMORY, other, &[]);
-        assert_eq!(Batch::begin(&guest.slots, MEMORY), Err(refused(BatchStatus::Header)), "{other:?}");
+        assert_eq!(
+            BatchProgress::begin(&guest.slots, MEMORY),
+            Err(refused(BatchStatus::Header)),
+            "{other:?}"
+        );
         assert_eq!(guest.header(MEMORY), other, "nothing is written into what is no array");
     }
     for other in [
@@ -203,11 +207,11 @@ fn headers_that_are_refused() {
         BatchHeader { count: 0, done: u16::MAX, ..good },
     ] {
         guest.put(MEMORY, other, &[]);
-        assert_eq!(Batch::begin(&guest.slots, MEMORY), Err(refused(BatchStatus::Count)), "{other:?}");
+        assert_eq!(BatchProgress::begin(&guest.slots, MEMORY), Err(refused(BatchStatus::Count)), "{other:?}");
         assert_eq!(guest.header(MEMORY), BatchHeader { status: BatchStatus::Count as u16, ..other });
     }
     guest.put(MEMORY, header(MOST_ENTRIES), &[]);
-    assert!(Batch::begin(&guest.slots, MEMORY).is_ok());
+    assert!(BatchProgress::begin(&guest.slots, MEMORY).is_ok());
 }
 
 #[test]
@@ -235,7 +239,7 @@ fn entries_that_are_refused() {
     for (wrong, status) in cases {
         let mut guest = Guest::new();
         guest.put(MEMORY, header(2), &[entry(READ_PORT, 1, 0x60, 0), wrong]);
-        let mut batch = Batch::begin(&guest.slots, MEMORY).unwrap();
+        let mut batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
         assert!(batch.access(&guest.slots, BITS, open).is_ok());
         batch.answered(Some(&guest.slots), Some(0)).unwrap();
         let found = batch.access(&guest.slots, BITS, open);
@@ -247,7 +251,7 @@ fn entries_that_are_refused() {
     for good in [entry(READ_PORT, 1, 0xffff, 0), entry(READ_PORT, 4, 0xfffc, 0), entry(READ_PORT, 4, 1, 0)] {
         let mut guest = Guest::new();
         guest.put(MEMORY, header(1), &[good]);
-        assert!(Batch::begin(&guest.slots, MEMORY).unwrap().access(&guest.slots, BITS, open).is_ok());
+        assert!(BatchProgress::begin(&guest.slots, MEMORY).unwrap().access(&guest.slots, BITS, open).is_ok());
     }
 }
 
@@ -255,7 +259,7 @@ fn entries_that_are_refused() {
 fn what_the_kernel_answers_is_left_to_an_instruction() {
     let mut guest = Guest::new();
     guest.put(MEMORY, header(1), &[entry(WRITE_PORT, 1, 0x20, 0x20)]);
-    let batch = Batch::begin(&guest.slots, MEMORY).unwrap();
+    let batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
     let pic = DeviceAccess::PortWrite { port: 0x20, size: OperandSize::Byte, count: 1 };
     let found = batch.access(&guest.slots, BITS, |access| *access != pic);
     assert_eq!(found, Err(refused(BatchStatus::Entry)));
@@ -268,7 +272,7 @@ fn an_answer_that_cannot_be_stored() {
     for why in ["logged", "read-only", "gone", "changing"] {
         let mut guest = Guest::new();
         guest.put(MEMORY, header(2), &[entry(READ_PORT, 1, 0x60, 0), entry(READ_PORT, 1, 0x60, 0)]);
-        let mut batch = Batch::begin(&guest.slots, MEMORY).unwrap();
+        let mut batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
         batch.access(&guest.slots, BITS, open).unwrap();
         match why {
             "logged" => guest.slot(false, true),
@@ -330,7 +334,7 @@ proptest! {
         }
         let second: Vec<u64> = guest.words()[512..].to_vec();
         let mut accesses = 0_u16;
-        if let Ok(mut batch) = Batch::begin(&guest.slots, at) {
+        if let Ok(mut batch) = BatchProgress::begin(&guest.slots, at) {
             while !batch.is_complete() {
                 let Ok((access, _)) = batch.access(&guest.slots, BITS, open) else { break };
                 match access {

@@ -23,7 +23,7 @@ pub(super) struct Cpuid {
 
 /// How a guest comes to know of batches.
 #[derive(Debug)]
-pub(super) enum Offer {
+pub(super) enum BatchOffer {
     /// KVM is to be given these leaves.
     With(Box<Cpuid>),
     /// The VMM's own leaves say it: they were saved where this library had added them.
@@ -52,12 +52,12 @@ fn terms(base: u32) -> kvm_cpuid_entry2 {
 }
 
 /// The VMM's leaves and those of batches.
-pub(super) fn offer(given: impl Iterator<Item = kvm_cpuid_entry2>) -> Offer {
+pub(super) fn offer(given: impl Iterator<Item = kvm_cpuid_entry2>) -> BatchOffer {
     let mut cpuid =
         Box::new(Cpuid { count: 0, padding: 0, leaves: [kvm_cpuid_entry2::default(); MOST_LEAVES] });
     let mut count = 0;
     for leaf in given {
-        let Some(place) = cpuid.leaves.get_mut(count) else { return Offer::None };
+        let Some(place) = cpuid.leaves.get_mut(count) else { return BatchOffer::None };
         *place = leaf;
         count += 1;
     }
@@ -66,13 +66,15 @@ pub(super) fn offer(given: impl Iterator<Item = kvm_cpuid_entry2>) -> Offer {
     let hypervisors = known.iter().filter(|leaf| (0x4000_0000..BEYOND).contains(&leaf.function));
     if let Some(ours) = hypervisors.clone().find(|leaf| leaf.function & 0xff == 0 && is_signature(leaf)) {
         let wanted = terms(ours.function);
-        return if known.contains(&wanted) { Offer::Already } else { Offer::None };
+        return if known.contains(&wanted) { BatchOffer::Already } else { BatchOffer::None };
     }
     if !known.iter().any(|leaf| leaf.function == 1 && leaf.ecx & HYPERVISOR != 0) {
-        return Offer::None;
+        return BatchOffer::None;
     }
     let free = |base: &u32| !hypervisors.clone().any(|leaf| leaf.function & !0xff == *base);
-    let (Some(base), [first, second, ..]) = (ranges.into_iter().find(free), room) else { return Offer::None };
+    let (Some(base), [first, second, ..]) = (ranges.into_iter().find(free), room) else {
+        return BatchOffer::None;
+    };
     *first = kvm_cpuid_entry2 {
         function: base,
         eax: base + 1,
@@ -83,7 +85,7 @@ pub(super) fn offer(given: impl Iterator<Item = kvm_cpuid_entry2>) -> Offer {
     };
     *second = terms(base);
     cpuid.count = u32::try_from(count + 2).unwrap_or(0);
-    Offer::With(cpuid)
+    BatchOffer::With(cpuid)
 }
 
 #[cfg(test)]
@@ -100,13 +102,13 @@ mod tests {
 
     fn with(given: &[kvm_cpuid_entry2]) -> Vec<kvm_cpuid_entry2> {
         match offer(given.iter().copied()) {
-            Offer::With(cpuid) => cpuid.leaves[..usize::try_from(cpuid.count).unwrap()].to_vec(),
+            BatchOffer::With(cpuid) => cpuid.leaves[..usize::try_from(cpuid.count).unwrap()].to_vec(),
             other => panic!("{other:?}"),
         }
     }
 
     fn nothing(given: &[kvm_cpuid_entry2]) -> bool {
-        matches!(offer(given.iter().copied()), Offer::None)
+        matches!(offer(given.iter().copied()), BatchOffer::None)
     }
 
     #[test]
@@ -141,7 +143,7 @@ mod tests {
     #[test]
     fn leaves_that_are_there_are_not_added_again() {
         let mut saved = with(&[hypervisor()]);
-        assert!(matches!(offer(saved.iter().copied()), Offer::Already));
+        assert!(matches!(offer(saved.iter().copied()), BatchOffer::Already));
         saved[2].eax = 2;
         assert!(nothing(&saved), "of a version that is not known");
         saved.pop();

@@ -21,7 +21,7 @@ use kvm_bindings::{
 
 use super::abi;
 use super::counters::{ClusterCounts, VcpuCounters};
-use super::cpuid::{self, Offer};
+use super::cpuid::{self, BatchOffer};
 use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
 use super::run_page::RunPage;
@@ -450,12 +450,12 @@ impl<K: Kernel> Interposer<K> {
         self.learn_of(vm, || {
             // SAFETY: the kernel has read the structure there before it looked at what the leaves say.
             accepted = match cpuid::offer(unsafe { entries(argument) }) {
-                Offer::With(with) => {
+                BatchOffer::With(with) => {
                     let with = ptr::from_ref(&*with).expose_provenance();
                     self.kernel.ioctl(descriptor, abi::KVM_SET_CPUID2, with) == 0
                 }
-                Offer::Already => result == 0,
-                Offer::None => false,
+                BatchOffer::Already => result == 0,
+                BatchOffer::None => false,
             };
         });
         if accepted || result == 0 {

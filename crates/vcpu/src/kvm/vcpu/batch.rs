@@ -14,7 +14,7 @@
 //! taken at any moment goes on from there, with this library or without.
 
 use super::*;
-use crate::batch::{Batch, BatchStatus, DOORBELL, NoAccess, answer};
+use crate::batch::{BatchProgress, BatchStatus, DOORBELL, NoAccess, answer};
 use crate::registers::{RAX, RDX};
 
 const DOORBELL_ACCESS: DeviceAccess =
@@ -22,14 +22,14 @@ const DOORBELL_ACCESS: DeviceAccess =
 
 /// A batch whose next entry the VMM is answering.
 pub(super) struct Rung {
-    batch: Batch,
+    batch: BatchProgress,
     access: DeviceAccess,
     /// The doorbell's IN.
     doorbell: PendingAccess,
 }
 
 /// What a doorbell leads to.
-enum Ring {
+enum RingOutcome {
     /// The VMM is to answer an entry.
     Entry,
     /// The doorbell's IN is complete.
@@ -63,8 +63,8 @@ impl ClusteredVcpu {
         self.incomplete = Some(general.rip);
         self.newer = true;
         match self.ring_after_exit(vm, kvm) {
-            Some(Ring::Entry) => Some(Attempt::Access),
-            Some(Ring::Answered) => Some(Attempt::Enter(None)),
+            Some(RingOutcome::Entry) => Some(Attempt::Access),
+            Some(RingOutcome::Answered) => Some(Attempt::Enter(None)),
             None => {
                 self.counters.batch(BatchEvent::Left);
                 // KVM has the same registers, and completes the IN with what the VMM answers.
@@ -76,7 +76,7 @@ impl ClusteredVcpu {
     }
 
     /// The same as [`ClusteredVcpu::ring`], if a cluster could begin here.
-    fn ring_after_exit(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Option<Ring> {
+    fn ring_after_exit(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Option<RingOutcome> {
         self.system = self.page.system();
         self.takes_interrupts = self.page.takes_interrupts();
         let may = self.obstacle(vm, kvm).is_none()
@@ -98,8 +98,8 @@ impl ClusteredVcpu {
         kvm: &mut impl VcpuDescriptor,
     ) -> Option<Attempt> {
         match self.ring(vm, state, doorbell, kvm) {
-            Ok(Ring::Entry) => Some(Attempt::Access),
-            Ok(Ring::Answered) => None,
+            Ok(RingOutcome::Entry) => Some(Attempt::Access),
+            Ok(RingOutcome::Answered) => None,
             Err(Nobody(doorbell)) => {
                 self.counters.batch(BatchEvent::Left);
                 Some(self.made_up(&DOORBELL_ACCESS, doorbell, state))
@@ -114,12 +114,12 @@ impl ClusteredVcpu {
         state: &VmState,
         doorbell: PendingAccess,
         kvm: &impl VcpuDescriptor,
-    ) -> Result<Ring, Nobody> {
+    ) -> Result<RingOutcome, Nobody> {
         // A program at level 3 that may use all ports may not use all memory.
         if self.system.cpl != 0 || self.system.mode() != Some(CodeMode::Long) {
             return Err(Nobody(doorbell));
         }
-        match Batch::begin(&state.slots, self.general.gpr[RAX]) {
+        match BatchProgress::begin(&state.slots, self.general.gpr[RAX]) {
             Ok(batch) => self.next_entry(vm, state, batch, doorbell, true, kvm),
             Err(NoAccess::Nobody) => Err(Nobody(doorbell)),
             Err(NoAccess::Answer(status)) => Ok(self.answer_doorbell(doorbell, status, 0, None)),
@@ -131,11 +131,11 @@ impl ClusteredVcpu {
         &mut self,
         vm: &SharedVm,
         state: &VmState,
-        batch: Batch,
+        batch: BatchProgress,
         doorbell: PendingAccess,
         first: bool,
         kvm: &impl VcpuDescriptor,
-    ) -> Result<Ring, Nobody> {
+    ) -> Result<RingOutcome, Nobody> {
         let done = batch.done();
         if batch.is_complete() {
             return Ok(self.answer_doorbell(doorbell, BatchStatus::Done, done, None));
@@ -163,7 +163,7 @@ impl ClusteredVcpu {
                 self.budget.accesses = self.budget.accesses.saturating_sub(1);
                 self.put_made_up(&access, state);
                 self.exit = Exit::Entry { rung: Rung { batch, access, doorbell }, shown: false };
-                Ok(Ring::Entry)
+                Ok(RingOutcome::Entry)
             }
             Err(NoAccess::Nobody) => Err(Nobody(doorbell)),
             Err(NoAccess::Answer(status)) => Ok(self.answer_doorbell(doorbell, status, done, None)),
@@ -197,8 +197,8 @@ impl ClusteredVcpu {
             self.answer_doorbell(doorbell, status, batch.done(), Some(read));
         } else if let Some(state) = &state {
             match self.next_entry(vm, state, batch, doorbell, false, kvm) {
-                Ok(Ring::Entry) => return Attempt::Access,
-                Ok(Ring::Answered) => {}
+                Ok(RingOutcome::Entry) => return Attempt::Access,
+                Ok(RingOutcome::Answered) => {}
                 Err(Nobody(doorbell)) => {
                     // The guest rings once more, and is told then.
                     self.cut_short(doorbell, batch.done());
@@ -246,7 +246,7 @@ impl ClusteredVcpu {
         status: BatchStatus,
         done: u16,
         unstored: Option<Option<u64>>,
-    ) -> Ring {
+    ) -> RingOutcome {
         let bytes = answer(status, done).to_le_bytes();
         self.interpreter.complete_in_registers(doorbell, &mut self.general, &bytes, 0);
         if let Some(read) = unstored {
@@ -258,11 +258,11 @@ impl ClusteredVcpu {
             BatchStatus::NotStored => BatchEvent::NotStored,
             _ => BatchEvent::Refused,
         });
-        Ring::Answered
+        RingOutcome::Answered
     }
 
     /// The same with entries left: the guest rings again.
-    fn cut_short(&mut self, doorbell: PendingAccess, done: u16) -> Ring {
+    fn cut_short(&mut self, doorbell: PendingAccess, done: u16) -> RingOutcome {
         self.counters.batch(BatchEvent::CutShort);
         self.answer_doorbell(doorbell, BatchStatus::Done, done, None)
     }
