@@ -4,6 +4,8 @@
  * of the bus master. Ports of IDE controllers that have libata's own methods for that get these instead, when the module is loaded; it
  * cannot be removed.
  */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include <linux/ata.h>
 #include <linux/delay.h>
 #include <linux/libata.h>
@@ -135,10 +137,11 @@ static bool replace(struct ata_port *ap)
 	struct ata_port_operations *own;
 	unsigned long flags;
 
-	if (ap->ops->sff_tf_load != ata_sff_tf_load || ap->ops->sff_exec_command != ata_sff_exec_command)
+	if (ap->ops->sff_tf_load != ata_sff_tf_load || ap->ops->sff_exec_command != ata_sff_exec_command ||
+	    ap->ops->sff_check_status != ata_sff_check_status)
 		return false;
 	if (!is_port(at->feature_addr) || !is_port(at->device_addr) || !is_port(at->status_addr) ||
-	    !is_port(at->ctl_addr) || !is_port(at->altstatus_addr))
+	    !is_port(at->ctl_addr) || !is_port(at->altstatus_addr) || !is_port(at->command_addr))
 		return false;
 	own = kmemdup(ap->ops, sizeof(*own), GFP_KERNEL);
 	if (!own)

@@ -5,6 +5,8 @@
  *
  * /sys/kernel/debug/ioplane_batch/compare reads the CMOS memory by batches and one by one, and says whether both are the same.
  */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include <linux/debugfs.h>
 #include <linux/gfp.h>
 #include <linux/io.h>

@@ -90,7 +90,8 @@ pub enum BatchStatus {
     Header = 2,
     /// No entries, too many, or more than the page has; or `done` is larger.
     Count = 3,
-    /// The entry after those that are done was refused: see its [`EntryStatus`].
+    /// An entry that is not done was refused: see its [`EntryStatus`]. But for [`EntryStatus::Kernel`], which stops a batch before that
+    /// entry, this doorbell has led to no access.
     Entry = 4,
     /// The last entry that is done could not be entered into the array, as memory that is logged or has gone: RDX has what it has read, and
     /// its status and the header's `done` are the guest's to write.
@@ -165,48 +166,42 @@ fn byte(page: HostPage, offset: u64) -> Result<u8, HostFault> {
     Ok(u8::try_from(page.load(offset, OperandSize::Byte)? & 0xff).unwrap_or(0))
 }
 
-/// The access that these fields of an entry mean.
-fn access(
-    kind: u8,
-    width: u8,
-    address: u64,
-    value: u64,
-    physical_bits: u32,
-) -> Result<DeviceAccess, EntryStatus> {
+/// The access that an entry means, as far as that does not depend on who answers it.
+fn meaning(entry: &BatchEntry, slots: &MemorySlots, physical_bits: u32) -> Result<DeviceAccess, EntryStatus> {
+    let BatchEntry { kind, width, reserved, address, value, .. } = *entry;
+    if kind > WRITE_MEMORY || reserved != 0 {
+        return Err(EntryStatus::Kind);
+    }
     let size = match width {
         1 => OperandSize::Byte,
         2 => OperandSize::Word,
         4 => OperandSize::Dword,
-        8 => OperandSize::Qword,
+        8 if kind >= READ_MEMORY => OperandSize::Qword,
         _ => return Err(EntryStatus::Width),
     };
-    match kind {
-        READ_PORT | WRITE_PORT => {
-            if size == OperandSize::Qword {
-                return Err(EntryStatus::Width);
-            }
-            let port = u16::try_from(address).map_err(|_| EntryStatus::Address)?;
-            // An access that leaves the port space at its end is the processor's to answer.
-            if u64::from(port) + size.bytes() > 1 << 16 {
-                return Err(EntryStatus::Address);
-            }
-            Ok(match kind {
-                READ_PORT => DeviceAccess::PortRead { port, size, count: 1 },
-                _ => DeviceAccess::PortWrite { port, size, count: 1 },
-            })
+    if kind < READ_MEMORY {
+        let port = u16::try_from(address).map_err(|_| EntryStatus::Address)?;
+        // An access that leaves the port space at its end is the processor's to answer.
+        if u64::from(port) + size.bytes() > 1 << 16 {
+            return Err(EntryStatus::Address);
         }
-        READ_MEMORY | WRITE_MEMORY => {
-            let beyond = physical_bits < u64::BITS && address >> physical_bits != 0;
-            if beyond || !address.is_multiple_of(size.bytes()) {
-                return Err(EntryStatus::Address);
-            }
-            Ok(match kind {
-                READ_MEMORY => DeviceAccess::MemoryRead { address, size },
-                _ => DeviceAccess::MemoryWrite { address, size, value: value & size.mask() },
-            })
-        }
-        _ => Err(EntryStatus::Kind),
+        return Ok(match kind {
+            READ_PORT => DeviceAccess::PortRead { port, size, count: 1 },
+            _ => DeviceAccess::PortWrite { port, size, count: 1 },
+        });
     }
+    let beyond = physical_bits < u64::BITS && address >> physical_bits != 0;
+    if beyond || !address.is_multiple_of(size.bytes()) {
+        return Err(EntryStatus::Address);
+    }
+    // Slots consist of pages, and an address that is a multiple of the width does not leave its page.
+    if slots.find(address).is_some() {
+        return Err(EntryStatus::Memory);
+    }
+    Ok(match kind {
+        READ_MEMORY => DeviceAccess::MemoryRead { address, size },
+        _ => DeviceAccess::MemoryWrite { address, size, value: value & size.mask() },
+    })
 }
 
 impl BatchProgress {
@@ -242,6 +237,17 @@ impl BatchProgress {
         self.done >= self.count
     }
 
+    /// Whether each entry that is not done means an access. What this has found may have changed when the entry's turn comes, so
+    /// [`BatchProgress::access`] looks again.
+    pub(crate) fn check(&self, slots: &MemorySlots, physical_bits: u32) -> Result<(), NoAccess> {
+        let page = page(slots, self.address)?;
+        for index in self.done..self.count {
+            let entry = self.load(page, index)?;
+            meaning(&entry, slots, physical_bits).map_err(|status| self.refuse(page, index, status))?;
+        }
+        Ok(())
+    }
+
     /// The next access, with what a write carries. `leaves_kernel` says whether it is the VMM's to answer, and nobody else's;
     /// `physical_bits` is how many bits the guest's addresses have. An entry that is refused is told so in the array.
     pub(crate) fn access(
@@ -251,32 +257,33 @@ impl BatchProgress {
         leaves_kernel: impl FnOnce(&DeviceAccess) -> bool,
     ) -> Result<(DeviceAccess, u64), NoAccess> {
         let page = page(slots, self.address)?;
-        let kind = byte(page, self.entry(offset_of!(BatchEntry, kind)))?;
-        let width = byte(page, self.entry(offset_of!(BatchEntry, width)))?;
-        let reserved = page.load(self.entry(offset_of!(BatchEntry, reserved)), OperandSize::Dword)?;
-        let address = page.load(self.entry(offset_of!(BatchEntry, address)), OperandSize::Qword)?;
-        let value = page.load(self.entry(offset_of!(BatchEntry, value)), OperandSize::Qword)?;
-        let found = if reserved == 0 {
-            access(kind, width, address, value, physical_bits)
-        } else {
-            Err(EntryStatus::Kind)
-        };
-        let allowed = found.and_then(|access| match access {
-            DeviceAccess::MemoryRead { address, .. } | DeviceAccess::MemoryWrite { address, .. }
-                if slots.find(address).is_some() =>
-            {
-                Err(EntryStatus::Memory)
-            }
-            access if !leaves_kernel(&access) => Err(EntryStatus::Kernel),
-            access => Ok(access),
-        });
-        allowed.map(|access| (access, value)).map_err(|status| {
-            // EAX says it too, so an array that has gone meanwhile is no loss.
-            let status = u64::from(status as u16);
-            let _ = page.store(self.entry(offset_of!(BatchEntry, status)), OperandSize::Word, status);
-            self.say(page, BatchStatus::Entry);
-            NoAccess::Answer(BatchStatus::Entry)
+        let entry = self.load(page, self.done)?;
+        meaning(&entry, slots, physical_bits)
+            .and_then(|access| if leaves_kernel(&access) { Ok(access) } else { Err(EntryStatus::Kernel) })
+            .map(|access| (access, entry.value))
+            .map_err(|status| self.refuse(page, self.done, status))
+    }
+
+    /// Reads each field of an entry once, but for its status, which does not matter here.
+    fn load(&self, page: HostPage, index: u16) -> Result<BatchEntry, HostFault> {
+        let at = |field: usize| self.entry(index, field);
+        let reserved = page.load(at(offset_of!(BatchEntry, reserved)), OperandSize::Dword)?;
+        Ok(BatchEntry {
+            kind: byte(page, at(offset_of!(BatchEntry, kind)))?,
+            width: byte(page, at(offset_of!(BatchEntry, width)))?,
+            status: 0,
+            reserved: u32::try_from(reserved).unwrap_or(u32::MAX),
+            address: page.load(at(offset_of!(BatchEntry, address)), OperandSize::Qword)?,
+            value: page.load(at(offset_of!(BatchEntry, value)), OperandSize::Qword)?,
         })
+    }
+
+    fn refuse(&self, page: HostPage, index: u16, status: EntryStatus) -> NoAccess {
+        // EAX says it too, so an array that has gone meanwhile is no loss.
+        let at = self.entry(index, offset_of!(BatchEntry, status));
+        let _ = page.store(at, OperandSize::Word, u64::from(status as u16));
+        self.say(page, BatchStatus::Entry);
+        NoAccess::Answer(BatchStatus::Entry)
     }
 
     /// The device has answered the access at hand, with `read` if it was a read. It is done from now on; an error says that the array does
@@ -298,17 +305,17 @@ impl BatchProgress {
             page.store(offset, size, value).map_err(|_| BatchStatus::NotStored)
         };
         if let Some(read) = read {
-            store(self.entry(offset_of!(BatchEntry, value)), OperandSize::Qword, read)?;
+            store(self.entry(self.done, offset_of!(BatchEntry, value)), OperandSize::Qword, read)?;
         }
         let status = u64::from(EntryStatus::Done as u16);
-        store(self.entry(offset_of!(BatchEntry, status)), OperandSize::Word, status)?;
+        store(self.entry(self.done, offset_of!(BatchEntry, status)), OperandSize::Word, status)?;
         let done = u64::from(self.done) + 1;
         store(self.address % PAGE + offset_of!(BatchHeader, done) as u64, OperandSize::Word, done)
     }
 
-    /// The offset of a field of the entry at hand, in the array's page.
-    fn entry(&self, field: usize) -> u64 {
-        self.address % PAGE + HEADER + ENTRY * u64::from(self.done) + field as u64
+    /// The offset of a field of an entry, in the array's page.
+    fn entry(&self, index: u16, field: usize) -> u64 {
+        self.address % PAGE + HEADER + ENTRY * u64::from(index) + field as u64
     }
 
     fn say(&self, page: HostPage, status: BatchStatus) {

@@ -151,6 +151,7 @@ fn a_batch_goes_on_behind_what_is_done() {
         &[entry(9, 9, 9, 9), entry(READ_PORT, 1, 0x60, 0)],
     );
     let mut batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
+    assert_eq!(batch.check(&guest.slots, BITS), Ok(()), "what is done is not looked at");
     let (access, _) = batch.access(&guest.slots, BITS, open).unwrap();
     assert_eq!(access, DeviceAccess::PortRead { port: 0x60, size: OperandSize::Byte, count: 1 });
     batch.answered(Some(&guest.slots), Some(1)).unwrap();
@@ -221,6 +222,7 @@ fn entries_that_are_refused() {
         (entry(4, 1, 0x60, 0), S::Kind),
         (entry(255, 1, 0x60, 0), S::Kind),
         (BatchEntry { reserved: 1, ..entry(READ_PORT, 1, 0x60, 0) }, S::Kind),
+        (entry(4, 3, 0x60, 0), S::Kind),
         (entry(READ_PORT, 0, 0x60, 0), S::Width),
         (entry(READ_PORT, 3, 0x60, 0), S::Width),
         (entry(WRITE_PORT, 8, 0x60, 0), S::Width),
@@ -240,6 +242,11 @@ fn entries_that_are_refused() {
         let mut guest = Guest::new();
         guest.put(MEMORY, header(2), &[entry(READ_PORT, 1, 0x60, 0), wrong]);
         let mut batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
+        // Before anything is done, and once more when its turn comes: it may have changed in between.
+        assert_eq!(batch.check(&guest.slots, BITS), Err(refused(BatchStatus::Entry)), "{wrong:?}");
+        assert_eq!(guest.entry(MEMORY, 1), BatchEntry { status: status as u16, ..wrong });
+        assert_eq!(guest.header(MEMORY), BatchHeader { status: BatchStatus::Entry as u16, ..header(2) });
+        guest.put(MEMORY, header(2), &[entry(READ_PORT, 1, 0x60, 0), wrong]);
         assert!(batch.access(&guest.slots, BITS, open).is_ok());
         batch.answered(Some(&guest.slots), Some(0)).unwrap();
         let found = batch.access(&guest.slots, BITS, open);
@@ -251,7 +258,9 @@ fn entries_that_are_refused() {
     for good in [entry(READ_PORT, 1, 0xffff, 0), entry(READ_PORT, 4, 0xfffc, 0), entry(READ_PORT, 4, 1, 0)] {
         let mut guest = Guest::new();
         guest.put(MEMORY, header(1), &[good]);
-        assert!(BatchProgress::begin(&guest.slots, MEMORY).unwrap().access(&guest.slots, BITS, open).is_ok());
+        let batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
+        assert_eq!(batch.check(&guest.slots, BITS), Ok(()));
+        assert!(batch.access(&guest.slots, BITS, open).is_ok());
     }
 }
 
@@ -260,6 +269,7 @@ fn what_the_kernel_answers_is_left_to_an_instruction() {
     let mut guest = Guest::new();
     guest.put(MEMORY, header(1), &[entry(WRITE_PORT, 1, 0x20, 0x20)]);
     let batch = BatchProgress::begin(&guest.slots, MEMORY).unwrap();
+    assert_eq!(batch.check(&guest.slots, BITS), Ok(()), "it stops the batch when its turn comes");
     let pic = DeviceAccess::PortWrite { port: 0x20, size: OperandSize::Byte, count: 1 };
     let found = batch.access(&guest.slots, BITS, |access| *access != pic);
     assert_eq!(found, Err(refused(BatchStatus::Entry)));
@@ -335,6 +345,8 @@ proptest! {
         let second: Vec<u64> = guest.words()[512..].to_vec();
         let mut accesses = 0_u16;
         if let Ok(mut batch) = BatchProgress::begin(&guest.slots, at) {
+            // The entries may change as soon as they have been looked at, so nothing follows from what this says.
+            let _ = batch.check(&guest.slots, BITS);
             while !batch.is_complete() {
                 let Ok((access, _)) = batch.access(&guest.slots, BITS, open) else { break };
                 match access {

@@ -382,13 +382,37 @@ fn bad_batches() {
     // The second writes to the PIC, which is KVM's.
     let pic = [two[0], entry(WRITE_PORT, 1, 0x20, 0x20)];
     assert_eq!(answer(good, &pic), (wrong(BatchStatus::Entry, 1), 1, (1, 4)));
-    let memory = [two[0], entry(WRITE_MEMORY, 4, 0x8000, 0)];
-    assert_eq!(answer(good, &memory), (wrong(BatchStatus::Entry, 1), 1, (1, 4)));
+    for bad in [entry(WRITE_MEMORY, 4, 0x8000, 0), entry(9, 1, 0x1f0, 0), entry(READ_PORT, 3, 0x1f0, 0)] {
+        assert_eq!(answer(good, &[two[0], bad]), (wrong(BatchStatus::Entry, 0), 0, (0, 4)), "{bad:?}");
+        let resumed = BatchHeader { done: 1, ..good };
+        assert_eq!(answer(resumed, &[two[0], bad]), (wrong(BatchStatus::Entry, 1), 0, (1, 4)), "{bad:?}");
+    }
     // An array at the end of memory.
     let code = [&[0x48, 0xb8][..], &DEVICE.to_le_bytes(), &once()[10..]].concat();
     let mut vmm = Vmm::new(&code);
     assert_eq!(vmm.until_halt(), []);
     assert_eq!(vmm.registers()[RBX], wrong(BatchStatus::Address, 0));
+}
+
+/// Another vCPU makes an entry a bad one while the VMM answers the one before.
+#[test]
+fn an_entry_that_changes_after_it_was_looked_at() {
+    for in_cluster in [false, true] {
+        let before = if in_cluster { [0xe6, 0x80] } else { [0x90; 2] };
+        let mut vmm = Vmm::new(&[&before[..], &once()].concat());
+        vmm.array(&writes(3));
+        if in_cluster {
+            vmm.run();
+        }
+        assert_eq!(vmm.run(), out(0x1f0, &[0]));
+        vmm.kvm.memory.write(ARRAY + 16 + 24, &[WRITE_MEMORY, 4]);
+        vmm.kvm.memory.write(ARRAY + 16 + 24 + 8, &0x8000_u64.to_le_bytes());
+        let memory = vmm.kvm.memory.read(0x8000, 8);
+        assert_eq!(vmm.until_halt(), []);
+        assert_eq!(vmm.registers()[RBX], u64::from(BatchStatus::Entry as u16) << 16 | 1);
+        assert_eq!((vmm.entry(1).0, vmm.said()), (EntryStatus::Memory as u16, (1, 4)));
+        assert_eq!(vmm.kvm.memory.read(0x8000, 8), memory);
+    }
 }
 
 /// A guest that rings again and again for what is refused: the VMM still gets the vCPU, and no stack grows.

@@ -13,8 +13,8 @@ use ioplane_vcpu::kvm::{
 };
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
-    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_sregs2,
-    kvm_userspace_memory_region, kvm_vcpu_events,
+    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
+    kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use crate::fake::{FakeKvm, MEMORY};

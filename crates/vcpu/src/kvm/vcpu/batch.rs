@@ -154,7 +154,9 @@ impl ClusteredVcpu {
                 state.address_leaves_kernel(address, size, true, apic_page)
             }
         };
-        match batch.access(&state.slots, self.physical_bits, leaves) {
+        let bits = self.physical_bits;
+        let checked = if first { batch.check(&state.slots, bits) } else { Ok(()) };
+        match checked.and_then(|()| batch.access(&state.slots, bits, leaves)) {
             Ok((access, value)) => {
                 if let DeviceAccess::PortWrite { .. } = access {
                     let bytes = value.to_le_bytes();
