@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::BATCH_MODULES;
 use ioplane_e2e::clustering::vcpus;
+use ioplane_e2e::daemon::binary;
 use ioplane_e2e::preload::{PortExits, access_trace};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
@@ -174,6 +175,9 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
     // No access of a device comes before these, so no cluster is under way.
     let compared = work(&l1, &guest, &format!("for time in 1 2 3 4 5; do cat {DEBUG}/compare; done"))?;
     eprintln!("compared: {compared:?}");
+    let text = l1.run(&format!("{} exits cluster --vm batched", binary()?.display()), MINUTE)?;
+    ensure!(text.contains(" answered ("), "{text}");
+    eprintln!("{text}");
     ensure!(compared.counts["batched"] == 5 * 96, "{compared:?}");
     ensure!(compared.doorbells() > 0 && compared.doorbells() <= compared.counts["rings"], "{compared:?}");
     ensure!(compared.counts["rings"] < 96, "{compared:?}");
