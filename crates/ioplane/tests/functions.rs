@@ -414,7 +414,9 @@ fn qemu_and_libvirt_are_told_what_they_need() {
 
     let refused = daemon.refused(&["libvirt-xml", "soft", "--device-only"]);
     assert!(refused.contains("libvirt has no element for it"), "{refused}");
-    let xml = daemon.cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1"]).out;
+    let xml = daemon
+        .cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1", "--accel", "kvm"])
+        .out;
     let golden =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/function.xml")).unwrap();
     assert_eq!(xml.replace(&folder, "/run/ioplane"), golden);

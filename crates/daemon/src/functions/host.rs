@@ -116,7 +116,7 @@ pub fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ioplane_hardware::Obstacle;
+    use ioplane_hardware::inventory::Obstacle;
 
     #[test]
     fn a_hint_is_said_once() {
