@@ -52,6 +52,14 @@ impl BackingSpec {
         }
     }
 
+    /// The field of the form that says which kind it is.
+    pub fn field(&self) -> &'static str {
+        match self {
+            BackingSpec::File { .. } => "path",
+            BackingSpec::Memory { .. } => "memory",
+        }
+    }
+
     /// Fields of the form in which this one differs from `other`.
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         match (self, other) {
@@ -67,8 +75,8 @@ impl BackingSpec {
             (BackingSpec::Memory { bytes }, BackingSpec::Memory { bytes: bytes2 }) => {
                 differing! { memory: bytes, bytes2; }
             }
-            (BackingSpec::File { .. }, BackingSpec::Memory { .. }) => vec!["path"],
-            (BackingSpec::Memory { .. }, BackingSpec::File { .. }) => vec!["memory"],
+            (BackingSpec::File { .. }, BackingSpec::Memory { .. })
+            | (BackingSpec::Memory { .. }, BackingSpec::File { .. }) => vec![self.field()],
         }
     }
 }
