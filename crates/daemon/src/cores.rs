@@ -50,7 +50,7 @@ impl Cores {
             return Ok(());
         }
         let error = format!("there is no I/O core {id}: {}", there_are(specs.keys().copied()));
-        Err(Refusal::missing(error, "give the number of one of them, or add one: `ioplane core add`"))
+        Err(Refusal::missing(error, "see `ioplane core list`"))
     }
 
     /// Starts a core, with the number of `spec`, or the next one if `numbered` is false. `configured` is what the
