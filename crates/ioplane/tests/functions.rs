@@ -139,6 +139,12 @@ fn a_function_is_held_and_goes_on() {
     switch_on(&mut client);
     let rest = daemon.json(&["pci", "quiesce", "soft", "--deadline", "5s"]);
     assert_eq!((&rest["drained"], &rest["name"]), (&true.into(), &"soft".into()));
+    assert_eq!(rest["connected"], true);
+    // A second client hears nothing, and the log says of which function it was.
+    let second = daemon.connect("soft");
+    let turned_away = |line: &str| line.contains("a second client was turned away") && line.contains("soft");
+    daemon.until(|| daemon.log().lines().any(turned_away));
+    drop(second);
     assert_eq!(show(&daemon, "soft")["stage"], "held");
     assert!(show(&daemon, "soft")["held_ms"].as_u64().unwrap() > 0);
     assert!(daemon.refused(&["pci", "quiesce", "soft"]).contains("soft is held already"));
