@@ -141,7 +141,7 @@ fn a_function_is_held_and_goes_on() {
     assert_eq!((&rest["drained"], &rest["name"]), (&true.into(), &"soft".into()));
     assert_eq!(rest["connected"], true);
     // A second client hears nothing, and the log says of which function it was.
-    let second = daemon.connect("soft");
+    let second = std::os::unix::net::UnixStream::connect(daemon.path("soft.sock")).unwrap();
     let turned_away = |line: &str| line.contains("a second client was turned away") && line.contains("soft");
     daemon.until(|| daemon.log().lines().any(turned_away));
     drop(second);
