@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
     DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, QUEUE_SIZE_MAX,
-    ServedSpec, differing, form, group_flaw, limit_names, limited, limits_of, named, served_fields, set_limits, spec,
-    with_limits,
+    ServedSpec, differing, form, group_flaw, limit_names, limited, limits_of, named, served_fields,
+    set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
