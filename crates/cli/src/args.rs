@@ -447,9 +447,12 @@ pub struct LibvirtArgs {
     /// Version of the QEMU, for PCI functions [default: that of --qemu]
     #[arg(long, value_name = "VERSION")]
     pub qemu_version: Option<String>,
-    /// The QEMU whose version is asked
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    pub qemu: String,
+    /// The domain's QEMU: its <emulator>, and the one whose version is asked [default: libvirt's own; qemu-system-x86_64 is asked]
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu: Option<String>,
+    /// What runs the VM: without KVM, the domain is of type qemu, and a NIC gets no MSI-X [default: kvm where it is usable]
+    #[arg(long, value_name = "ACCELERATOR")]
+    pub accel: Option<Accel>,
 }
 
 /// How to look on.

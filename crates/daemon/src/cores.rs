@@ -49,8 +49,8 @@ impl Cores {
         if specs.contains_key(&id) {
             return Ok(());
         }
-        let known: Vec<String> = specs.keys().map(u32::to_string).collect();
-        Err(Refusal::missing(format!("there is no I/O core {id}"), format!("there are {}", known.join(", "))))
+        let error = format!("there is no I/O core {id}: {}", there_are(specs.keys().copied()));
+        Err(Refusal::missing(error, "see `ioplane core list`"))
     }
 
     /// Starts a core, with the number of `spec`, or the next one if `numbered` is false. `configured` is what the
@@ -205,6 +205,18 @@ fn outcome(spec: &CoreSpec, reading: &CoreReading) -> (ObjectiveWord, f64) {
     }
 }
 
+/// How many cores there are, and their numbers.
+fn there_are(cores: impl Iterator<Item = u32>) -> String {
+    let numbers: Vec<String> = cores.map(|id| id.to_string()).collect();
+    match numbers.as_slice() {
+        [] => "there are none".to_owned(),
+        [one] => format!("there is one, with number {one}"),
+        [others @ .., last] => {
+            format!("there are {}, with numbers {} and {last}", numbers.len(), others.join(", "))
+        }
+    }
+}
+
 /// Where the queues of one disk go: each to the core that it was moved to, or to the disk's own, or to whichever has time. A
 /// core that has been retired since is passed over.
 #[derive(Clone)]
@@ -228,5 +240,19 @@ impl Placement for CorePlacement {
 impl From<super::state_file::StateFileError> for Refusal {
     fn from(error: super::state_file::StateFileError) -> Self {
         Refusal::failed(error.to_string(), "free space in the run directory, then try again")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::there_are;
+
+    #[test]
+    fn cores_are_counted_and_named() {
+        let said = |cores: &[u32]| there_are(cores.iter().copied());
+        assert_eq!(said(&[]), "there are none");
+        assert_eq!(said(&[0]), "there is one, with number 0");
+        assert_eq!(said(&[0, 3]), "there are 2, with numbers 0 and 3");
+        assert_eq!(said(&[0, 3, 4]), "there are 3, with numbers 0, 3 and 4");
     }
 }
