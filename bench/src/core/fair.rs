@@ -1,0 +1,326 @@
+//! Seven modest guests beside a greedy one on a core that is full: each in a group of its own, all of weight 1.
+//!
+//! What bounds them is the core: all disks are in memory. A modest guest asks for half of its fair share, in an open loop, and the greedy one
+//! always asks: for blocks of 1 MiB, or by chains of 1,024 descriptors of one byte, which are refused after they have been read.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use ioplane_figures::machine::CpuTimes;
+use ioplane_figures::report::median;
+use ioplane_testkit::driver::{DiskPlan, Shape};
+
+use super::drive::{Completion, Flow, drive, rate};
+use super::offered::{Arrivals, Offered};
+use super::report::Figure;
+use super::stage::{FORM, Stage};
+use super::{Bench, ROUNDS, SECOND};
+use crate::exitless::load::BLOCK;
+use crate::guest::{Form, Guest};
+
+const MODEST: usize = 7;
+const GUESTS: f64 = MODEST as f64 + 1.0;
+/// What a modest guest asks for, as a part of its fair share. So all ask for 2: 7/16, and the greedy one for the rest and more.
+const ASKS: f64 = 0.5;
+/// What a group may have at a time by decision 41, bytes.
+const QUANTUM: f64 = 65536.0;
+/// A second in which the generator or the core had less of its processor is not judged: others took it.
+const UNDISTURBED: f64 = 0.9;
+
+/// A kind of greed.
+struct Greedy {
+    name: &'static str,
+    bytes: u32,
+    plan: DiskPlan,
+    depth: u16,
+}
+
+const GREEDY: [Greedy; 2] = [
+    Greedy {
+        name: "blocks",
+        bytes: 1 << 20,
+        plan: DiskPlan { slots: 32, max_bytes: 1 << 20, segments: 1, shape: Shape::Indirect },
+        depth: 32,
+    },
+    Greedy {
+        name: "chains",
+        bytes: 1022,
+        // With header and status 1,024 descriptors.
+        plan: DiskPlan { slots: 64, max_bytes: 1022, segments: 1022, shape: Shape::Indirect },
+        depth: 64,
+    },
+];
+
+pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
+    eprintln!("seven modest guests and a greedy one");
+    let names: Vec<String> = (0..MODEST).map(|number| format!("modest{number}")).collect();
+    let mut disks: Vec<_> = names.iter().map(|name| (name.as_str(), "memory = \"16M\"")).collect();
+    disks.extend(GREEDY.iter().map(|greedy| (greedy.name, "memory = \"64M\"")));
+    let mut stage = Stage::start(bench, "fair", bench.mode, &disks)?;
+    for name in &names {
+        stage.connect(name, FORM)?;
+    }
+    for greedy in &GREEDY {
+        stage.connect(greedy.name, Form { ring: 128, queues: 1, plan: greedy.plan })?;
+    }
+    let (requests, bytes) = stage.turn(|stage| {
+        let modest = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), BLOCK, 1);
+        let requests = rate(modest, bench.pace.round)?;
+        let blocks = &GREEDY[0];
+        let load = Offered::Backlog(blocks.depth);
+        let greedy = Flow::new(&mut stage.guests[MODEST], 0, load, blocks.bytes, 1);
+        Ok((requests, rate(greedy, bench.pace.round)? * f64::from(blocks.bytes)))
+    })?;
+    let share = requests / GUESTS;
+    let quanta_us = GUESTS * QUANTUM / bytes * 1e6;
+
+    let mut alone = Vec::new();
+    let mut kinds = [Kind::default(), Kind::default()];
+    for round in 0..ROUNDS {
+        let seed = u64::from(round) * 100;
+        alone.push(run(&mut stage, bench, share, seed, None)?.p99_us());
+        for (kind, seen) in kinds.iter_mut().enumerate() {
+            let one = run(&mut stage, bench, share, seed, Some(kind))?;
+            seen.p99_us.push(one.p99_us());
+            seen.add(&one);
+        }
+    }
+    Ok(figures(&alone, &kinds, share, quanta_us))
+}
+
+fn figures(alone: &[f64], kinds: &[Kind; 2], share: f64, quanta_us: f64) -> Vec<(&'static str, Figure)> {
+    let judged = kinds.iter().flat_map(|kind| &kind.judged).copied();
+    let least = judged.clone().fold(f64::INFINITY, f64::min);
+    let all = kinds.iter().map(|kind| kind.least).fold(f64::INFINITY, f64::min);
+    let shares = match judged.count() {
+        0 => Figure::missing(
+            "in every second others took more than a tenth of the generator's or the core's processor",
+        ),
+        _ => Figure::of(least),
+    };
+    let disturbed: u32 = kinds.iter().map(|kind| kind.disturbed).sum();
+    let mut shares = shares
+        .beside("fair_share_requests_per_s", share)
+        .beside("asked_requests_per_s", share * ASKS)
+        .beside("seconds_disturbed", disturbed)
+        .beside("with_disturbed_seconds", all);
+    let mut worst = Figure::missing("no p99");
+    for (kind, greedy) in kinds.iter().zip(&GREEDY) {
+        let pairs: Vec<[f64; 2]> = kind
+            .p99_us
+            .iter()
+            .zip(alone)
+            .map(|(beside, alone)| [(beside - quanta_us).max(0.0), *alone])
+            .collect();
+        let figure = Figure::ratio(&pairs)
+            .beside("beside", greedy.name)
+            .beside("p99_us", median(kind.p99_us.iter().copied()))
+            .beside("alone_p99_us", median(alone.iter().copied()))
+            .beside("quanta_us", quanta_us);
+        shares =
+            shares.beside(&format!("beside_{}", greedy.name), kind.judged.iter().copied().reduce(f64::min));
+        if worst.value().is_none_or(|value| figure.value().is_some_and(|this| this > value)) {
+            worst = figure;
+        }
+    }
+    vec![("min_share_ratio", shares), ("modest_p99_ratio", worst)]
+}
+
+/// What was seen beside one kind of greed.
+struct Kind {
+    /// The worst of the modest guests in each round.
+    p99_us: Vec<f64>,
+    /// The smallest part of what it should have that any modest guest got, in each second that was not disturbed.
+    judged: Vec<f64>,
+    disturbed: u32,
+    /// With the seconds that were disturbed.
+    least: f64,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Kind { p99_us: Vec::new(), judged: Vec::new(), disturbed: 0, least: f64::INFINITY }
+    }
+}
+
+impl Kind {
+    fn add(&mut self, run: &Run) {
+        for (second, undisturbed) in run.undisturbed.iter().enumerate() {
+            let parts = run.modest.iter().map(|one| parts(&one.served, &one.arrived, run.share)[second]);
+            let least = parts.fold(f64::INFINITY, f64::min);
+            self.least = self.least.min(least);
+            if *undisturbed {
+                self.judged.push(least);
+            } else {
+                self.disturbed += 1;
+            }
+        }
+    }
+}
+
+/// Of what a guest should have in each second - what it asks for and has not got yet, but no more than `share` - the part that it got.
+fn parts(served: &[u64], arrived: &[u64], share: f64) -> Vec<f64> {
+    let mut left = 0;
+    let mut part = |(served, arrived): (&u64, &u64)| {
+        let wanted = left + arrived;
+        left = wanted.saturating_sub(*served);
+        let due = (wanted as f64).min(share);
+        if due > 0.0 { *served as f64 / due } else { 1.0 }
+    };
+    served.iter().zip(arrived).map(&mut part).collect()
+}
+
+/// A modest guest in one run.
+struct Modest {
+    /// ns from when a request was wanted.
+    latency: Histogram<u64>,
+    /// By second.
+    served: Vec<u64>,
+    arrived: Vec<u64>,
+}
+
+struct Run {
+    share: f64,
+    modest: Vec<Modest>,
+    undisturbed: Vec<bool>,
+}
+
+impl Run {
+    /// Of the guest with the largest.
+    fn p99_us(&self) -> f64 {
+        let p99 = |one: &Modest| one.latency.value_at_quantile(0.99) as f64 / 1e3;
+        self.modest.iter().map(p99).fold(0.0, f64::max)
+    }
+}
+
+/// One modest guest alone, or all beside a greedy one.
+fn run(stage: &mut Stage, bench: &Bench, share: f64, seed: u64, greedy: Option<usize>) -> Result<Run> {
+    let seconds = bench.pace.seconds;
+    let time = Duration::from_secs(seconds as u64);
+    let count = if greedy.is_some() { MODEST } else { 1 };
+    let arrivals = |number: usize| Arrivals::new(share * ASKS, seed + number as u64 + 1);
+    let mut modest = Vec::new();
+    for number in 0..count {
+        modest.push(Modest {
+            latency: Histogram::new_with_bounds(1, 100 * SECOND, 3)?,
+            served: vec![0; seconds],
+            arrived: arrivals(number).per_second(seconds),
+        });
+    }
+    let pids = stage.pids();
+    let mut clocks = Clocks::new(&pids);
+    stage.turn(|stage| {
+        let (modest_guests, greedy_guests) = stage.guests.split_at_mut(MODEST);
+        let modest_flow = |(number, guest): (usize, _)| -> Flow<'_> {
+            let guest: &mut Guest = guest;
+            Flow::new(guest, 0, Offered::open(arrivals(number)), BLOCK, seed + number as u64)
+        };
+        let mut flows: Vec<Flow<'_>> =
+            modest_guests.iter_mut().take(count).enumerate().map(modest_flow).collect();
+        if let Some(kind) = greedy {
+            let what = &GREEDY[kind];
+            let guest = greedy_guests.get_mut(kind).context("a greedy guest")?;
+            let mut flow = Flow::new(guest, 0, Offered::Backlog(what.depth), what.bytes, seed);
+            flow.may_fail = what.plan.segments > 1;
+            flows.push(flow);
+        }
+        clocks.begin();
+        drive(&mut flows, time, |completion: Completion| {
+            let Completion { flow, due, at, .. } = completion;
+            let second = (at / SECOND) as usize;
+            clocks.at(second);
+            if let Some(one) = modest.get_mut(flow) {
+                one.latency.saturating_record(at.saturating_sub(due));
+                if let Some(served) = one.served.get_mut(second) {
+                    *served += 1;
+                }
+            }
+        })
+    })?;
+    clocks.at(seconds);
+    Ok(Run { share, modest, undisturbed: clocks.undisturbed(seconds) })
+}
+
+/// Processor time of both sides, read at the beginning of each second.
+struct Clocks<'a> {
+    pids: &'a [u32],
+    /// When a second began, s; time of the generator and of the daemon until then, s.
+    read: Vec<(std::time::Instant, CpuTimes, CpuTimes)>,
+}
+
+impl<'a> Clocks<'a> {
+    fn new(pids: &'a [u32]) -> Self {
+        Clocks { pids, read: Vec::new() }
+    }
+
+    fn begin(&mut self) {
+        let own = CpuTimes::of(&[std::process::id()]);
+        self.read.push((std::time::Instant::now(), own, CpuTimes::of(self.pids)));
+    }
+
+    /// It is second `second`: reads the clocks, once for each.
+    #[inline]
+    fn at(&mut self, second: usize) {
+        if self.read.len() <= second {
+            self.begin();
+        }
+    }
+
+    fn undisturbed(&self, seconds: usize) -> Vec<bool> {
+        let one = |pair: &[(std::time::Instant, CpuTimes, CpuTimes)]| {
+            let [(begin, own, daemon), (end, own_end, daemon_end)] = pair else { return false };
+            let least = own_end.since(own).min(daemon_end.since(daemon)) as f64;
+            least / 1e9 >= UNDISTURBED * (*end - *begin).as_secs_f64()
+        };
+        let mut all: Vec<bool> = self.read.windows(2).map(one).collect();
+        // A second without a completion was not read: nothing says whether others were at work.
+        all.resize(seconds, false);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_owed_what_it_asks_for_and_no_more_than_its_share() {
+        assert_eq!(parts(&[50, 50], &[50, 50], 100.0), [1.0, 1.0]);
+        assert_eq!(parts(&[25], &[50], 100.0), [0.5], "it asked for less than its share");
+        assert_eq!(parts(&[80], &[200], 100.0), [0.8], "it asked for more");
+        assert_eq!(parts(&[0], &[0], 100.0), [1.0], "it asked for nothing");
+        // What it did not get is asked for in the next second too.
+        assert_eq!(parts(&[40, 60], &[80, 40], 100.0), [0.5, 0.75]);
+        assert_eq!(parts(&[0, 0], &[10, 0], 100.0), [0.0, 0.0], "starved for as long as it is");
+    }
+
+    #[test]
+    fn what_was_disturbed_is_counted_and_not_judged() {
+        let modest = |served: [u64; 2]| Modest {
+            latency: Histogram::new(3).unwrap(),
+            served: served.to_vec(),
+            arrived: vec![100; 2],
+        };
+        let mut kind = Kind::default();
+        let run = |undisturbed: [bool; 2]| Run {
+            share: 200.0,
+            modest: vec![modest([100, 90]), modest([100, 30])],
+            undisturbed: undisturbed.to_vec(),
+        };
+        kind.add(&run([true, false]));
+        assert_eq!((kind.judged.clone(), kind.disturbed, kind.least), (vec![1.0], 1, 0.3));
+        let none = figures(&[10.0; 6], &[Kind::default(), Kind::default()], 200.0, 1.0);
+        assert_eq!(none[0].1.value(), None);
+        kind.add(&run([true, true]));
+        let figures = figures(&[10.0; 6], &[kind, Kind::default()], 200.0, 1.0);
+        assert_eq!(figures[0].1.value(), Some(0.3));
+    }
+
+    #[test]
+    fn the_quanta_are_taken_off_the_tail() {
+        let kind = |p99: f64| Kind { p99_us: vec![p99; 6], ..Kind::default() };
+        let figures = figures(&[10.0; 6], &[kind(70.0), kind(30.0)], 1.0, 50.0);
+        assert_eq!(figures[1].1.value(), Some(2.0));
+    }
+}

@@ -1,0 +1,103 @@
+//! Groups of different weights that always ask: how far from its weight what each gets is.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::drive::{Flow, drive};
+use super::offered::Offered;
+use super::report::Figure;
+use super::stage::Stage;
+use super::{Bench, ROUNDS};
+use crate::daemon::Configuration;
+use crate::guest::Form;
+use ioplane_testkit::driver::{DiskPlan, Shape};
+
+const WEIGHTS: [u32; 3] = [1, 2, 4];
+/// Bytes of a request.
+const BYTES: u32 = 64 << 10;
+const DEPTH: u16 = 32;
+const FORM: Form = Form {
+    ring: 128,
+    queues: 1,
+    plan: DiskPlan { slots: DEPTH, max_bytes: BYTES, segments: 1, shape: Shape::Indirect },
+};
+
+pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
+    let figure = match refused(bench)? {
+        Some(why) => Figure::missing(format!("this daemon takes no groups: {why}")),
+        None => weights(bench)?,
+    };
+    Ok(vec![("weight_error_percent", figure)])
+}
+
+/// What the daemon says against a configuration with groups, if anything.
+fn refused(bench: &Bench) -> Result<Option<String>> {
+    let folder = bench.folders.run("weights-check");
+    let disk = "memory = \"1M\"\ngroup = \"one\"";
+    let configuration =
+        Configuration::new(bench.mode).group("one", 1).disk("disk", &folder.join("disk.sock"), disk);
+    let file = configuration.write(&folder, bench.place.cpus.back)?;
+    let mut command = Command::new(&bench.binary);
+    let output = command.args(["serve", "--check", "--config"]).arg(file).output()?;
+    if output.status.success() {
+        return Ok(None);
+    }
+    let said =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let line =
+        said.lines().find(|line| !line.trim().is_empty()).context("serve --check failed and says nothing")?;
+    // The path is this run's own.
+    Ok(Some(line.replace(&*folder.to_string_lossy(), "").trim_start_matches('/').to_owned()))
+}
+
+fn weights(bench: &Bench) -> Result<Figure> {
+    eprintln!("groups of weights {WEIGHTS:?}");
+    let names = WEIGHTS.map(|weight| format!("weight{weight}"));
+    let keys = names.each_ref().map(|name| format!("memory = \"64M\"\ngroup = {name:?}"));
+    let configuration = WEIGHTS
+        .iter()
+        .zip(&names)
+        .fold(Configuration::new(bench.mode), |all, (weight, name)| all.group(name, *weight));
+    let disks: Vec<_> = names.iter().zip(&keys).map(|(name, keys)| (name.as_str(), keys.as_str())).collect();
+    let mut stage = Stage::configured(bench, "weights", configuration, &disks)?;
+    for name in &names {
+        stage.connect(name, FORM)?;
+    }
+    let mut errors = Vec::new();
+    for round in 0..ROUNDS {
+        let counts = stage.turn(|stage| {
+            let mut counts = [0u64; WEIGHTS.len()];
+            let flow = |guest| Flow::new(guest, 0, Offered::Backlog(DEPTH), BYTES, u64::from(round) + 1);
+            let mut flows: Vec<_> = stage.guests.iter_mut().map(flow).collect();
+            drive(&mut flows, Duration::from_secs(1), |completion| counts[completion.flow] += 1)?;
+            Ok(counts)
+        })?;
+        errors.push(error_percent(counts));
+    }
+    Ok(Figure::median(&errors).beside("weights", WEIGHTS.map(|weight| weight.to_string()).join(" : ")))
+}
+
+/// By how many percent of its own part the group is off that is off most.
+fn error_percent(counts: [u64; WEIGHTS.len()]) -> f64 {
+    let (all, weights) = (counts.iter().sum::<u64>().max(1) as f64, f64::from(WEIGHTS.iter().sum::<u32>()));
+    let off = counts.iter().zip(WEIGHTS).map(|(count, weight)| {
+        let due = f64::from(weight) / weights;
+        (*count as f64 / all / due - 1.0).abs() * 100.0
+    });
+    off.fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_that_is_off_most_counts() {
+        assert!(error_percent([100, 200, 400]) < 1e-9);
+        // The lightest has twice its part, the heaviest 3/4 of it.
+        assert!((error_percent([200, 200, 300]) - 100.0).abs() < 1e-9);
+        assert!((error_percent([0, 0, 0]) - 100.0).abs() < 1e-9, "nothing passed");
+    }
+}
