@@ -139,7 +139,7 @@ impl Report {
         let mut out = setup_lines(&self.setup, 28);
         let _ = writeln!(
             out,
-            "\n{:28}{:>12}  {:22}{:>6}  {:16}  seen beside it, or why not",
+            "\n{:28}{:>12}  {:22}{:>6}  {:24}  seen beside it, or why not",
             "figure", "value", "95 % interval", "pairs", "goal"
         );
         for name in FIGURES {
