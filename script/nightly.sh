@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour core exitless network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -80,7 +80,6 @@ judged() {
 nightly_exitless() { judged exitless --quick; }
 nightly_network() { judged network --quick; }
 nightly_neighbour() { judged neighbour; }
-nightly_core() { judged core --quick; }
 nightly_elvis() { judged elvis; }
 nightly_exits() { judged exits; }
 nightly_passthrough() { judged passthrough; }
