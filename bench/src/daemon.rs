@@ -35,9 +35,9 @@ impl Configuration {
         self
     }
 
-    /// A group of devices.
-    pub fn group(mut self, name: &str, weight: u32) -> Self {
-        let _ = writeln!(self.devices, "\n[[group]]\nname = {name:?}\nweight = {weight}");
+    /// A group of devices. `keys` are the lines of its table, weight and limits.
+    pub fn group(mut self, name: &str, keys: &str) -> Self {
+        let _ = writeln!(self.devices, "\n[[group]]\nname = {name:?}\n{keys}");
         self
     }
 
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn every_table_is_written() {
-        let configuration = Configuration::new(Mode::Notified).cores(2).group("gold", 4).disk(
+        let configuration = Configuration::new(Mode::Notified).cores(2).group("gold", "weight = 4").disk(
             "web",
             Path::new("/run/web.sock"),
             "memory = \"1M\"\ngroup = \"gold\"",

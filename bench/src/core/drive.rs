@@ -23,6 +23,8 @@ pub struct Flow<'a> {
     scatter: Scatter,
     /// When the request in each slot was due and when it was submitted.
     times: Vec<[u64; 2]>,
+    /// When nothing was done that had not been taken.
+    empty_at: u64,
     /// Ask for an interrupt after each look that found something, as Linux does.
     pub interrupts: bool,
     /// Requests may fail: they are hostile.
@@ -36,8 +38,8 @@ pub struct Completion {
     pub flow: usize,
     /// When it was wanted.
     pub due: u64,
-    /// Before it was made available.
-    pub submitted: u64,
+    /// A moment after its submission at which it was not done.
+    pub not_before: u64,
     /// After it was seen to be done.
     pub at: u64,
 }
@@ -55,6 +57,7 @@ impl<'a> Flow<'a> {
             bytes,
             scatter: Scatter::new(seed),
             times: vec![[0; 2]; usize::from(slots)],
+            empty_at: 0,
             interrupts: false,
             may_fail: false,
         }
@@ -89,8 +92,14 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Takes what is done; whether anything was.
-    fn reap(&mut self, index: usize, begin: Instant, done: &mut impl FnMut(Completion)) -> Result<bool> {
+    /// Takes what is done; whether anything was. It is `now`, or a little later.
+    fn reap(
+        &mut self,
+        index: usize,
+        now: u64,
+        begin: Instant,
+        done: &mut impl FnMut(Completion),
+    ) -> Result<bool> {
         let (mut count, mut at) = (0, 0);
         while count < TURN {
             let Some(one) = self.disk().reap()? else { break };
@@ -100,8 +109,11 @@ impl<'a> Flow<'a> {
             ensure!(one.ok() || self.may_fail, "a read ended with status {:#x}", one.status);
             ensure!(!one.ok() || one.len == self.bytes + 1, "a read of {} gave {}", self.bytes, one.len);
             let [due, submitted] = self.times[one.token.slot()];
-            done(Completion { flow: index, due, submitted, at });
+            done(Completion { flow: index, due, not_before: submitted.max(self.empty_at), at });
             count += 1;
+        }
+        if count < TURN {
+            self.empty_at = now;
         }
         if self.interrupts && count > 0 {
             self.disk().ring().enable_interrupts();
@@ -122,7 +134,7 @@ pub fn drive(flows: &mut [Flow<'_>], time: Duration, mut done: impl FnMut(Comple
         }
         let mut waiting = 0;
         for (index, flow) in flows.iter_mut().enumerate() {
-            if flow.reap(index, begin, &mut done)? {
+            if flow.reap(index, now, begin, &mut done)? {
                 progress = now;
             }
             flow.submit(now);
@@ -138,7 +150,7 @@ pub fn drive(flows: &mut [Flow<'_>], time: Duration, mut done: impl FnMut(Comple
         flow.begin();
         let last = Instant::now();
         while flow.disk().in_flight() > 0 {
-            flow.reap(0, begin, &mut |_| {})?;
+            flow.reap(0, end, begin, &mut |_| {})?;
             ensure!(last.elapsed() < PATIENCE, "{} requests were never completed", flow.disk().in_flight());
         }
     }

@@ -1,8 +1,10 @@
-//! Seven modest guests beside a greedy one on a core that is full: each in a group of its own, all of weight 1.
+//! Seven modest guests beside a greedy one, each in a group of its own, all of weight 1.
 //!
-//! What bounds them is the core: all disks are in memory. A modest guest asks for half of its fair share, in an open loop, and the greedy one
-//! always asks: for blocks of 1 MiB, or by chains of 1,024 descriptors of one byte, which are refused after they have been read.
+//! Two loads: disks in memory, so that the core is full, and files on one disk, so that the disk is. A modest guest asks for half of its fair
+//! share, in an open loop, and the greedy one always asks: for blocks of 1 MiB, or by chains of 1,024 descriptors of one byte, which are
+//! refused after they have been read.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -16,16 +18,19 @@ use super::offered::{Arrivals, Offered};
 use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, ROUNDS, SECOND};
+use crate::daemon::Configuration;
+use crate::exitless::backend::Backing;
 use crate::exitless::load::BLOCK;
 use crate::guest::{Form, Guest};
 
 const MODEST: usize = 7;
 const GUESTS: f64 = MODEST as f64 + 1.0;
-/// What a modest guest asks for, as a part of its fair share. So all ask for 2: 7/16, and the greedy one for the rest and more.
+/// What a modest guest asks for, as a part of its fair share. So all seven ask for 7/16 of what there is, and the greedy one for more than the
+/// rest.
 const ASKS: f64 = 0.5;
-/// What a group may have at a time by decision 41, bytes.
-const QUANTUM: f64 = 65536.0;
-/// A second in which the generator or the core had less of its processor is not judged: others took it.
+/// What a group of average weight may have in a turn by decision 41, bytes.
+const QUANTUM: f64 = 131_072.0;
+/// A second in which the generator, or a core that must always be at work, had less of its processor is not judged: others took it.
 const UNDISTURBED: f64 = 0.9;
 
 /// A kind of greed.
@@ -36,77 +41,173 @@ struct Greedy {
     depth: u16,
 }
 
-const GREEDY: [Greedy; 2] = [
-    Greedy {
-        name: "blocks",
-        bytes: 1 << 20,
-        plan: DiskPlan { slots: 32, max_bytes: 1 << 20, segments: 1, shape: Shape::Indirect },
-        depth: 32,
-    },
-    Greedy {
-        name: "chains",
-        bytes: 1022,
-        // With header and status 1,024 descriptors.
-        plan: DiskPlan { slots: 64, max_bytes: 1022, segments: 1022, shape: Shape::Indirect },
-        depth: 64,
-    },
+const BLOCKS: Greedy = Greedy {
+    name: "blocks",
+    bytes: 1 << 20,
+    plan: DiskPlan { slots: 32, max_bytes: 1 << 20, segments: 1, shape: Shape::Indirect },
+    depth: 32,
+};
+
+const CHAINS: Greedy = Greedy {
+    name: "chains",
+    bytes: 1022,
+    // With header and status 1,024 descriptors.
+    plan: DiskPlan { slots: 64, max_bytes: 1022, segments: 1022, shape: Shape::Indirect },
+    depth: 64,
+};
+
+/// What all guests together have too little of.
+struct Load {
+    name: &'static str,
+    greedy: &'static [Greedy],
+    /// Sizes of the disks of a modest and of a greedy guest, bytes.
+    sizes: [u64; 2],
+    /// The disks are files; the core then sleeps while it waits for them.
+    on_file: bool,
+}
+
+/// Chains of one-byte descriptors never reach a disk, so they are no load for one.
+const LOADS: [Load; 2] = [
+    Load { name: "core", greedy: &[BLOCKS, CHAINS], sizes: [16 << 20, 64 << 20], on_file: false },
+    Load { name: "backing", greedy: &[BLOCKS], sizes: [32 << 20, 256 << 20], on_file: true },
 ];
 
+impl Load {
+    /// The lines of a disk's table, in the group of the disk's name.
+    fn lines(&self, bench: &Bench, name: &str, bytes: u64) -> Result<String> {
+        let backing = if self.on_file {
+            let backing = bench.folders.backing(&format!("{}-{name}", self.name), true, bytes)?;
+            fill(&backing)?;
+            let Backing::File { file, .. } = &backing else { anyhow::bail!("{name} is no file") };
+            format!("path = {file:?}")
+        } else {
+            format!("memory = \"{bytes}\"")
+        };
+        Ok(format!("{backing}\ngroup = {name:?}"))
+    }
+}
+
+/// Writes all of a file: the kernel reads no disk for blocks that were never written.
+fn fill(backing: &Backing) -> Result<()> {
+    let Backing::File { file, len } = backing else { return Ok(()) };
+    let mut handle = std::fs::File::options().write(true).open(file)?;
+    let block = vec![0x5a; 1 << 20];
+    for _ in 0..len / block.len() as u64 {
+        handle.write_all(&block)?;
+    }
+    Ok(handle.sync_all()?)
+}
+
 pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
-    eprintln!("seven modest guests and a greedy one");
-    let names: Vec<String> = (0..MODEST).map(|number| format!("modest{number}")).collect();
-    let mut disks: Vec<_> = names.iter().map(|name| (name.as_str(), "memory = \"16M\"")).collect();
-    disks.extend(GREEDY.iter().map(|greedy| (greedy.name, "memory = \"64M\"")));
-    let mut stage = Stage::start(bench, "fair", bench.mode, &disks)?;
-    for name in &names {
+    let [core, backing] = [one_load(bench, &LOADS[0])?, one_load(bench, &LOADS[1])?];
+    Ok(vec![
+        ("min_share_ratio", worse(&core.share, &backing.share, |new, old| new < old)),
+        ("core_bound_share_ratio", core.share),
+        ("backing_bound_share_ratio", backing.share),
+        ("modest_p99_ratio", worse(&core.p99, &backing.p99, |new, old| new > old)),
+        ("core_bound_p99_ratio", core.p99),
+        ("backing_bound_p99_ratio", backing.p99),
+    ])
+}
+
+/// The worse of two loads' figures; none if one of them is missing, since that one might be the worse.
+fn worse(core: &Figure, backing: &Figure, is_worse: fn(f64, f64) -> bool) -> Figure {
+    let (Some(first), Some(second)) = (core.value(), backing.value()) else {
+        return Figure::missing("one of the two loads was not measured");
+    };
+    let (figure, name) = if is_worse(second, first) { (backing, "backing") } else { (core, "core") };
+    figure.clone().beside("bound_by", name)
+}
+
+/// Both figures of one load.
+struct Seen {
+    share: Figure,
+    p99: Figure,
+}
+
+fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
+    eprintln!("seven modest guests and a greedy one, bound by the {}", load.name);
+    let modest: Vec<String> = (0..MODEST).map(|number| format!("modest{number}")).collect();
+    let [small, large] = load.sizes;
+    let mut disks = Vec::new();
+    for name in &modest {
+        disks.push((name.as_str(), load.lines(bench, name, small)?));
+    }
+    for greedy in load.greedy {
+        disks.push((greedy.name, load.lines(bench, greedy.name, large)?));
+    }
+    let configuration =
+        disks.iter().fold(Configuration::new(bench.mode), |all, (name, _)| all.group(name, "weight = 1"));
+    let lines: Vec<_> = disks.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
+    let mut stage = Stage::configured(bench, &format!("fair-{}", load.name), configuration, &lines)?;
+    for name in &modest {
         stage.connect(name, FORM)?;
     }
-    for greedy in &GREEDY {
+    for greedy in load.greedy {
         stage.connect(greedy.name, Form { ring: 128, queues: 1, plan: greedy.plan })?;
     }
-    let (requests, bytes) = stage.turn(|stage| {
+    let capacity = stage.turn(|stage| {
         let modest = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), BLOCK, 1);
         let requests = rate(modest, bench.pace.round)?;
-        let blocks = &GREEDY[0];
-        let load = Offered::Backlog(blocks.depth);
-        let greedy = Flow::new(&mut stage.guests[MODEST], 0, load, blocks.bytes, 1);
-        Ok((requests, rate(greedy, bench.pace.round)? * f64::from(blocks.bytes)))
+        let backlog = Offered::Backlog(BLOCKS.depth);
+        let greedy = Flow::new(&mut stage.guests[MODEST], 0, backlog, BLOCKS.bytes, 1);
+        Ok(Capacity { requests, bytes: rate(greedy, bench.pace.round)? * f64::from(BLOCKS.bytes) })
     })?;
-    let share = requests / GUESTS;
-    let quanta_us = GUESTS * QUANTUM / bytes * 1e6;
 
     let mut alone = Vec::new();
-    let mut kinds = [Kind::default(), Kind::default()];
+    let mut kinds: Vec<Kind> = load.greedy.iter().map(|_| Kind::default()).collect();
     for round in 0..ROUNDS {
         let seed = u64::from(round) * 100;
-        alone.push(run(&mut stage, bench, share, seed, None)?.p99_us());
+        alone.push(run(&mut stage, bench, load, &capacity, seed, None)?.p99_us());
         for (kind, seen) in kinds.iter_mut().enumerate() {
-            let one = run(&mut stage, bench, share, seed, Some(kind))?;
+            let one = run(&mut stage, bench, load, &capacity, seed, Some(kind))?;
             seen.p99_us.push(one.p99_us());
             seen.add(&one);
         }
     }
-    Ok(figures(&alone, &kinds, share, quanta_us))
+    Ok(figures(load, &alone, &kinds, &capacity))
 }
 
-fn figures(alone: &[f64], kinds: &[Kind; 2], share: f64, quanta_us: f64) -> Vec<(&'static str, Figure)> {
+/// What one guest gets if it is alone, 32 requests in flight.
+struct Capacity {
+    /// Of [`BLOCK`] bytes, per second.
+    requests: f64,
+    /// Per second in blocks of 1 MiB.
+    bytes: f64,
+}
+
+impl Capacity {
+    /// The fair share of each guest, requests per second.
+    fn share(&self) -> f64 {
+        self.requests / GUESTS
+    }
+
+    /// How long the quanta of all groups take, us.
+    fn quanta_us(&self) -> f64 {
+        GUESTS * QUANTUM / self.bytes * 1e6
+    }
+}
+
+fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> Seen {
     let judged = kinds.iter().flat_map(|kind| &kind.judged).copied();
     let least = judged.clone().fold(f64::INFINITY, f64::min);
     let all = kinds.iter().map(|kind| kind.least).fold(f64::INFINITY, f64::min);
-    let shares = match judged.count() {
+    let share = match judged.clone().count() {
         0 => Figure::missing(
             "in every second others took more than a tenth of the generator's or the core's processor",
         ),
         _ => Figure::of(least),
     };
     let disturbed: u32 = kinds.iter().map(|kind| kind.disturbed).sum();
-    let mut shares = shares
-        .beside("fair_share_requests_per_s", share)
-        .beside("asked_requests_per_s", share * ASKS)
+    let mut share = share
+        .beside("fair_share_requests_per_s", capacity.share())
+        .beside("asked_requests_per_s", capacity.share() * ASKS)
+        .beside("seconds_judged", judged.count())
         .beside("seconds_disturbed", disturbed)
         .beside("with_disturbed_seconds", all);
+    let quanta_us = capacity.quanta_us();
     let mut worst = Figure::missing("no p99");
-    for (kind, greedy) in kinds.iter().zip(&GREEDY) {
+    for (kind, greedy) in kinds.iter().zip(load.greedy) {
         let pairs: Vec<[f64; 2]> = kind
             .p99_us
             .iter()
@@ -118,13 +219,17 @@ fn figures(alone: &[f64], kinds: &[Kind; 2], share: f64, quanta_us: f64) -> Vec<
             .beside("p99_us", median(kind.p99_us.iter().copied()))
             .beside("alone_p99_us", median(alone.iter().copied()))
             .beside("quanta_us", quanta_us);
-        shares =
-            shares.beside(&format!("beside_{}", greedy.name), kind.judged.iter().copied().reduce(f64::min));
+        share = share
+            .beside(&format!("beside_{}", greedy.name), kind.judged.iter().copied().reduce(f64::min))
+            .beside(
+                &format!("greedy_{}_mib_per_s", greedy.name),
+                median(kind.greedy_bytes_per_s.iter().copied()) / f64::from(1 << 20),
+            );
         if worst.value().is_none_or(|value| figure.value().is_some_and(|this| this > value)) {
             worst = figure;
         }
     }
-    vec![("min_share_ratio", shares), ("modest_p99_ratio", worst)]
+    Seen { share, p99: worst }
 }
 
 /// What was seen beside one kind of greed.
@@ -136,16 +241,25 @@ struct Kind {
     disturbed: u32,
     /// With the seconds that were disturbed.
     least: f64,
+    /// What the greedy guest got, of each run.
+    greedy_bytes_per_s: Vec<f64>,
 }
 
 impl Default for Kind {
     fn default() -> Self {
-        Kind { p99_us: Vec::new(), judged: Vec::new(), disturbed: 0, least: f64::INFINITY }
+        Kind {
+            p99_us: Vec::new(),
+            judged: Vec::new(),
+            disturbed: 0,
+            least: f64::INFINITY,
+            greedy_bytes_per_s: Vec::new(),
+        }
     }
 }
 
 impl Kind {
     fn add(&mut self, run: &Run) {
+        self.greedy_bytes_per_s.push(run.greedy_bytes as f64 / run.undisturbed.len().max(1) as f64);
         for (second, undisturbed) in run.undisturbed.iter().enumerate() {
             let parts = run.modest.iter().map(|one| parts(&one.served, &one.arrived, run.share)[second]);
             let least = parts.fold(f64::INFINITY, f64::min);
@@ -184,6 +298,8 @@ struct Run {
     share: f64,
     modest: Vec<Modest>,
     undisturbed: Vec<bool>,
+    /// What the greedy guest asked for and was answered, refused or not.
+    greedy_bytes: u64,
 }
 
 impl Run {
@@ -195,7 +311,17 @@ impl Run {
 }
 
 /// One modest guest alone, or all beside a greedy one.
-fn run(stage: &mut Stage, bench: &Bench, share: f64, seed: u64, greedy: Option<usize>) -> Result<Run> {
+fn run(
+    stage: &mut Stage,
+    bench: &Bench,
+    load: &Load,
+    capacity: &Capacity,
+    seed: u64,
+    greedy: Option<usize>,
+) -> Result<Run> {
+    let share = capacity.share();
+    let greedy = greedy.map(|kind| (kind, &load.greedy[kind]));
+    let mut greedy_bytes = 0;
     let seconds = bench.pace.seconds;
     let time = Duration::from_secs(seconds as u64);
     let count = if greedy.is_some() { MODEST } else { 1 };
@@ -218,8 +344,7 @@ fn run(stage: &mut Stage, bench: &Bench, share: f64, seed: u64, greedy: Option<u
         };
         let mut flows: Vec<Flow<'_>> =
             modest_guests.iter_mut().take(count).enumerate().map(modest_flow).collect();
-        if let Some(kind) = greedy {
-            let what = &GREEDY[kind];
+        if let Some((kind, what)) = greedy {
             let guest = greedy_guests.get_mut(kind).context("a greedy guest")?;
             let mut flow = Flow::new(guest, 0, Offered::Backlog(what.depth), what.bytes, seed);
             flow.may_fail = what.plan.segments > 1;
@@ -230,7 +355,9 @@ fn run(stage: &mut Stage, bench: &Bench, share: f64, seed: u64, greedy: Option<u
             let Completion { flow, due, at, .. } = completion;
             let second = (at / SECOND) as usize;
             clocks.at(second);
-            if let Some(one) = modest.get_mut(flow) {
+            if let Some((_, what)) = greedy.filter(|_| flow == MODEST) {
+                greedy_bytes += u64::from(what.bytes);
+            } else if let Some(one) = modest.get_mut(flow) {
                 one.latency.saturating_record(at.saturating_sub(due));
                 if let Some(served) = one.served.get_mut(second) {
                     *served += 1;
@@ -239,7 +366,7 @@ fn run(stage: &mut Stage, bench: &Bench, share: f64, seed: u64, greedy: Option<u
         })
     })?;
     clocks.at(seconds);
-    Ok(Run { share, modest, undisturbed: clocks.undisturbed(seconds) })
+    Ok(Run { share, modest, undisturbed: clocks.undisturbed(seconds, !load.on_file), greedy_bytes })
 }
 
 /// Processor time of both sides, read at the beginning of each second.
@@ -267,10 +394,12 @@ impl<'a> Clocks<'a> {
         }
     }
 
-    fn undisturbed(&self, seconds: usize) -> Vec<bool> {
+    /// For each second whether the generator had its processor, and the daemon too if it `is_always_busy`.
+    fn undisturbed(&self, seconds: usize, is_always_busy: bool) -> Vec<bool> {
         let one = |pair: &[(std::time::Instant, CpuTimes, CpuTimes)]| {
             let [(begin, own, daemon), (end, own_end, daemon_end)] = pair else { return false };
-            let least = own_end.since(own).min(daemon_end.since(daemon)) as f64;
+            let daemon = if is_always_busy { daemon_end.since(daemon) } else { u64::MAX };
+            let least = own_end.since(own).min(daemon) as f64;
             least / 1e9 >= UNDISTURBED * (*end - *begin).as_secs_f64()
         };
         let mut all: Vec<bool> = self.read.windows(2).map(one).collect();
@@ -307,20 +436,31 @@ mod tests {
             share: 200.0,
             modest: vec![modest([100, 90]), modest([100, 30])],
             undisturbed: undisturbed.to_vec(),
+            greedy_bytes: 0,
         };
         kind.add(&run([true, false]));
         assert_eq!((kind.judged.clone(), kind.disturbed, kind.least), (vec![1.0], 1, 0.3));
-        let none = figures(&[10.0; 6], &[Kind::default(), Kind::default()], 200.0, 1.0);
-        assert_eq!(none[0].1.value(), None);
+        let capacity = Capacity { requests: 1600.0, bytes: 1e9 };
+        let none = figures(&LOADS[0], &[10.0; 6], &[Kind::default(), Kind::default()], &capacity);
+        assert_eq!(none.share.value(), None);
         kind.add(&run([true, true]));
-        let figures = figures(&[10.0; 6], &[kind, Kind::default()], 200.0, 1.0);
-        assert_eq!(figures[0].1.value(), Some(0.3));
+        let figures = figures(&LOADS[0], &[10.0; 6], &[kind, Kind::default()], &capacity);
+        assert_eq!(figures.share.value(), Some(0.3));
     }
 
     #[test]
     fn the_quanta_are_taken_off_the_tail() {
         let kind = |p99: f64| Kind { p99_us: vec![p99; 6], ..Kind::default() };
-        let figures = figures(&[10.0; 6], &[kind(70.0), kind(30.0)], 1.0, 50.0);
-        assert_eq!(figures[1].1.value(), Some(2.0));
+        let capacity = Capacity { requests: 8.0, bytes: GUESTS * QUANTUM / 50e-6 };
+        let figures = figures(&LOADS[0], &[10.0; 6], &[kind(70.0), kind(30.0)], &capacity);
+        assert!((figures.p99.value().unwrap() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_worse_load_counts_and_a_missing_one_is_not_passed_over() {
+        let [low, high] = [0.4, 0.9].map(Figure::of);
+        assert_eq!(worse(&high, &low, |new, old| new < old).value(), Some(0.4));
+        assert_eq!(worse(&high, &low, |new, old| new > old).value(), Some(0.9));
+        assert_eq!(worse(&high, &Figure::missing("no disk"), |new, old| new < old).value(), None);
     }
 }

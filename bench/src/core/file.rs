@@ -50,7 +50,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     };
     eprintln!("file: against {best:?}");
     let ioplane = Ioplane { mode: bench.mode, binary: Some(bench.binary.clone()) };
-    let mut sessions = [open(bench, &ioplane, "file-ioplane", true)?, open(bench, &best, "file-qsd", true)?];
+    let mut sessions = [open(bench, &ioplane, "file-ioplane")?, open(bench, &best, "file-qsd")?];
     let (mut pairs, mut iops) = (Vec::new(), [Vec::new(), Vec::new()]);
     for number in 0..bench.pace.pairs {
         let mut per_second = [0.0; 2];
@@ -75,14 +75,14 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     Ok(vec![("file_depth32_per_cpu_vs_qsd", figure)])
 }
 
-fn open(bench: &Bench, backend: &dyn Backend, name: &str, whole: bool) -> Result<Session> {
+fn open(bench: &Bench, backend: &dyn Backend, name: &str) -> Result<Session> {
     let backing = bench.folders.backing(name, true, bench.pace.file_bytes)?;
-    Session::open(backend, &backing, &bench.folders.run(name), &bench.place, whole)
+    Session::open(backend, &backing, &bench.folders.run(name), &bench.place, true)
 }
 
 /// Processor time per request of one way, us.
 fn probe(bench: &Bench, qsd: &Qsd, number: usize) -> Result<f64> {
-    let mut session = open(bench, qsd, &format!("file-probe-{number}"), false)?;
+    let mut session = open(bench, qsd, &format!("file-probe-{number}"))?;
     let costs: Result<Vec<f64>> =
         (0..3).map(|round_number| Ok(cpu_us(&round(bench, &mut session, round_number)?))).collect();
     Ok(median(costs?))

@@ -96,7 +96,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
 /// A daemon with a busy disk, guest 0, and `count` others.
 fn busy(bench: &Bench, name: &str, mode: Mode, count: u32) -> Result<Stage> {
     let names: Vec<String> = (0..count).map(|number| format!("idle{number}")).collect();
-    let keys = format!("memory = \"1M\"\nqueues = {QUEUES}");
+    // Small, so that the memory is the queues' and not the disk's.
+    let keys = format!("memory = \"64K\"\nqueues = {QUEUES}");
     let mut disks = vec![("busy", "memory = \"64M\"")];
     disks.extend(names.iter().map(|name| (name.as_str(), keys.as_str())));
     let mut stage = Stage::start(bench, name, mode, &disks)?;

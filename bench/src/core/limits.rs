@@ -8,6 +8,7 @@ use super::offered::Offered;
 use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, SECOND};
+use crate::daemon::Configuration;
 use crate::exitless::load::BLOCK;
 use crate::guest::Form;
 
@@ -24,35 +25,61 @@ struct Limit {
 /// Requests of the limit on bandwidth.
 const LARGE: u32 = 64 << 10;
 
-/// Name, lines of the disk's table, the limit in requests, guest, bytes of its requests.
-const LIMITED: [(&str, &str, Limit, Form, u32); 2] = [
-    ("iops", "iops_limit = 2000\niops_burst = 20", Limit { per_second: 2000.0, burst: 20.0 }, FORM, BLOCK),
-    (
-        "bandwidth",
-        "bandwidth_limit = \"64M\"\nbandwidth_burst = \"1M\"",
-        Limit { per_second: 1024.0, burst: 16.0 },
-        Form {
+/// What is limited: one disk, or a group of two.
+struct Limited {
+    name: &'static str,
+    /// The lines of the limit, in the table of the disk or of the group.
+    keys: &'static str,
+    /// The disks are in a group, which has the limit.
+    in_group: bool,
+    disks: &'static [&'static str],
+    limit: Limit,
+    form: Form,
+    /// Of a request.
+    bytes: u32,
+}
+
+const LIMITED: [Limited; 3] = [
+    Limited {
+        name: "iops",
+        keys: "iops_limit = 2000\niops_burst = 20",
+        in_group: false,
+        disks: &["disk"],
+        limit: Limit { per_second: 2000.0, burst: 20.0 },
+        form: FORM,
+        bytes: BLOCK,
+    },
+    Limited {
+        name: "bandwidth",
+        keys: "bandwidth_limit = \"64M\"\nbandwidth_burst = \"1M\"",
+        in_group: false,
+        disks: &["disk"],
+        limit: Limit { per_second: 1024.0, burst: 16.0 },
+        form: Form {
             ring: 128,
             queues: 1,
             plan: DiskPlan { slots: 32, max_bytes: LARGE, segments: 1, shape: Shape::Indirect },
         },
-        LARGE,
-    ),
+        bytes: LARGE,
+    },
+    Limited {
+        name: "group_iops",
+        keys: "iops_limit = 2000\niops_burst = 20",
+        in_group: true,
+        disks: &["one", "other"],
+        limit: Limit { per_second: 2000.0, burst: 20.0 },
+        form: FORM,
+        bytes: BLOCK,
+    },
 ];
 
 pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     let (mut error, mut excess) = (Figure::of(0.0), Figure::of(0.0));
     let (mut most_error, mut most_excess) = (0.0f64, 0.0f64);
-    for (name, keys, limit, form, bytes) in LIMITED {
+    for limited in LIMITED {
+        let Limited { name, limit, .. } = limited;
         eprintln!("limit: {name}");
-        let keys = format!("memory = \"64M\"\n{keys}");
-        let mut stage = Stage::start(bench, &format!("limit-{name}"), bench.mode, &[("disk", &keys)])?;
-        stage.connect("disk", form)?;
-        let mut passed = Vec::new();
-        stage.turn(|stage| {
-            let flow = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), bytes, 1);
-            drive(&mut [flow], bench.pace.limit_span, |completion| passed.push(completion))
-        })?;
+        let passed = pass(bench, &limited)?;
         let off = percent_off(&passed, limit);
         let over = excess_of(&passed, limit);
         most_error = most_error.max(off.unwrap_or(100.0).abs());
@@ -63,6 +90,31 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     let error = error.map(|_| most_error).beside("seconds", bench.pace.limit_span.as_secs_f64());
     let excess = excess.map(|_| most_excess);
     Ok(vec![("limit_error_percent", error), ("limit_excess_requests", excess)])
+}
+
+/// What passes while guests always ask, by time of completion.
+fn pass(bench: &Bench, limited: &Limited) -> Result<Vec<Completion>> {
+    let Limited { name, keys, in_group, disks, form, bytes, .. } = *limited;
+    let mut configuration = Configuration::new(bench.mode);
+    let lines = if in_group {
+        configuration = configuration.group("limited", keys);
+        "memory = \"64M\"\ngroup = \"limited\"".to_owned()
+    } else {
+        format!("memory = \"64M\"\n{keys}")
+    };
+    let all: Vec<_> = disks.iter().map(|disk| (*disk, lines.as_str())).collect();
+    let mut stage = Stage::configured(bench, &format!("limit-{name}"), configuration, &all)?;
+    for disk in disks {
+        stage.connect(disk, form)?;
+    }
+    let mut passed = Vec::new();
+    stage.turn(|stage| {
+        let flow = |guest| Flow::new(guest, 0, Offered::Backlog(32), bytes, 1);
+        let mut flows: Vec<_> = stage.guests.iter_mut().map(flow).collect();
+        drive(&mut flows, bench.pace.limit_span, |completion| passed.push(completion))
+    })?;
+    passed.sort_by_key(|completion| completion.at);
+    Ok(passed)
 }
 
 /// By how many percent the rate is off, once the burst is used up: negative if less passed. None if too little passed to tell.
@@ -76,12 +128,13 @@ fn percent_off(passed: &[Completion], limit: Limit) -> Option<f64> {
 
 /// By how many requests any interval of time T had more than rate * T + burst + 1; 0 if none had.
 ///
-/// When a request passed is not known, only that it was after its submission and before its completion. So the requests between the earlier
-/// and the later of these two times surely passed in that interval, whatever delayed the generator.
+/// A request was done between two looks of the generator at its queue. The interval goes from the earlier look of its first request to the
+/// later look of its last one, so a generator that was late finds none. Requests pass before they are done: a daemon that loses its
+/// processor between both shows some that the limit did not let pass too early.
 fn excess_of(passed: &[Completion], limit: Limit) -> f64 {
     let seconds = |ns: u64| ns as f64 / SECOND as f64;
-    // The earliest submission of each request and all after it.
-    let mut earliest: Vec<u64> = passed.iter().map(|completion| completion.submitted).collect();
+    // The earliest moment of each request and all after it.
+    let mut earliest: Vec<u64> = passed.iter().map(|completion| completion.not_before).collect();
     for at in (1..earliest.len()).rev() {
         earliest[at - 1] = earliest[at - 1].min(earliest[at]);
     }
@@ -102,9 +155,10 @@ mod tests {
     const LIMIT: Limit = Limit { per_second: 1000.0, burst: 10.0 };
     const MS: u64 = 1_000_000;
 
-    /// Requests submitted `before` ns before they are done, at `times`.
+    /// Requests seen to be done at `times`, and not to be done `before` ns before.
     fn passed(before: u64, times: impl Iterator<Item = u64>) -> Vec<Completion> {
-        let one = |at: u64| Completion { flow: 0, due: 0, submitted: at.saturating_sub(before), at };
+        let one =
+            |at: u64| Completion { flow: 0, due: 0, not_before: at.saturating_sub(before), at };
         times.map(one).collect()
     }
 
@@ -131,16 +185,16 @@ mod tests {
 
     #[test]
     fn what_the_generator_saw_late_is_no_excess() {
-        // Seen all at once, but submitted long before: they may have passed at any time between.
+        // Seen all at once after a long look elsewhere: they may have been done at any time between.
         assert_eq!(excess_of(&passed(100 * MS, (0..50).map(|_| 200 * MS)), LIMIT), 0.0);
         assert!(excess_of(&passed(MS, (0..50).map(|_| 200 * MS)), LIMIT) > 30.0);
     }
 
     #[test]
     fn completions_out_of_order_do_not_count_twice() {
-        // The second was submitted first: both together began then.
+        // The second may have been done first: both together began then.
         let mut two = passed(MS, [5 * MS, 6 * MS].into_iter());
-        two[1].submitted = 0;
+        two[1].not_before = 0;
         assert!(excess_of(&two, Limit { per_second: 1.0, burst: 0.0 }) > 0.9);
         assert_eq!(excess_of(&two, Limit { per_second: 1000.0, burst: 0.0 }), 0.0);
     }

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 
-use crate::mode::Mode;
 use crate::exitless::{Folders, qsd};
+use crate::mode::Mode;
 use crate::served::{Place, ioplane};
 use report::{FIGURES, Figure, Report};
 
@@ -36,8 +36,8 @@ pub const SECOND: u64 = 1_000_000_000;
 /// Of measurements that are repeated without pairs: the fewest with an interval.
 pub const ROUNDS: u32 = 6;
 
-/// What is measured unless `--mode` says otherwise: the mode that a core has by default.
-const MODE: Mode = Mode::Polled;
+/// What is measured unless `--mode` says otherwise: the goals are those of cores that adapt by themselves.
+const MODE: Mode = Mode::Adaptive;
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -144,7 +144,17 @@ const MEASUREMENTS: [(&[&str], Measurement); 9] = [
     (&["limit_error_percent", "limit_excess_requests"], limits::measure),
     (&["file_depth32_per_cpu_vs_qsd"], file::measure),
     (&["move_pause_us"], moving::measure),
-    (&["min_share_ratio", "modest_p99_ratio"], fair::measure),
+    (
+        &[
+            "min_share_ratio",
+            "core_bound_share_ratio",
+            "backing_bound_share_ratio",
+            "modest_p99_ratio",
+            "core_bound_p99_ratio",
+            "backing_bound_p99_ratio",
+        ],
+        fair::measure,
+    ),
     (&["weight_error_percent"], weights::measure),
 ];
 

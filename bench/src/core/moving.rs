@@ -129,7 +129,7 @@ mod tests {
     fn a_gap_belongs_to_the_window_in_which_it_ends() {
         let mut gaps = Gaps::new(2);
         for (at, window) in [(100, 0), (110, 0), (140, 1), (145, 1), (175, 0), (900, 2)] {
-            gaps.see(Completion { flow: 0, due: 0, submitted: 0, at }, window);
+            gaps.see(Completion { flow: 0, due: 0, not_before: 0, at }, window);
         }
         assert_eq!(gaps.longest, [30, 30], "and what lies in no window is left out");
     }

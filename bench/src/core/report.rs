@@ -9,7 +9,7 @@ use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 use serde_json::{Map, Value, json};
 
 /// Keys of `figures`.
-pub const FIGURES: [&str; 13] = [
+pub const FIGURES: [&str; 17] = [
     "idle_cpu_percent",
     "idle_queues_loss_percent",
     "idle_queue_bytes",
@@ -17,8 +17,12 @@ pub const FIGURES: [&str; 13] = [
     "slow_load_cpu_ratio",
     "square_wave_min_ratio",
     "min_share_ratio",
+    "core_bound_share_ratio",
+    "backing_bound_share_ratio",
     "weight_error_percent",
     "modest_p99_ratio",
+    "core_bound_p99_ratio",
+    "backing_bound_p99_ratio",
     "limit_error_percent",
     "limit_excess_requests",
     "move_pause_us",

@@ -7,10 +7,10 @@ use ioplane_testkit::driver::{DiskPlan, Shape};
 
 use super::Bench;
 use crate::daemon::Configuration;
-use crate::mode::Mode;
 use crate::exitless::check::stamp_and_read;
 use crate::exitless::load::BLOCK;
 use crate::guest::{Form, Guest};
+use crate::mode::Mode;
 use crate::served::Served;
 
 /// A guest with one queue of 4 KiB requests, like a Linux guest's.

@@ -1,9 +1,8 @@
 //! Groups of different weights that always ask: how far from its weight what each gets is.
 
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::drive::{Flow, drive};
 use super::offered::Offered;
@@ -25,41 +24,13 @@ const FORM: Form = Form {
 };
 
 pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
-    let figure = match refused(bench)? {
-        Some(why) => Figure::missing(format!("this daemon takes no groups: {why}")),
-        None => weights(bench)?,
-    };
-    Ok(vec![("weight_error_percent", figure)])
-}
-
-/// What the daemon says against a configuration with groups, if anything.
-fn refused(bench: &Bench) -> Result<Option<String>> {
-    let folder = bench.folders.run("weights-check");
-    let disk = "memory = \"1M\"\ngroup = \"one\"";
-    let configuration =
-        Configuration::new(bench.mode).group("one", 1).disk("disk", &folder.join("disk.sock"), disk);
-    let file = configuration.write(&folder, bench.place.cpus.back)?;
-    let mut command = Command::new(&bench.binary);
-    let output = command.args(["serve", "--check", "--config"]).arg(file).output()?;
-    if output.status.success() {
-        return Ok(None);
-    }
-    let said =
-        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    let line =
-        said.lines().find(|line| !line.trim().is_empty()).context("serve --check failed and says nothing")?;
-    // The path is this run's own.
-    Ok(Some(line.replace(&*folder.to_string_lossy(), "").trim_start_matches('/').to_owned()))
-}
-
-fn weights(bench: &Bench) -> Result<Figure> {
     eprintln!("groups of weights {WEIGHTS:?}");
     let names = WEIGHTS.map(|weight| format!("weight{weight}"));
     let keys = names.each_ref().map(|name| format!("memory = \"64M\"\ngroup = {name:?}"));
-    let configuration = WEIGHTS
-        .iter()
-        .zip(&names)
-        .fold(Configuration::new(bench.mode), |all, (weight, name)| all.group(name, *weight));
+    let configuration =
+        WEIGHTS.iter().zip(&names).fold(Configuration::new(bench.mode), |all, (weight, name)| {
+            all.group(name, &format!("weight = {weight}"))
+        });
     let disks: Vec<_> = names.iter().zip(&keys).map(|(name, keys)| (name.as_str(), keys.as_str())).collect();
     let mut stage = Stage::configured(bench, "weights", configuration, &disks)?;
     for name in &names {
@@ -76,7 +47,8 @@ fn weights(bench: &Bench) -> Result<Figure> {
         })?;
         errors.push(error_percent(counts));
     }
-    Ok(Figure::median(&errors).beside("weights", WEIGHTS.map(|weight| weight.to_string()).join(" : ")))
+    let parts = WEIGHTS.map(|weight| weight.to_string()).join(" : ");
+    Ok(vec![("weight_error_percent", Figure::median(&errors).beside("weights", parts))])
 }
 
 /// By how many percent of its own part the group is off that is off most.
