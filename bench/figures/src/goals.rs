@@ -220,11 +220,26 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "core",
+        "core_bound_share_ratio",
+        "the same, where the core is what bounds all",
+        AtLeast(0.95),
+        None,
+    ),
+    goal(
+        "core",
+        "weight_error_percent",
+        "how far from its weight the group is that is off most of three that always ask, percent (no issue names a bound: 5 is ours)",
+        AtMost(5.0),
+        None,
+    ),
+    goal(
+        "core",
         "modest_p99_ratio",
         "p99 of a modest guest beside a greedy one, less the quanta of all groups, as a multiple of its p99 alone",
         AtMost(2.0),
         None,
     ),
+    goal("core", "core_bound_p99_ratio", "the same, where the core is what bounds all", AtMost(2.0), None),
     goal(
         "core",
         "limit_error_percent",
@@ -238,6 +253,13 @@ pub const GOALS: &[Goal] = &[
         "requests above rate * T + burst + 1 in any interval T",
         AtMost(0.0),
         Some(AtMost(0.0)),
+    ),
+    goal(
+        "core",
+        "move_pause_us",
+        "longest time without a completion while a busy queue moves to another core, us (no issue names a bound: 1000 is ours)",
+        AtMost(1000.0),
+        None,
     ),
     goal(
         "core",

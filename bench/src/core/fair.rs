@@ -60,16 +60,25 @@ const CHAINS: Greedy = Greedy {
 struct Load {
     name: &'static str,
     greedy: &'static [Greedy],
+    /// Of a modest guest's request.
+    bytes: u32,
     /// Sizes of the disks of a modest and of a greedy guest, bytes.
     sizes: [u64; 2],
     /// The disks are files; the core then sleeps while it waits for them.
     on_file: bool,
 }
 
-/// Chains of one-byte descriptors never reach a disk, so they are no load for one.
+/// Where the core is to be full, the modest guests' requests are so large that they cost the core several times what they cost the one
+/// generator. Chains of one-byte descriptors never reach a disk, so they are no load for one.
 const LOADS: [Load; 2] = [
-    Load { name: "core", greedy: &[BLOCKS, CHAINS], sizes: [16 << 20, 64 << 20], on_file: false },
-    Load { name: "backing", greedy: &[BLOCKS], sizes: [32 << 20, 256 << 20], on_file: true },
+    Load {
+        name: "core",
+        greedy: &[BLOCKS, CHAINS],
+        bytes: 32 << 10,
+        sizes: [16 << 20, 64 << 20],
+        on_file: false,
+    },
+    Load { name: "backing", greedy: &[BLOCKS], bytes: BLOCK, sizes: [32 << 20, 256 << 20], on_file: true },
 ];
 
 impl Load {
@@ -141,13 +150,14 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
     let lines: Vec<_> = disks.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
     let mut stage = Stage::configured(bench, &format!("fair-{}", load.name), configuration, &lines)?;
     for name in &modest {
-        stage.connect(name, FORM)?;
+        let plan = DiskPlan { max_bytes: load.bytes, ..FORM.plan };
+        stage.connect(name, Form { plan, ..FORM })?;
     }
     for greedy in load.greedy {
         stage.connect(greedy.name, Form { ring: 128, queues: 1, plan: greedy.plan })?;
     }
     let capacity = stage.turn(|stage| {
-        let modest = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), BLOCK, 1);
+        let modest = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), load.bytes, 1);
         let requests = rate(modest, bench.pace.round)?;
         let backlog = Offered::Backlog(BLOCKS.depth);
         let greedy = Flow::new(&mut stage.guests[MODEST], 0, backlog, BLOCKS.bytes, 1);
@@ -170,7 +180,7 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
 
 /// What one guest gets if it is alone, 32 requests in flight.
 struct Capacity {
-    /// Of [`BLOCK`] bytes, per second.
+    /// Of a modest guest's size, per second.
     requests: f64,
     /// Per second in blocks of 1 MiB.
     bytes: f64,
@@ -201,6 +211,7 @@ fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> S
     let disturbed: u32 = kinds.iter().map(|kind| kind.disturbed).sum();
     let mut share = share
         .beside("fair_share_requests_per_s", capacity.share())
+        .beside("request_bytes", load.bytes)
         .beside("asked_requests_per_s", capacity.share() * ASKS)
         .beside("seconds_judged", judged.count())
         .beside("seconds_disturbed", disturbed)
@@ -340,7 +351,7 @@ fn run(
         let (modest_guests, greedy_guests) = stage.guests.split_at_mut(MODEST);
         let modest_flow = |(number, guest): (usize, _)| -> Flow<'_> {
             let guest: &mut Guest = guest;
-            Flow::new(guest, 0, Offered::open(arrivals(number)), BLOCK, seed + number as u64)
+            Flow::new(guest, 0, Offered::open(arrivals(number)), load.bytes, seed + number as u64)
         };
         let mut flows: Vec<Flow<'_>> =
             modest_guests.iter_mut().take(count).enumerate().map(modest_flow).collect();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_figures::machine::Books;
+use ioplane_figures::report::median;
 use ioplane_testkit::driver::{DiskPlan, Shape};
 
 use super::drive::{Flow, drive, rate};
@@ -36,16 +37,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     eprintln!("idle: {queues} queues of {count} disks");
     let mut stages = [busy(bench, "alone", bench.mode, 0)?, busy(bench, "beside", bench.mode, count)?];
     for stage in &mut stages {
-        stage.turn(|stage| {
-            for guest in &mut stage.guests {
-                for queue in 0..guest.queues.len() as u16 {
-                    let flow = Flow::new(guest, queue, Offered::Backlog(4), BLOCK, 1);
-                    drive(&mut [flow], Duration::from_millis(5), |_| {})?;
-                }
-            }
-            std::thread::sleep(SETTLE);
-            Ok(())
-        })?;
+        stage.turn(use_each_queue)?;
     }
     let memory = [pss(&stages[0])?, pss(&stages[1])?];
     let bytes = Figure::of((memory[1].bytes - memory[0].bytes) / f64::from(queues))
@@ -59,7 +51,10 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
         let pids = stage.pids();
         let books = Books::open(&pids);
         std::thread::sleep(span);
-        Ok(books.close(&pids))
+        let account = books.close(&pids);
+        // Silence costs nothing if nobody listens: each of them still answers.
+        use_each_queue(stage)?;
+        Ok(account)
     })?;
     let percent = |ns: u64| ns as f64 / account.seconds / 1e9 * 100.0;
     let cpu = Figure::of(percent(account.cpu_ns))
@@ -84,13 +79,32 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
             // Beside them, against alone.
             pairs.push([rates[1], rates[0]]);
         }
-        losses.push(Figure::ratio(&pairs).map(|ratio| (1.0 - ratio) * 100.0));
+        let of = |side: usize| median(pairs.iter().map(|pair: &[f64; 2]| pair[side]));
+        losses.push(
+            Figure::ratio(&pairs)
+                .map(|ratio| (1.0 - ratio) * 100.0)
+                .beside("requests_per_s", of(0))
+                .beside("alone_requests_per_s", of(1)),
+        );
     }
     let [one, deep] = &losses[..] else { bail!("a loss for each depth") };
     let (one, deep) = (one.value().unwrap_or(f64::NAN), deep.value().unwrap_or(f64::NAN));
     let worse = if one >= deep { losses.remove(0) } else { losses.remove(1) };
     let loss = worse.beside("queues", queues).beside("at_depth_1", one).beside("at_depth_32", deep);
     Ok(vec![("idle_cpu_percent", cpu), ("idle_queues_loss_percent", loss), ("idle_queue_bytes", bytes)])
+}
+
+/// Some load on each queue, then silence for longer than a core polls. Fails if a queue does not answer.
+fn use_each_queue(stage: &mut Stage) -> Result<()> {
+    for guest in &mut stage.guests {
+        for queue in 0..guest.queues.len() as u16 {
+            let flow = Flow::new(guest, queue, Offered::Backlog(4), BLOCK, 1);
+            // Fails if what it has in flight at the end is not completed.
+            drive(&mut [flow], Duration::from_millis(5), |_| {})?;
+        }
+    }
+    std::thread::sleep(SETTLE);
+    Ok(())
 }
 
 /// A daemon with a busy disk, guest 0, and `count` others.

@@ -157,8 +157,7 @@ mod tests {
 
     /// Requests seen to be done at `times`, and not to be done `before` ns before.
     fn passed(before: u64, times: impl Iterator<Item = u64>) -> Vec<Completion> {
-        let one =
-            |at: u64| Completion { flow: 0, due: 0, not_before: at.saturating_sub(before), at };
+        let one = |at: u64| Completion { flow: 0, due: 0, not_before: at.saturating_sub(before), at };
         times.map(one).collect()
     }
 

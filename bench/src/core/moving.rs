@@ -71,7 +71,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
 /// The longest time without a completion in each window, ns.
 struct Gaps {
     longest: Vec<u64>,
-    last: Option<u64>,
+    /// When the last completion was, and in which window.
+    last: Option<(u64, usize)>,
 }
 
 impl Gaps {
@@ -79,12 +80,17 @@ impl Gaps {
         Gaps { longest: vec![0; windows], last: None }
     }
 
-    /// A gap belongs to the window in which it ends.
+    /// A gap belongs to the window that has all of it, otherwise to each window with a move that has a part of it.
     fn see(&mut self, completion: Completion, window: usize) {
-        if let (Some(last), Some(longest)) = (self.last, self.longest.get_mut(window)) {
-            *longest = (*longest).max(completion.at - last);
+        if let Some((last, first)) = self.last {
+            let gap = completion.at - last;
+            for (number, longest) in self.longest.iter_mut().enumerate().take(window + 1).skip(first) {
+                if first == window || number % 2 == 1 {
+                    *longest = (*longest).max(gap);
+                }
+            }
         }
-        self.last = Some(completion.at);
+        self.last = Some((completion.at, window));
     }
 }
 
@@ -126,12 +132,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_belongs_to_the_window_in_which_it_ends() {
-        let mut gaps = Gaps::new(2);
-        for (at, window) in [(100, 0), (110, 0), (140, 1), (145, 1), (175, 0), (900, 2)] {
+    fn a_gap_over_several_windows_belongs_to_the_moves_in_it() {
+        let mut gaps = Gaps::new(4);
+        // The pause of the move in window 1 ends in window 2; all of window 3 is within a pause.
+        for (at, window) in [(100, 0), (110, 0), (140, 1), (145, 1), (175, 2), (180, 2), (900, 4)] {
             gaps.see(Completion { flow: 0, due: 0, not_before: 0, at }, window);
         }
-        assert_eq!(gaps.longest, [30, 30], "and what lies in no window is left out");
+        assert_eq!(gaps.longest, [10, 30, 5, 720], "and what lies in no window is left out");
     }
 
     #[test]
