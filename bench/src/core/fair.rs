@@ -156,13 +156,7 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
     for greedy in load.greedy {
         stage.connect(greedy.name, Form { ring: 128, queues: 1, plan: greedy.plan })?;
     }
-    let capacity = stage.turn(|stage| {
-        let modest = Flow::new(&mut stage.guests[0], 0, Offered::Backlog(32), load.bytes, 1);
-        let requests = rate(modest, bench.pace.round)?;
-        let backlog = Offered::Backlog(BLOCKS.depth);
-        let greedy = Flow::new(&mut stage.guests[MODEST], 0, backlog, BLOCKS.bytes, 1);
-        Ok(Capacity { requests, bytes: rate(greedy, bench.pace.round)? * f64::from(BLOCKS.bytes) })
-    })?;
+    let capacity = stage.turn(|stage| capacity(stage, bench, load))?;
 
     let mut alone = Vec::new();
     let mut kinds: Vec<Kind> = load.greedy.iter().map(|_| Kind::default()).collect();
@@ -178,12 +172,30 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
     Ok(figures(load, &alone, &kinds, &capacity))
 }
 
-/// What one guest gets if it is alone, 32 requests in flight.
+/// What there is to share.
 struct Capacity {
-    /// Of a modest guest's size, per second.
+    /// Of a modest guest's size, per second: what one gets alone, or what all get together in bytes, whichever is less. One guest alone may have
+    /// all of its bytes in a cache, which eight do not.
     requests: f64,
-    /// Per second in blocks of 1 MiB.
+    /// Per second in blocks of 1 MiB, of the greedy guest alone.
     bytes: f64,
+}
+
+fn capacity(stage: &mut Stage, bench: &Bench, load: &Load) -> Result<Capacity> {
+    let time = bench.pace.round;
+    let backlog = || Offered::Backlog(BLOCKS.depth);
+    let alone = rate(Flow::new(&mut stage.guests[0], 0, backlog(), load.bytes, 1), time)?;
+    let greedy = Flow::new(&mut stage.guests[MODEST], 0, backlog(), BLOCKS.bytes, 1);
+    let bytes = rate(greedy, time)? * f64::from(BLOCKS.bytes);
+    let size = |flow: usize| if flow == MODEST { BLOCKS.bytes } else { load.bytes };
+    // Those who are greedy in another way keep quiet.
+    let guests = stage.guests.iter_mut().take(MODEST + 1).enumerate();
+    let mut flows: Vec<_> =
+        guests.map(|(number, guest)| Flow::new(guest, 0, backlog(), size(number), 1)).collect();
+    let mut moved = 0u64;
+    drive(&mut flows, time, |completion| moved += u64::from(size(completion.flow)))?;
+    let together = moved as f64 / time.as_secs_f64() / f64::from(load.bytes);
+    Ok(Capacity { requests: alone.min(together), bytes })
 }
 
 impl Capacity {

@@ -103,7 +103,7 @@ pub fn slow_load(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
 
 /// Requests that square waves get, against the better of polled and notified mode: the smallest ratio of all periods.
 pub fn square_waves(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
-    let mut stages = vec![
+    let mut stages = [
         one_disk(bench, "wave", "test", bench.mode)?,
         one_disk(bench, "wave", "polled", Mode::Polled)?,
         one_disk(bench, "wave", "notified", Mode::Notified)?,
