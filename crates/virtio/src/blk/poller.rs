@@ -15,6 +15,7 @@ use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
+use super::lists::BufferLists;
 use super::request::{BlkRequest, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
@@ -81,14 +82,6 @@ impl PendingRequest {
     }
 }
 
-/// Room for what one request needs while it is in flight, by the head of its chain.
-#[derive(Debug, Default)]
-struct Slot {
-    pending: Option<PendingRequest>,
-    /// The buffers of a read, to mark them in the dirty log when it has ended, and of what is carried out in slices.
-    data: Vec<GuestRange>,
-}
-
 /// The poller of one queue of a disk.
 pub struct BlkPoller {
     queue: Queue,
@@ -103,7 +96,10 @@ struct Work {
     flushless: bool,
     chain: Chain,
     parser: Parser,
-    slots: Box<[Slot]>,
+    /// Requests that the storage has not answered yet, by head.
+    pending: Box<[Option<PendingRequest>]>,
+    /// The buffers of reads among them, to mark them in the dirty log when they have ended, and of what is carried out in slices.
+    lists: BufferLists,
     /// Requests whose next slice has not been submitted, by head.
     waiting: VecDeque<u16>,
     /// The buffers of the slice in hand.
@@ -133,9 +129,6 @@ impl BlkPoller {
         flushless: bool,
     ) -> Self {
         let size = usize::from(start.ring.size());
-        let slots = (0..size)
-            .map(|_| Slot { pending: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
-            .collect();
         let work = Work {
             slice: bound(Invariant::BoundsPolls, u64::from(channel.slice().max(SECTOR as u32))) as u32,
             channel,
@@ -143,7 +136,8 @@ impl BlkPoller {
             flushless,
             chain: Chain::new(),
             parser: Parser::new(),
-            slots,
+            pending: (0..size).map(|_| None).collect(),
+            lists: BufferLists::new(size),
             waiting: VecDeque::with_capacity(size),
             cut: Vec::with_capacity(SEG_MAX as usize + 2),
             left: 0,
@@ -168,10 +162,7 @@ impl BlkPoller {
 impl Drop for Work {
     /// What is in flight stays so in the ring and its journal; the channel's orphaned I/O is seen to its end.
     fn drop(&mut self) {
-        self.slots
-            .iter_mut()
-            .filter_map(|slot| slot.pending.take())
-            .for_each(|pending| pending.taken.abandon());
+        self.pending.iter_mut().filter_map(Option::take).for_each(|pending| pending.taken.abandon());
     }
 }
 
@@ -339,7 +330,7 @@ impl Work {
         match submitted {
             Ok(Submitted::Pending) => {
                 if pending.read {
-                    self.keep_data(tag);
+                    self.lists.keep(tag.0, self.parser.data());
                 }
                 self.park(context, queue, pending);
             }
@@ -354,14 +345,6 @@ impl Work {
         self.left = self.left.saturating_sub(cost);
     }
 
-    /// Keeps the buffers of the request that was parsed last.
-    #[inline]
-    fn keep_data(&mut self, tag: Tag) {
-        let data = &mut self.slots[usize::from(tag.0)].data;
-        data.clear();
-        data.extend_from_slice(self.parser.data());
-    }
-
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
     fn begin_slices(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
@@ -370,7 +353,7 @@ impl Work {
         if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
             return self.ended(context, queue, pending, Err(wrong.into()));
         }
-        self.keep_data(Tag(pending.taken.head()));
+        self.lists.keep(pending.taken.head(), self.parser.data());
         pending.slice = 0;
         self.submit_slice(context, queue, pending);
     }
@@ -380,7 +363,7 @@ impl Work {
         let tag = Tag(pending.taken.head());
         pending.slice = self.piece(pending.bytes - pending.done);
         self.cut.clear();
-        cut(&self.slots[usize::from(tag.0)].data, pending.done.into(), pending.slice.into(), &mut self.cut);
+        cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
         let offset = pending.offset + u64::from(pending.done);
         let op = if pending.read {
             Op::Read { offset, into: &self.cut }
@@ -404,12 +387,12 @@ impl Work {
             && queue.fault().is_none()
             && let Some(&head) = self.waiting.front()
         {
-            let left = self.slots[usize::from(head)].pending.as_ref().map_or(0, PendingRequest::left);
+            let left = self.pending[usize::from(head)].as_ref().map_or(0, PendingRequest::left);
             if !self.fits(self.piece(left)) {
                 break;
             }
             self.waiting.pop_front();
-            let Some(pending) = self.slots[usize::from(head)].pending.take() else {
+            let Some(pending) = self.pending[usize::from(head)].take() else {
                 debug_assert!(false, "request {head} waits for its next slice, and is not in flight");
                 continue;
             };
@@ -433,9 +416,9 @@ impl Work {
             context.submitted(pending.slice.into());
             self.room = self.room.map(|room| room.saturating_sub(pending.slice.into()));
         }
-        let slot = &mut self.slots[usize::from(pending.taken.head())];
+        let slot = &mut self.pending[usize::from(pending.taken.head())];
         queue.ring.release(&pending.taken);
-        slot.pending = Some(pending);
+        *slot = Some(pending);
         kill::here(KillPoint::Submitted);
     }
 
@@ -445,7 +428,7 @@ impl Work {
         pending.done += pending.slice;
         let head = pending.taken.head();
         queue.ring.release(&pending.taken);
-        self.slots[usize::from(head)].pending = Some(pending);
+        self.pending[usize::from(head)] = Some(pending);
         self.waiting.push_back(head);
     }
 
@@ -490,6 +473,7 @@ impl Work {
             self.since = Some(pending.started);
         }
         self.fresh += 1;
+        self.lists.release(pending.taken.head());
         self.answer(queue, pending.taken, pending.status, code, written);
     }
 
@@ -519,8 +503,7 @@ impl Work {
             && let Some((tag, outcome)) = self.ended.pop()
         {
             count += 1;
-            let slot = &mut self.slots[usize::from(tag.0)];
-            let Some(pending) = slot.pending.take() else {
+            let Some(pending) = self.pending[usize::from(tag.0)].take() else {
                 debug_assert!(false, "the channel ended {tag:?}, which is not in flight");
                 continue;
             };
@@ -533,10 +516,10 @@ impl Work {
                 // The kernel wrote there, perhaps in part, perhaps in vain: invariant 6.
                 let ranges = if pending.sliced() {
                     self.cut.clear();
-                    cut(&slot.data, pending.done.into(), pending.slice.into(), &mut self.cut);
+                    cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
                     &self.cut
                 } else {
-                    &slot.data
+                    self.lists.of(tag.0)
                 };
                 for range in ranges {
                     queue.ring.view().wrote(range.gpa, u64::from(range.len));
