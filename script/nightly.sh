@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -78,6 +78,7 @@ judged() {
     script/bench judge "$json"
 }
 nightly_exitless() { judged exitless --quick; }
+nightly_core() { judged core --quick; }
 nightly_network() { judged network --quick; }
 nightly_neighbour() { judged neighbour; }
 nightly_elvis() { judged elvis; }

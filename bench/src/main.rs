@@ -4,8 +4,11 @@
 #![allow(missing_docs, reason = "a program: a comment says what a name does not")]
 
 mod baseline;
+mod core;
+mod daemon;
 mod elvis;
 mod exitless;
+mod guest;
 mod lan;
 mod mode;
 mod neighbour;
@@ -38,6 +41,8 @@ enum Name {
     Elvis(elvis::Options),
     /// What a guest feels of a hostile neighbour on the same I/O core: the p99 of its reads, quiet and hostile in turns.
     Neighbour(neighbour::Options),
+    /// I/O cores: idle queues, first requests, slow loads, square waves, limits, moves, greedy neighbours, a file against qemu-storage-daemon.
+    Core(core::Options),
     /// Judges the JSON of runs by the table of goals; fails when one falls below its floor.
     Judge {
         /// What `script/bench NAME --json` printed; of any benchmark
@@ -118,6 +123,10 @@ fn measure(name: Name) -> Result<()> {
         }
         Name::Neighbour(options) => {
             let report = neighbour::run(&options)?;
+            (options.json, report.json(), report.table())
+        }
+        Name::Core(options) => {
+            let report = core::run(&options)?;
             (options.json, report.json(), report.table())
         }
         Name::Judge { runs } => return judge(&runs),

@@ -1,7 +1,7 @@
 //! How the I/O core of ioplane learns of requests, as a contender.
 
 /// Each is a contender of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
     Polled,
     Adaptive,

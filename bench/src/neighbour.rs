@@ -10,7 +10,6 @@
 //! good one's front end runs on.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,6 +23,8 @@ use ioplane_testkit::hostile;
 use serde_json::{Map, Value};
 
 use crate::baseline::{Against, Pair};
+use crate::daemon::Configuration;
+use crate::mode::Mode;
 use crate::served::{Place, ioplane, scratch};
 
 /// Between two acts.
@@ -149,19 +150,12 @@ pub fn pair(pair: &Pair<'_>) -> Result<[Value; 2]> {
 fn measure(binary: &Path, place: &Place, pairs: usize, time: Duration) -> Result<Map<String, Value>> {
     let folder = scratch(None)?;
     let [good, evil] = ["good", "evil"].map(|name| folder.path().join(name).with_extension("sock"));
-    let config = format!(
-        "[daemon]\nsocket = {:?}\nrun_dir = {:?}\n[[core]]\nid = 0\ncpu = {}\nnotify = \"polled\"\n\
-         [[disk]]\nname = \"good\"\nsocket = {good:?}\nmemory = \"32M\"\n\
-         [[disk]]\nname = \"evil\"\nsocket = {evil:?}\nmemory = \"32M\"\n",
-        folder.path().join("control"),
-        folder.path(),
-        place.cpus.back
+    let configuration = Configuration::new(Mode::Polled).disk("good", &good, "memory = \"32M\"").disk(
+        "evil",
+        &evil,
+        "memory = \"32M\"",
     );
-    let file = folder.path().join("ioplane.toml");
-    std::fs::write(&file, config)?;
-    let mut command = Command::new(binary);
-    command.arg("serve").arg("--config").arg(&file);
-    let mut served = place.spawn(&command, &folder.path().join("log"))?;
+    let mut served = configuration.start(binary, folder.path(), place)?;
     served.await_socket(&good)?;
     served.await_socket(&evil)?;
     let mut guest = Good::connect(&good)?;

@@ -72,8 +72,13 @@ impl GuestWork {
 impl L1 {
     /// Words that start a VMM with the interposer.
     pub fn interposed(&self) -> Result<String> {
+        self.interposed_with("")
+    }
+
+    /// The same with more options.
+    pub fn interposed_with(&self, options: &str) -> Result<String> {
         let limit = if self.patience() > 1 { TRANSLATED_TIME_LIMIT } else { "" };
-        Ok(format!("{} run --library {} {limit} --", binary()?.display(), library()?.display()))
+        Ok(format!("{} run --library {} {limit} {options} --", binary()?.display(), library()?.display()))
     }
 
     /// An image of 1 MiB for [`L1::old_machine`].
@@ -94,12 +99,7 @@ impl L1 {
         let OldMachine { name, version, before, args, append } = *machine;
         let exits = self.count_user_exits()?;
         let begun = Instant::now();
-        let args = format!(
-            "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format=raw,file={} \
-             -netdev user,id=ne -device ne2k_pci,netdev=ne,romfile=,mac={MAC} {} {args}",
-            disk.display(),
-            trace_args(name),
-        );
+        let args = old_args(name, disk, args);
         let guest = self.debian_after(before, version, name, &args, append)?;
         let boot = exits.read()?;
         news(&format!(
@@ -108,6 +108,16 @@ impl L1 {
             boot.accesses()
         ));
         Ok((guest, boot))
+    }
+
+    /// Starts one that waits for another to migrate to `/tmp/NAME.in` in L1.
+    pub fn old_machine_incoming(&self, machine: &OldMachine<'_>, disk: &Path) -> Result<L2<'_>> {
+        let OldMachine { name, version, before, args, append } = *machine;
+        let args = old_args(name, disk, &format!("-incoming unix:/tmp/{name}.in {args}"));
+        let guest = self.start_debian(before, version, name, &args, append)?;
+        self.run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
+            .with_context(|| format!("QEMU waits for a migration; it said {}", guest.said()))?;
+        Ok(guest)
     }
 
     /// Boots one, and has it read its disk and ping QEMU.
@@ -153,6 +163,15 @@ impl L1 {
         let said = self.run(&format!("cat /tmp/{name}.report"), MINUTE)?;
         serde_json::from_str(&said).with_context(|| said)
     }
+}
+
+fn old_args(name: &str, disk: &Path, more: &str) -> String {
+    format!(
+        "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format=raw,file={} \
+         -netdev user,id=ne -device ne2k_pci,netdev=ne,romfile=,mac={MAC} {} {more}",
+        disk.display(),
+        trace_args(name),
+    )
 }
 
 /// What clustering saved: counts of exits to QEMU for a device access, and times by the guest's clock.

@@ -45,6 +45,20 @@ impl L1 {
         args: &str,
         append: &str,
     ) -> Result<L2<'_>> {
+        let guest = self.start_debian(before, version, name, args, append)?;
+        guest.wait_for("up", 2 * MINUTE).with_context(|| format!("boot {name}"))?;
+        Ok(guest)
+    }
+
+    /// The same without waiting for it to boot: with `-incoming` it does not.
+    pub(crate) fn start_debian(
+        &self,
+        before: &str,
+        version: Version,
+        name: &str,
+        args: &str,
+        append: &str,
+    ) -> Result<L2<'_>> {
         let folder = self.folder().join(name);
         fs::create_dir(&folder)?;
         fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
@@ -63,9 +77,7 @@ impl L1 {
              -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",
             debian = self.host.debian.display(),
         ))?;
-        let guest = L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) };
-        guest.wait_for("up", 2 * MINUTE).with_context(|| format!("boot {name}"))?;
-        Ok(guest)
+        Ok(L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) })
     }
 }
 
@@ -136,6 +148,11 @@ impl L2<'_> {
         }
         let said = self.l1.run(&script, MINUTE)?;
         said.lines().map(|line| serde_json::from_str(line).with_context(|| said.clone())).collect()
+    }
+
+    /// What its serial port has said.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder.with_extension("log")).unwrap_or_default()).into_owned()
     }
 
     /// What QEMU has said.

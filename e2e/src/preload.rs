@@ -7,11 +7,15 @@ use crate::process::built;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const EVENT: &str = "/sys/kernel/tracing/events/kvm/kvm_userspace_exit";
+/// Exits for ports: the reason that SVM has for them, or VMX; on both the first word of information has the port above bit 16.
+const PORT_EXITS: &str = "/sys/kernel/tracing/events/kvm/kvm_exit";
+const PORT_HISTOGRAM: &str = "hist:keys=info1 if exit_reason == 123 || exit_reason == 30";
 
 /// `libioplane_interposer.so`, as it was built with the test.
 pub fn library() -> Result<PathBuf> {
@@ -41,17 +45,65 @@ impl L1 {
     }
 }
 
+/// A count that runs in L1's kernel, of exits for ports.
+#[derive(Debug)]
+pub struct CountingPorts<'a>(&'a L1);
+
+/// Exits by port, also those that KVM has answered itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortExits(pub BTreeMap<u16, u64>);
+
+impl L1 {
+    /// Begins to count exits by port; one such count at a time.
+    pub fn count_port_exits(&self) -> Result<CountingPorts<'_>> {
+        self.run(
+            &format!(
+                "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+                 grep -q hist: {PORT_EXITS}/trigger && echo '!{PORT_HISTOGRAM}' >{PORT_EXITS}/trigger
+                 echo '{PORT_HISTOGRAM}' >{PORT_EXITS}/trigger"
+            ),
+            MINUTE,
+        )?;
+        Ok(CountingPorts(self))
+    }
+}
+
+impl CountingPorts<'_> {
+    /// What has been counted so far.
+    pub fn read(&self) -> Result<PortExits> {
+        let said = self.0.run(&format!("cat {PORT_EXITS}/hist"), MINUTE)?;
+        let mut exits = BTreeMap::new();
+        for (info, count) in histogram(&said, "info1:")? {
+            *exits.entry(u16::try_from(info >> 16 & 0xffff)?).or_default() += count;
+        }
+        Ok(PortExits(exits))
+    }
+}
+
+impl PortExits {
+    /// Those for these ports.
+    pub fn of(&self, ports: RangeInclusive<u16>) -> u64 {
+        self.0.range(ports).map(|(_, count)| count).sum()
+    }
+}
+
+/// The lines of a histogram of one key: `{ reason:          2 } hitcount:         17`.
+fn histogram(said: &str, key: &str) -> Result<Vec<(u64, u64)>> {
+    let line = |line: &str| -> Option<(u64, u64)> {
+        let (value, count) = line.strip_prefix('{')?.trim_start().strip_prefix(key)?.split_once('}')?;
+        Some((value.trim().parse().ok()?, count.trim().strip_prefix("hitcount:")?.trim().parse().ok()?))
+    };
+    let lines = said.lines().filter(|line| line.starts_with('{'));
+    lines.map(|text| line(text).with_context(|| format!("{text:?} counts {key}"))).collect()
+}
+
 impl Counting<'_> {
     /// What has been counted so far.
     pub fn read(&self) -> Result<UserExits> {
         let said = self.0.run(&format!("cat {EVENT}/hist"), MINUTE)?;
         let mut exits = BTreeMap::new();
-        for line in said.lines().filter(|line| line.starts_with('{')) {
-            // { reason:          2 } hitcount:         17
-            let numbers = line.split(|letter: char| !letter.is_ascii_digit()).filter(|word| !word.is_empty());
-            let numbers: Vec<u64> = numbers.map(str::parse).collect::<Result<_, _>>()?;
-            ensure!(numbers.len() == 2, "{line}");
-            exits.insert(u32::try_from(numbers[0])?, numbers[1]);
+        for (reason, count) in histogram(&said, "reason:")? {
+            exits.insert(u32::try_from(reason)?, count);
         }
         ensure!(!exits.is_empty(), "no exit was counted: {said}");
         Ok(UserExits(exits))
@@ -95,4 +147,16 @@ pub fn access_trace(l1: &L1, guest: &L2<'_>, name: &str, names: &[&str], work: &
         Some(format!("{what} {}", &line[line.find("addr ")?..]))
     };
     said.lines().map(|line| access(line).with_context(|| format!("{line:?} is no access"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::histogram;
+
+    #[test]
+    fn lines_of_a_histogram_are_read() {
+        let said = "# event histogram\n\n{ info1:   33030145 } hitcount:         12\n{ info1:          1 } hitcount:          1\n\nTotals:\n    Hits: 13\n";
+        assert_eq!(histogram(said, "info1:").unwrap(), [(33_030_145, 12), (1, 1)]);
+        assert!(histogram(said, "reason:").is_err());
+    }
 }

@@ -1,43 +1,32 @@
-//! Is it a disk? Blocks are stamped with their number and read back, all of them before anything is timed and some
-//! after.
+//! Is it a disk? Blocks are stamped with their number and read back through queue 0, all of them before anything is timed and
+//! some after.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use ioplane_testkit::driver::{Disk, DiskOp};
-use ioplane_testkit::front::FrontEnd;
+use ioplane_testkit::driver::DiskOp;
 
 use super::load::{BLOCK, SECTORS};
+use crate::guest::Guest;
 
 /// Stamps `count` of `blocks` blocks, evenly spread, and reads them all back in another order. With another `salt` the
 /// stamps are others.
-pub fn stamp_and_read(
-    front: &mut FrontEnd,
-    disk: &mut Disk,
-    blocks: u64,
-    count: u64,
-    salt: u64,
-) -> Result<()> {
+pub fn stamp_and_read(guest: &mut Guest, blocks: u64, count: u64, salt: u64) -> Result<()> {
     let stride = (blocks / count).max(1);
     // A step that has no factor in common with the count visits each block once.
     let step = (count / 2 + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
-    disk.ring().disable_interrupts();
-    pass(front, disk, DiskOp::Write, (0..count).map(|turn| turn * stride), salt)?;
-    pass(front, disk, DiskOp::Read, (0..count).map(|turn| turn * step % count * stride), salt)
+    guest.queues[0].ring().disable_interrupts();
+    pass(guest, DiskOp::Write, (0..count).map(|turn| turn * stride), salt)?;
+    pass(guest, DiskOp::Read, (0..count).map(|turn| turn * step % count * stride), salt)
 }
 
-fn pass(
-    front: &mut FrontEnd,
-    disk: &mut Disk,
-    op: DiskOp,
-    mut blocks: impl Iterator<Item = u64>,
-    salt: u64,
-) -> Result<()> {
+fn pass(guest: &mut Guest, op: DiskOp, mut blocks: impl Iterator<Item = u64>, salt: u64) -> Result<()> {
     let mut block_of = vec![0u64; usize::from(u16::MAX)];
     let mut bytes = [0u8; BLOCK as usize];
     let mut progress = Instant::now();
     let mut left = true;
-    while left || disk.in_flight() > 0 {
+    while left || guest.queues[0].in_flight() > 0 {
+        let disk = &mut guest.queues[0];
         while left && let Some(token) = disk.next() {
             let Some(block) = blocks.next() else {
                 left = false;
@@ -53,9 +42,8 @@ fn pass(
             disk.submit(op, block * SECTORS, BLOCK);
             block_of[token.slot()] = block;
         }
-        if disk.ring().kick_needed() {
-            front.kick(0);
-        }
+        guest.kick_if_needed(0);
+        let disk = &mut guest.queues[0];
         while let Some(done) = disk.reap()? {
             progress = Instant::now();
             let block = block_of[done.token.slot()];

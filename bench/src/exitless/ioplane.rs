@@ -1,11 +1,11 @@
 //! ioplane itself, from the binary that was built beside this one, or from another build.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Result;
 
 use super::backend::{Backend, Backing};
+use crate::daemon::Configuration;
 use crate::mode::Mode;
 use crate::served::{Place, Served, ioplane};
 
@@ -17,34 +17,19 @@ pub struct Ioplane {
     pub binary: Option<PathBuf>,
 }
 
-impl Ioplane {
-    fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
-        let mode = self.mode.word();
-        let backing = match backing {
-            Backing::Memory { len, .. } => format!("memory = \"{len}\""),
-            Backing::File { file, .. } => format!("path = {file:?}"),
-        };
-        format!(
-            "[daemon]\nsocket = {control:?}\nrun_dir = {folder:?}\n\n\
-             [[core]]\nid = 0\ncpu = {cpu}\nnotify = \"{mode}\"\n\n\
-             [[disk]]\nname = \"bench\"\nqueue_size = 256\nsocket = {socket:?}\n{backing}\n",
-            control = folder.join("control"),
-            cpu = place.cpus.back,
-        )
-    }
-}
-
 impl Backend for Ioplane {
     fn name(&self) -> &'static str {
         self.mode.contender()
     }
 
     fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
-        let config = folder.join("ioplane.toml");
-        std::fs::write(&config, self.config(backing, socket, folder, place))?;
-        let mut command = Command::new(self.binary.clone().map_or_else(ioplane, Ok)?);
-        command.arg("serve").arg("--config").arg(&config);
-        place.spawn(&command, &folder.join("log"))
+        let backing = match backing {
+            Backing::Memory { len, .. } => format!("memory = \"{len}\""),
+            Backing::File { file, .. } => format!("path = {file:?}"),
+        };
+        let configuration =
+            Configuration::new(self.mode).disk("bench", socket, &format!("queue_size = 256\n{backing}"));
+        configuration.start(&self.binary.clone().map_or_else(ioplane, Ok)?, folder, place)
     }
 
     fn describe(&self, backing: &Backing) -> String {

@@ -7,14 +7,13 @@ use hdrhistogram::Histogram;
 use ioplane_testkit::driver::{Disk, DiskOp};
 use ioplane_testkit::front::FrontEnd;
 
+use crate::guest::{PATIENCE, drain};
 use ioplane_figures::machine::{Account, Books};
 
 /// Bytes of a request.
 pub const BLOCK: u32 = 4096;
 /// Sectors of a request.
 pub const SECTORS: u64 = BLOCK as u64 / 512;
-/// Give up when nothing completes for this long.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How the driver learns that requests are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +62,7 @@ pub struct Outcome {
 }
 
 /// Xorshift: good enough to scatter requests, and costs nothing.
+#[derive(Debug, Clone)]
 pub struct Scatter(u64);
 
 impl Scatter {
@@ -199,24 +199,7 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
             bail!("nothing completed for {PATIENCE:?} with {} in flight", target.disk.in_flight());
         }
     };
-    drain(target)?;
+    drain(target.disk)?;
     let Account { seconds, cpu_ns, kernel_ns, foreign, .. } = account;
     Ok(Outcome { requests, seconds, latency, kicks, interrupts, cpu_ns, kernel_ns, foreign })
-}
-
-/// Takes everything that is in flight.
-pub fn drain(target: &mut Target<'_>) -> Result<()> {
-    let begin = Instant::now();
-    target.disk.ring().disable_interrupts();
-    while target.disk.in_flight() > 0 {
-        if let Some(done) = target.disk.reap()?
-            && !done.ok()
-        {
-            bail!("a request ended with status {:#x}", done.status);
-        }
-        if begin.elapsed() > PATIENCE {
-            bail!("{} requests were never completed", target.disk.in_flight());
-        }
-    }
-    Ok(())
 }

@@ -11,15 +11,15 @@
 //! all figures without `irq_`) and **interrupts** (the driver sleeps on its eventfd as Linux does; the figures with
 //! `irq_`, and `interrupts_per_request`).
 
-mod backend;
-mod check;
-mod ioplane;
-mod load;
+pub mod backend;
+pub mod check;
+pub mod ioplane;
+pub mod load;
 mod null;
 mod pair;
-mod qsd;
+pub mod qsd;
 mod report;
-mod session;
+pub mod session;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,6 +48,8 @@ const SHAPE: Shape = Shape::Indirect;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 /// A round in which others used more of a processor than this is repeated, as often as the pace allows.
 const FOREIGN: f64 = 0.15;
+/// The peer before its way to serve memory is known.
+const QSD: Qsd = Qsd { memory: Aio::UringDirect, file: Aio::UringDirect, poll_max_ns: None };
 /// How much cheaper than O_DIRECT with io_uring another way of the peer must be on memory to be taken.
 const BETTER: f64 = 1.15;
 
@@ -83,6 +85,13 @@ struct Pace {
     time: Duration,
     memory: u64,
     file: u64,
+}
+
+impl Pace {
+    /// Size of a disk.
+    fn bytes(&self, on_file: bool) -> u64 {
+        if on_file { self.file } else { self.memory }
+    }
 }
 
 impl Options {
@@ -132,7 +141,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let memory = choose_memory(&folders, &place, &pace, &mut report)?;
 
-    let qsd = Qsd { memory };
+    let qsd = Qsd { memory, ..QSD };
     let [polled, adaptive, notified] = Mode::ALL.map(|mode| Ioplane { mode, binary: None });
     let mut backends: Vec<&dyn Backend> = vec![&qsd];
     if !options.peers_only {
@@ -143,7 +152,7 @@ pub fn run(options: &Options) -> Result<Report> {
         let mut sessions = Vec::new();
         for backend in &backends {
             eprintln!("{}: checking every block on {what}", backend.name());
-            let backing = folders.backing(backend.name(), on_file, &pace)?;
+            let backing = folders.backing(backend.name(), on_file, pace.bytes(on_file))?;
             let folder = folders.run(&format!("{}-{what}", backend.name()));
             let session = Session::open(*backend, &backing, &folder, &place, true)?;
             report.setup(session.name, what, &session.how);
@@ -196,9 +205,9 @@ fn choose_memory(folders: &Folders, place: &Place, pace: &Pace, report: &mut Rep
     let mut found = Vec::new();
     for aio in Aio::ON_TMPFS.into_iter().chain([Aio::Null]) {
         eprintln!("qsd: trying {aio:?} on memory");
-        let backing = folders.backing("probe", false, pace)?;
+        let backing = folders.backing("probe", false, pace.memory)?;
         let folder = folders.run(&format!("probe-{aio:?}"));
-        match probe(&Qsd { memory: aio }, &backing, &folder, place, pace) {
+        match probe(&Qsd { memory: aio, ..QSD }, &backing, &folder, place, pace) {
             Ok(outcomes) => {
                 let cost = report.probe(&format!("{aio:?}"), &outcomes);
                 if aio != Aio::Null {
@@ -225,24 +234,24 @@ fn probe(qsd: &Qsd, backing: &Backing, folder: &Path, place: &Place, pace: &Pace
     Ok([round(DiskOp::Read)?, round(DiskOp::Write)?])
 }
 
-/// Folders of this run, gone with it: one on tmpfs for memory, one on a disk for files, sockets and logs.
-struct Folders {
+/// Folders of a run, gone with it: one on tmpfs for memory, one on a disk for files, sockets and logs.
+pub struct Folders {
     shm: tempfile::TempDir,
     disk: tempfile::TempDir,
 }
 
 impl Folders {
-    fn new(on: Option<&Path>) -> Result<Self> {
+    pub fn new(on: Option<&Path>) -> Result<Self> {
         Ok(Folders { shm: scratch(Some(Path::new("/dev/shm")))?, disk: scratch(on)? })
     }
 
-    fn run(&self, name: &str) -> PathBuf {
+    pub fn run(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
 
-    /// A disk with all its bytes there.
-    fn backing(&self, name: &str, on_file: bool, pace: &Pace) -> Result<Backing> {
-        let (folder, len) = if on_file { (&self.disk, pace.file) } else { (&self.shm, pace.memory) };
+    /// A disk of `len` bytes, all of them there.
+    pub fn backing(&self, name: &str, on_file: bool, len: u64) -> Result<Backing> {
+        let folder = if on_file { &self.disk } else { &self.shm };
         let file = folder.path().join(format!("{name}.raw"));
         let handle = std::fs::File::create(&file)?;
         rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, len)

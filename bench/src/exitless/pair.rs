@@ -45,7 +45,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
                 pair.go_on()?;
                 let backend = Ioplane { mode, binary: Some(pair.binary(side).to_owned()) };
                 let what = format!("{}-{name}-{on_file}", side.name());
-                let backing = folders.backing(&what, on_file, &PACE)?;
+                let backing = folders.backing(&what, on_file, PACE.bytes(on_file))?;
                 sessions
                     .push((side, Session::open(&backend, &backing, &folders.run(&what), pair.place, true)?));
             }

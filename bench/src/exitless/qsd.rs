@@ -38,16 +38,21 @@ impl Aio {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Qsd {
     /// How it serves memory: found out by measuring.
     pub memory: Aio,
+    /// How it serves a file.
+    pub file: Aio,
+    /// For how long its iothread polls before it sleeps, ns; none: QEMU's default.
+    pub poll_max_ns: Option<u32>,
 }
 
 impl Qsd {
     fn blockdev(&self, backing: &Backing) -> String {
         let (aio, file) = match backing {
             Backing::Memory { file, .. } => (self.memory, file),
-            Backing::File { file, .. } => (Aio::UringDirect, file),
+            Backing::File { file, .. } => (self.file, file),
         };
         if aio == Aio::Null {
             return format!("driver=null-co,node-name=disk,size={},latency-ns=0", backing.len());
@@ -65,7 +70,8 @@ impl Backend for Qsd {
         let socket = socket.display();
         let mut command = Command::new("qemu-storage-daemon");
         command.arg("--blockdev").arg(self.blockdev(backing));
-        command.args(["--object", "iothread,id=io"]);
+        let polling = self.poll_max_ns.map_or(String::new(), |ns| format!(",poll-max-ns={ns}"));
+        command.arg("--object").arg(format!("iothread,id=io{polling}"));
         command.arg("--export").arg(format!(
             "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},writable=on,\
              num-queues=1,iothread=io"
@@ -77,9 +83,10 @@ impl Backend for Qsd {
         let what = match backing {
             Backing::Memory { .. } if self.memory == Aio::Null => "null-co".into(),
             Backing::Memory { .. } => format!("file on tmpfs, {}", self.memory.options()),
-            Backing::File { .. } => format!("file on disk, {}", Aio::UringDirect.options()),
+            Backing::File { .. } => format!("file on disk, {}", self.file.options()),
         };
-        format!("{what}, one iothread (poll-max-ns at its default)")
+        let polling = self.poll_max_ns.map_or("at its default".into(), |ns| ns.to_string());
+        format!("{what}, one iothread (poll-max-ns {polling})")
     }
 }
 

@@ -3,27 +3,32 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode};
-use ioplane_testkit::front::{FrontEnd, Wants, protocol};
+use ioplane_testkit::driver::{DiskOp, DiskPlan};
 
 use super::backend::{Backend, Backing};
 use super::check;
 use super::load::{self, BLOCK, Load, Outcome, Scatter, Target};
 use super::{RING, SHAPE, SLOTS};
+use crate::guest::{self, Form, Guest};
 use crate::served::{Place, Served};
 use ioplane_figures::machine;
 
-/// A connection with its own memory and its own ring; everybody's are alike.
+/// Everybody's guest is alike.
+const FORM: Form = Form {
+    ring: RING,
+    queues: 1,
+    plan: DiskPlan { slots: SLOTS, max_bytes: BLOCK, segments: 1, shape: SHAPE },
+};
+
+/// A connection with its own memory and its own ring.
 pub struct Session {
     pub name: &'static str,
     /// How it serves, in words.
     pub how: String,
     served: Served,
-    front: FrontEnd,
-    disk: Disk,
+    guest: Guest,
     blocks: u64,
     salt: u64,
-    _memory: GuestMemory,
 }
 
 impl Session {
@@ -62,40 +67,31 @@ impl Session {
     }
 
     fn connect(backend: &dyn Backend, backing: &Backing, socket: &Path, served: Served) -> Result<Self> {
-        let mut front = FrontEnd::connect(socket, Wants::default())?;
-        let capacity = front.capacity()? * 512;
+        let guest = Guest::connect(socket, FORM)?;
+        let capacity = guest.capacity;
         ensure!(capacity == backing.len(), "the disk has {capacity} bytes, not {}", backing.len());
-        let mut memory = GuestMemory::new(16 << 20)?;
-        memory.populate();
-        let plan = DiskPlan::new(SLOTS, BLOCK, SHAPE);
-        let disk = Disk::new(&mut memory, RING, RingMode::of(front.features()), plan)?;
-        if front.has(protocol::INFLIGHT_SHMFD) {
-            front.track_inflight(1, RING)?;
-        }
-        front.share(&memory)?;
-        front.start(0, &memory, disk.place(), 0)?;
         let how = format!(
             "{}; features {:#x}, protocol {:#x}",
             backend.describe(backing),
-            front.features(),
-            front.protocol()
+            guest.front.features(),
+            guest.front.protocol()
         );
         let blocks = backing.len() / u64::from(BLOCK);
-        Ok(Session { name: backend.name(), how, served, front, disk, blocks, salt: 0, _memory: memory })
+        Ok(Session { name: backend.name(), how, served, guest, blocks, salt: 0 })
     }
 
     fn check(&mut self, count: u64) -> Result<()> {
         self.salt += 1;
         let (blocks, salt) = (self.blocks, self.salt);
-        check::stamp_and_read(&mut self.front, &mut self.disk, blocks, count, salt)
+        check::stamp_and_read(&mut self.guest, blocks, count, salt)
             .with_context(|| format!("{}: wrong data\n{}", self.name, self.served.log_tail()))
     }
 
     /// One round of `load` (whose block count is set here), between thaw and freeze.
     pub fn round(&mut self, load: Load, scatter: &mut Scatter) -> Result<Outcome> {
         self.served.thaw();
-        let mut target =
-            Target { front: Some(&mut self.front), disk: &mut self.disk, pids: self.served.pids() };
+        let Guest { front, queues, .. } = &mut self.guest;
+        let mut target = Target { front: Some(front), disk: &mut queues[0], pids: self.served.pids() };
         let outcome = load::run(&mut target, &Load { blocks: self.blocks, ..load }, scatter);
         let outcome = outcome
             .with_context(|| format!("{} at depth {}\n{}", self.name, load.depth, self.served.log_tail()))?;
@@ -107,14 +103,11 @@ impl Session {
     pub fn close(mut self) -> Result<Vec<String>> {
         self.served.thaw();
         self.check(4096.min(self.blocks))?;
-        self.disk.submit(DiskOp::Flush, 0, 0);
-        if self.disk.ring().kick_needed() {
-            self.front.kick(0);
-        }
-        let mut target = Target { front: None, disk: &mut self.disk, pids: Vec::new() };
-        load::drain(&mut target).with_context(|| format!("{}: flush", self.name))?;
+        self.guest.queues[0].submit(DiskOp::Flush, 0, 0);
+        self.guest.kick_if_needed(0);
+        guest::drain(&mut self.guest.queues[0]).with_context(|| format!("{}: flush", self.name))?;
         let workers = self.served.pids().into_iter().flat_map(machine::io_workers).collect();
-        self.front.stop(0)?;
+        self.guest.front.stop(0)?;
         Ok(workers)
     }
 }

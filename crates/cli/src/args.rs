@@ -13,8 +13,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
-    NotifyWord, SwitchForm,
+    BackingForm, CoreChangeForm, CoreForm, DiskForm, DiskLimitsForm, GroupChangeForm, GroupForm,
+    NicChangeForm, NicForm, NotifyWord, SwitchForm,
 };
 
 use duration::duration;
@@ -263,6 +263,14 @@ pub enum CoreCommand {
         #[arg(long, value_name = "ID")]
         core: Option<u32>,
     },
+    /// Change a core while guests run: its mode, and what is asked of it while it is adaptive
+    Set {
+        /// Its number
+        id: u32,
+        /// What is to change
+        #[command(flatten)]
+        change: CoreChangeForm,
+    },
     /// Move a queue to another core while its guest runs, and pin it there
     #[command(visible_alias = "pin")]
     Move {
@@ -472,9 +480,12 @@ pub struct LibvirtArgs {
     /// Version of the QEMU, for PCI functions [default: that of --qemu]
     #[arg(long, value_name = "VERSION")]
     pub qemu_version: Option<String>,
-    /// The QEMU whose version is asked
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    pub qemu: String,
+    /// The domain's QEMU: its <emulator>, and the one whose version is asked [default: libvirt's own; qemu-system-x86_64 is asked]
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu: Option<String>,
+    /// What runs the VM: without KVM, the domain is of type qemu, and a NIC gets no MSI-X [default: kvm where it is usable]
+    #[arg(long, value_name = "ACCELERATOR")]
+    pub accel: Option<Accel>,
 }
 
 /// How to look on.

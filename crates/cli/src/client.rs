@@ -56,6 +56,11 @@ impl Client {
         Ok(Client { socket: socket.to_owned(), runtime })
     }
 
+    /// The control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// GET, and what it answers.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.ask(Method::GET, path, None::<&()>)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::clock::{Clock, Monotonic};
 use ioplane_device::{CoreId, CoreSender, Placement, SlotMeter};
+use ioplane_scheduler::CoreObjective;
 
 use crate::counts::CoreReading;
 use crate::error::PoolError;
@@ -39,7 +40,7 @@ impl Core {
         let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
-        let shared = Arc::new(CoreShared::new(id, settings.notify, settings.spin, clock.now()));
+        let shared = Arc::new(CoreShared::new(id, &settings, clock.now()));
         let core = Core { shared: shared.clone(), mailbox: Arc::downgrade(&mailbox) };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))
@@ -70,6 +71,14 @@ impl Core {
     /// Changes [`CoreSettings::spin`].
     pub fn spin(&self, spin: Duration) {
         self.shared.set_spin(spin);
+        self.wake();
+    }
+
+    /// What is asked of it from now on, while it is adaptive: that 99 % of requests are taken up within a time, as it could be if their queues were
+    /// polled, and the most of a processor that it may take, as it could be if they were notified. The second wins. See [`CoreReading::objective`] for
+    /// what comes of it.
+    pub fn objective(&self, objective: &CoreObjective) {
+        self.shared.set_objective(objective);
         self.wake();
     }
 

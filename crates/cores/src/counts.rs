@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ioplane_scheduler::ObjectiveReport;
+
 use crate::settings::Notify;
 
 macro_rules! counts {
@@ -35,6 +37,8 @@ macro_rules! counts {
             pub cpu: Option<usize>,
             /// How its queues learn of requests.
             pub notify: Notify,
+            /// What came of its objective in the last second.
+            pub objective: ObjectiveReport,
             /// Queues that are attached or about to be.
             pub queues: u32,
             /// Queues that the core looks at each turn.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ioplane_device::Budget;
+use ioplane_scheduler::CoreObjective;
 
 use crate::ring::RingChoice;
 
@@ -68,6 +69,8 @@ pub struct CoreSettings {
     /// Most requests taken from one queue before the next queue's turn: 64 by default, some 40 us on a memory disk, which
     /// bounds what one guest's burst adds to another's latency.
     pub budget: Budget,
+    /// What the user asks of an adaptive core; other cores pay no heed to it. See [`crate::Core::objective`].
+    pub objective: CoreObjective,
     /// Towards others on the same processor.
     pub yield_policy: YieldPolicy,
     /// Which io_uring the core makes. The best, but in tests.
@@ -82,6 +85,7 @@ impl Default for CoreSettings {
             spin: Duration::from_millis(50),
             completion_wait: COMPLETION_WAIT,
             budget: Budget::of(64),
+            objective: CoreObjective::default(),
             yield_policy: YieldPolicy::default(),
             ring: RingChoice::default(),
         }

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, A
 use std::time::{Duration, Instant};
 
 use ioplane_device::CoreId;
+use ioplane_scheduler::{CoreObjective, ObjectiveReport};
 
 use crate::counts::{CoreReading, Counts, PublishedCounts};
-use crate::settings::Notify;
+use crate::settings::{CoreSettings, Notify};
 use crate::thread;
 
 /// The life of a core.
@@ -14,8 +15,40 @@ pub(crate) const ACTIVE: u8 = 0;
 pub(crate) const ENDING: u8 = 1;
 pub(crate) const ENDED: u8 = 2;
 
+/// How long what came of an objective stands for the present. A core says it once a second while it has something to do.
+const REPORT_FRESH: Duration = Duration::from_millis(2500);
+
+/// No objective, no ceiling.
+const NONE: u64 = u64::MAX;
+
 /// How long a published busy share stands for the present.
 const FRESH: Duration = Duration::from_millis(100);
+
+/// Where the kind of a report begins in its number; below it is what it says in addition.
+const KIND: u32 = 60;
+
+/// A report as one number, which its readers see whole.
+fn packed(report: ObjectiveReport) -> u64 {
+    let (kind, value) = match report {
+        ObjectiveReport::Unknown => (0, 0),
+        ObjectiveReport::Kept => (1, 0),
+        ObjectiveReport::LateByCeiling(permille) => (2, permille.into()),
+        ObjectiveReport::LateByLoad(permille) => (3, permille.into()),
+        ObjectiveReport::OverCeiling(ns) => (4, ns.min((1 << KIND) - 1)),
+    };
+    kind << KIND | value
+}
+
+fn unpacked(number: u64) -> ObjectiveReport {
+    let value = number & ((1 << KIND) - 1);
+    match number >> KIND {
+        1 => ObjectiveReport::Kept,
+        2 => ObjectiveReport::LateByCeiling(value as u32),
+        3 => ObjectiveReport::LateByLoad(value as u32),
+        4 => ObjectiveReport::OverCeiling(value),
+        _ => ObjectiveReport::Unknown,
+    }
+}
 
 /// One for each core. Switches are written by the owner, meters by the core.
 #[derive(Debug)]
@@ -24,6 +57,9 @@ pub(crate) struct CoreShared {
     pub(crate) born: Instant,
     notify: AtomicU8,
     spin_ns: AtomicU64,
+    /// [`CoreObjective`]; [`NONE`] where nothing is asked.
+    p99_ns: AtomicU64,
+    cpu_permille: AtomicU64,
     pub(crate) life: AtomicU8,
     /// Queues are placed here without anybody naming this core.
     pub(crate) open: AtomicBool,
@@ -36,16 +72,21 @@ pub(crate) struct CoreShared {
     awake: AtomicU32,
     permille: AtomicU32,
     published_ns: AtomicU64,
+    /// What came of the objective, and when it was said.
+    report: AtomicU64,
+    reported_ns: AtomicU64,
 }
 
 impl CoreShared {
     /// `born`: now, by the core's clock.
-    pub(crate) fn new(id: CoreId, notify: Notify, spin: Duration, born: Instant) -> Self {
-        CoreShared {
+    pub(crate) fn new(id: CoreId, settings: &CoreSettings, born: Instant) -> Self {
+        let shared = CoreShared {
             id,
             born,
-            notify: AtomicU8::new(notify as u8),
-            spin_ns: AtomicU64::new(spin.as_nanos() as u64),
+            notify: AtomicU8::new(settings.notify as u8),
+            spin_ns: AtomicU64::new(settings.spin.as_nanos() as u64),
+            p99_ns: AtomicU64::new(NONE),
+            cpu_permille: AtomicU64::new(NONE),
             life: AtomicU8::new(ACTIVE),
             open: AtomicBool::new(true),
             cpu: AtomicI64::new(-1),
@@ -55,7 +96,11 @@ impl CoreShared {
             awake: AtomicU32::new(0),
             permille: AtomicU32::new(0),
             published_ns: AtomicU64::new(0),
-        }
+            report: AtomicU64::new(0),
+            reported_ns: AtomicU64::new(0),
+        };
+        shared.set_objective(&settings.objective);
+        shared
     }
 
     pub(crate) fn notify(&self) -> Notify {
@@ -76,6 +121,30 @@ impl CoreShared {
 
     pub(crate) fn set_spin(&self, spin: Duration) {
         self.spin_ns.store(spin.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn objective(&self) -> CoreObjective {
+        let read = |asked: &AtomicU64| Some(asked.load(Ordering::Relaxed)).filter(|asked| *asked != NONE);
+        let cpu_permille = read(&self.cpu_permille).and_then(|permille| u32::try_from(permille).ok());
+        CoreObjective { p99_ns: read(&self.p99_ns), cpu_permille }
+    }
+
+    pub(crate) fn set_objective(&self, objective: &CoreObjective) {
+        self.p99_ns.store(objective.p99_ns.unwrap_or(NONE), Ordering::Relaxed);
+        self.cpu_permille.store(objective.cpu_permille.map_or(NONE, u64::from), Ordering::Relaxed);
+    }
+
+    /// The core's side: what came of its objective. Once a second.
+    pub(crate) fn report(&self, report: ObjectiveReport, now: Instant) {
+        self.report.store(packed(report), Ordering::Relaxed);
+        self.reported_ns.store(self.age_ns(now), Ordering::Relaxed);
+    }
+
+    /// What came of its objective lately. A core that has said nothing for long had too little to do to say.
+    fn reported(&self) -> ObjectiveReport {
+        let said = Duration::from_nanos(self.reported_ns.load(Ordering::Relaxed));
+        let fresh = self.born.elapsed().saturating_sub(said) <= REPORT_FRESH;
+        if fresh { unpacked(self.report.load(Ordering::Relaxed)) } else { ObjectiveReport::default() }
     }
 
     /// The core's side: shows what it counts, how many slots are awake and how busy it is, as that is at `now`.
@@ -116,6 +185,7 @@ impl CoreShared {
             core: self.id.0,
             cpu: usize::try_from(self.cpu.load(Ordering::Relaxed)).ok(),
             notify: self.notify(),
+            objective: self.reported(),
             queues,
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
@@ -123,5 +193,19 @@ impl CoreShared {
             age_ns: self.born.elapsed().as_nanos() as u64,
             ..CoreReading::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_as_it_was_said() {
+        use ObjectiveReport::*;
+        for report in [Unknown, Kept, LateByCeiling(999), LateByLoad(11), OverCeiling(1 << 40)] {
+            assert_eq!(unpacked(packed(report)), report);
+        }
+        assert_eq!(unpacked(packed(OverCeiling(u64::MAX))), OverCeiling((1 << KIND) - 1));
     }
 }

@@ -11,7 +11,7 @@ use counter::{BYTES, Counter, Line, eventually, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::clock::ManualClock;
 use ioplane_device::{Change, CoreId, Device, QueueSet, Running, Share};
-use ioplane_scheduler::{LimitSet, LimitUnit, RateBucket, RateLimit, poll_cost};
+use ioplane_scheduler::{IN_FLIGHT, LimitSet, LimitUnit, RateBucket, RateLimit, poll_cost};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -52,6 +52,46 @@ fn polls(lines: &[&Line], of_the_first: u64) -> Vec<u64> {
     let before = all();
     eventually("is not polled", || of(&lines[0].polls) > before[0] + of_the_first);
     all().iter().zip(before).map(|(after, before)| after - before).collect()
+}
+
+/// Bytes that a line has in flight.
+fn in_flight(line: &Line) -> u64 {
+    of(&line.in_flight) * (of(&line.taken) - of(&line.served))
+}
+
+#[test]
+fn what_groups_that_compete_have_in_flight_is_bounded_by_their_weights() {
+    const BYTES_EACH: u64 = 64 << 10;
+    let core = polled();
+    let join = |of_weight: u32| {
+        let (running, lines) = Counter::run_in(Share::new_group(weight(of_weight)), 2, &core);
+        for line in &lines {
+            line.in_flight.store(BYTES_EACH, Ordering::SeqCst);
+            line.hold();
+            line.published.store(1000, Ordering::SeqCst);
+        }
+        (running, lines)
+    };
+    let whole = |lines: &[Arc<Line>]| lines.iter().map(|line| in_flight(line)).sum::<u64>();
+    let alone = join(1);
+    eventually("is bounded although nobody competes", || whole(&alone.1) == 2000 * BYTES_EACH);
+    // It has more than its part now, and gets no more until that has ended.
+    let greedy = join(3);
+    eventually("has less than its part", || whole(&greedy.1) == IN_FLIGHT * 3 / 4);
+    alone.1.iter().for_each(|line| line.published.store(2000, Ordering::SeqCst));
+    still(&greedy.1[0], || assert_eq!(whole(&greedy.1), IN_FLIGHT * 3 / 4));
+    assert_eq!(whole(&alone.1), 2000 * BYTES_EACH);
+    // What has ended makes room.
+    alone.1.iter().for_each(|line| line.complete());
+    eventually("does not end", || of(&alone.1[0].served) + of(&alone.1[1].served) >= 2000);
+    let all = vec![alone, greedy];
+    for (_, lines) in &all {
+        lines.iter().for_each(|line| line.complete());
+        for line in lines {
+            line.wait();
+        }
+    }
+    end(all);
 }
 
 fn end(all: Vec<(Running<Counter>, Vec<Arc<Line>>)>) {

@@ -260,9 +260,10 @@ fn a_neighbour_that_rests_is_woken_by_its_kick() {
         held(waits);
         advance(SPIN / 2 + Duration::from_secs(1));
         eventually("does not rest", || {
-            let polls = [waits, rests].map(|line| line.polls.load(Ordering::Relaxed));
-            eventually("rests as well", || waits.polls.load(Ordering::Relaxed) > polls[0] + 2);
-            rests.polls.load(Ordering::Relaxed) == polls[1]
+            // In this order, or turns go by between the two looks.
+            let [of_rests, of_waits] = [rests, waits].map(|line| line.polls.load(Ordering::SeqCst));
+            eventually("rests as well", || waits.polls.load(Ordering::SeqCst) > of_waits + 2);
+            rests.polls.load(Ordering::SeqCst) == of_rests
         });
     }
     waits.complete();

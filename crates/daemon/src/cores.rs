@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::CoreReport;
+use ioplane_api::report::{CoreReport, ObjectiveWord};
 use ioplane_api::spec::{CORES, CoreSpec};
-use ioplane_cores::Pool;
+use ioplane_cores::{CoreReading, Notify, Pool};
 use ioplane_device::{CoreId, CoreSender, Placement};
+use ioplane_scheduler::ObjectiveReport;
 
-use super::lower::{Lower, notify_word};
+use super::lower::{Lower, notify_word, objective};
 use super::state_file::{CoreRecord, StateFile};
 use crate::refusal::Refusal;
 
@@ -48,8 +49,8 @@ impl Cores {
         if specs.contains_key(&id) {
             return Ok(());
         }
-        let known: Vec<String> = specs.keys().map(u32::to_string).collect();
-        Err(Refusal::missing(format!("there is no I/O core {id}"), format!("there are {}", known.join(", "))))
+        let error = format!("there is no I/O core {id}: {}", there_are(specs.keys().copied()));
+        Err(Refusal::missing(error, "see `ioplane core list`"))
     }
 
     /// Starts a core, with the number of `spec`, or if `numbered` is false with one that no core has had; a core of the pool gets the lowest that
@@ -130,8 +131,7 @@ impl Cores {
         Ok(())
     }
 
-    /// Changes what can be changed while cores run: `notify`, `spin_us`, `drain` and `reserve`, of one or of all. One core at least takes
-    /// queues of any device.
+    /// Changes what [`CoreChangeForm`] has, of one or of all, while they run. One core at least takes queues of any device.
     pub fn set(&self, id: Option<u32>, change: impl Fn(&mut CoreSpec)) -> Result<(), Refusal> {
         if let Some(id) = id {
             self.check(id)?;
@@ -149,6 +149,7 @@ impl Cores {
             let core = self.pool.core(CoreId(spec.id))?;
             core.notify(spec.notify.lower());
             core.spin(Duration::from_micros(spec.spin_us));
+            core.objective(&objective(spec));
             if specs.get(&spec.id).is_some_and(|before| takes_any(before) != takes_any(spec)) {
                 core.open(takes_any(spec));
             }
@@ -167,8 +168,9 @@ impl Cores {
     /// How each is. `ending`: those that the pool is ending.
     pub fn report(&self, ending: &BTreeSet<u32>) -> Vec<CoreReport> {
         let specs = self.specs();
-        let report = |reading: ioplane_cores::CoreReading| {
+        let report = |reading: CoreReading| {
             let spec = specs.get(&reading.core)?;
+            let (objective, missed_percent) = outcome(spec, &reading);
             let cpu = reading.cpu.and_then(|cpu| u32::try_from(cpu).ok());
             Some(CoreReport {
                 id: spec.id,
@@ -176,6 +178,10 @@ impl Cores {
                 cpu_refused: spec.cpu.filter(|_| cpu.is_none()),
                 notify: notify_word(reading.notify).word().to_owned(),
                 spin_us: spec.spin_us,
+                p99_us: spec.p99_us,
+                cpu_percent: spec.cpu_percent,
+                objective,
+                missed_percent,
                 yield_policy: spec.yield_policy.word().to_owned(),
                 elastic: spec.elastic,
                 reserve: spec.reserve.clone(),
@@ -202,6 +208,38 @@ fn takes_any(spec: &CoreSpec) -> bool {
     !spec.drain && spec.reserve.is_none()
 }
 
+/// What came of what is asked of a core.
+fn outcome(spec: &CoreSpec, reading: &CoreReading) -> (ObjectiveWord, f64) {
+    if (spec.p99_us, spec.cpu_percent) == (None, None) {
+        return (ObjectiveWord::Unknown, 0.0);
+    }
+    if reading.notify != Notify::Adaptive {
+        return (ObjectiveWord::Unheeded, 0.0);
+    }
+    match reading.objective {
+        ObjectiveReport::Unknown => (ObjectiveWord::Unknown, 0.0),
+        ObjectiveReport::Kept => (ObjectiveWord::Kept, 0.0),
+        ObjectiveReport::LateByCeiling(permille) => {
+            (ObjectiveWord::LateByCeiling, f64::from(permille) / 10.0)
+        }
+        ObjectiveReport::LateByLoad(permille) => (ObjectiveWord::LateByLoad, f64::from(permille) / 10.0),
+        // Of a second.
+        ObjectiveReport::OverCeiling(ns) => (ObjectiveWord::OverCeiling, ns as f64 / 1e7),
+    }
+}
+
+/// How many cores there are, and their numbers.
+fn there_are(cores: impl Iterator<Item = u32>) -> String {
+    let numbers: Vec<String> = cores.map(|id| id.to_string()).collect();
+    match numbers.as_slice() {
+        [] => "there are none".to_owned(),
+        [one] => format!("there is one, with number {one}"),
+        [others @ .., last] => {
+            format!("there are {}, with numbers {} and {last}", numbers.len(), others.join(", "))
+        }
+    }
+}
+
 /// Where the queues of one disk go: each to the core that it was moved to, or to the disk's own, or to whichever has time. A
 /// core that has been retired since is passed over.
 #[derive(Clone)]
@@ -225,5 +263,19 @@ impl Placement for CorePlacement {
 impl From<super::state_file::StateFileError> for Refusal {
     fn from(error: super::state_file::StateFileError) -> Self {
         Refusal::failed(error.to_string(), "free space in the run directory, then try again")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::there_are;
+
+    #[test]
+    fn cores_are_counted_and_named() {
+        let said = |cores: &[u32]| there_are(cores.iter().copied());
+        assert_eq!(said(&[]), "there are none");
+        assert_eq!(said(&[0]), "there is one, with number 0");
+        assert_eq!(said(&[0, 3]), "there are 2, with numbers 0 and 3");
+        assert_eq!(said(&[0, 3, 4]), "there are 3, with numbers 0, 3 and 4");
     }
 }

@@ -13,7 +13,7 @@ use ioplane_device::Budget;
 use ioplane_memory::{Files, Limits};
 use ioplane_network::Vlan;
 use ioplane_passthrough::monitor::{Policies, Policy};
-use ioplane_scheduler::RateLimit;
+use ioplane_scheduler::{CoreObjective, RateLimit};
 use ioplane_storage::{Direct, EngineChoice};
 use ioplane_virtio::DeviceLimits;
 
@@ -90,6 +90,14 @@ impl Lower for FaultSpec {
     }
 }
 
+/// What is asked of a core.
+pub fn objective(spec: &CoreSpec) -> CoreObjective {
+    CoreObjective {
+        p99_ns: spec.p99_us.map(|us| us * 1000),
+        cpu_permille: spec.cpu_percent.map(|percent| percent * 10),
+    }
+}
+
 impl Lower for &CoreSpec {
     type Type = CoreSettings;
 
@@ -99,6 +107,7 @@ impl Lower for &CoreSpec {
             notify: self.notify.lower(),
             spin: Duration::from_micros(self.spin_us),
             budget: Budget::of(self.budget),
+            objective: objective(self),
             yield_policy: self.yield_policy.lower(),
             ..CoreSettings::default()
         }

@@ -573,9 +573,14 @@ impl From<NetworkError> for Refusal {
                 "make the interface first: ip tuntap add dev tap0 mode tap vnet_hdr; or see `ioplane doctor`",
             ),
             NetworkError::NoSuchPort { .. } => Refusal::missing(text, "see `ioplane switch list`"),
-            NetworkError::NoSlot { .. } | NetworkError::NameTaken { .. } | NetworkError::Captured { .. } => {
+            NetworkError::NoSlot { .. } | NetworkError::NameTaken { .. } => {
                 Refusal::conflict(text, "see `ioplane switch list`")
             }
+            NetworkError::Captured { .. } => Refusal::conflict(
+                text,
+                "end the other `ioplane capture` (Ctrl-C), or wait for its --for or --count, then try again",
+            )
+            .coded(Code::InUse),
             NetworkError::Pairs { .. }
             | NetworkError::Vlan { .. }
             | NetworkError::Mac { .. }

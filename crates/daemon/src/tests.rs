@@ -251,3 +251,11 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
         assert_eq!(reports[1..], busy);
     });
 }
+
+#[test]
+fn a_second_capture_says_which_to_end() {
+    let refusal = Refusal::from(ioplane_network::NetworkError::Captured { port: "web".into() });
+    assert_eq!(refusal.error, "a capture of port web is running: a port has one at a time");
+    assert!(refusal.remedy.starts_with("end the other `ioplane capture`"), "{}", refusal.remedy);
+    assert_eq!(refusal.code, ioplane_api::refusal::Code::InUse);
+}

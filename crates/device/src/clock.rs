@@ -25,6 +25,11 @@ pub fn since_epoch(at: Instant) -> u64 {
 pub trait Clock: Send + Sync + fmt::Debug {
     /// The time now. Never goes back.
     fn now(&self) -> Instant;
+
+    /// Processor time of the calling thread so far, user and system. `None` where its time is not the host's.
+    fn thread_cpu(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// The clock of the host: CLOCK_MONOTONIC.
@@ -35,6 +40,11 @@ impl Clock for Monotonic {
     #[inline]
     fn now(&self) -> Instant {
         Instant::now()
+    }
+
+    fn thread_cpu(&self) -> Option<Duration> {
+        let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        spent.try_into().ok()
     }
 }
 

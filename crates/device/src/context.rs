@@ -25,6 +25,9 @@ pub struct CoreContext {
     /// When the request may pass that a limit has held back in this poll.
     limited: Option<Instant>,
     epoch: Instant,
+    /// Bytes that were handed to backings and have yet to end, and bytes that have ended, since the core has asked last.
+    submitted: u64,
+    completed: u64,
     /// Not 0 while `now` is when work ended: 2 in the poll that has done the work, 1 in the poll after it.
     work_ended: u8,
 }
@@ -45,6 +48,8 @@ impl CoreContext {
             limits: None,
             limited: None,
             epoch,
+            submitted: 0,
+            completed: 0,
             work_ended: 0,
         }
     }
@@ -66,6 +71,11 @@ impl CoreContext {
     pub fn look(&mut self) -> Instant {
         self.now = self.clock.now();
         self.now
+    }
+
+    /// Processor time of this thread, if the clock knows it. Costs a system call.
+    pub fn thread_cpu(&self) -> Option<Duration> {
+        self.clock.thread_cpu()
     }
 
     /// When the work of this poll begins. If the poll just before had work, that is when its work ended, which spares a look at the clock;
@@ -133,6 +143,25 @@ impl CoreContext {
             self.limited = Some(at);
             at
         })
+    }
+
+    /// The queue that is being polled has handed so many bytes to its backing, which has yet to end them.
+    #[inline]
+    pub fn submitted(&mut self, bytes: u64) {
+        self.submitted += bytes;
+    }
+
+    /// So many bytes have ended of what the queue that is being polled has handed to its backing.
+    #[inline]
+    pub fn completed(&mut self, bytes: u64) {
+        self.completed += bytes;
+    }
+
+    /// The core's side: bytes submitted and bytes completed since the last call, if any.
+    #[inline]
+    pub fn take_moved(&mut self) -> Option<(u64, u64)> {
+        let moved = (std::mem::take(&mut self.submitted), std::mem::take(&mut self.completed));
+        (moved != (0, 0)).then_some(moved)
     }
 
     /// When the request may pass that a limit has held back in this poll, if one has: for [`crate::PollOutcome::limited`].

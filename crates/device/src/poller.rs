@@ -19,12 +19,18 @@ pub struct Budget {
     pub requests: u32,
     /// What it may cost, in bytes that could be copied meanwhile, at least 1 (docs/decisions/0017-work-per-poll.md has the charges).
     pub bytes: u32,
+    /// What it may hand to a backing that does not end it at once, bytes: pieces that fit into this, none if none fits. [`Budget::UNBOUNDED`] where
+    /// nobody competes for backings. What it hands on it tells by [`CoreContext::submitted`].
+    pub room: u32,
 }
 
 impl Budget {
+    /// [`Budget::room`] without a bound.
+    pub const UNBOUNDED: u32 = u32::MAX;
+
     /// So many requests, and as much work as any poll may do.
     pub const fn of(requests: u32) -> Self {
-        Budget { requests, bytes: MOST_PER_POLL as u32 }
+        Budget { requests, bytes: MOST_PER_POLL as u32, room: Self::UNBOUNDED }
     }
 }
 

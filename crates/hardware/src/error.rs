@@ -34,7 +34,7 @@ pub enum LeaseError {
     #[error("{0}: no such PCI function; `ioplane pci list` shows what there is")]
     NoSuchFunction(PciAddress),
     /// Something stands in the way.
-    #[error("{address} cannot be taken: {}", in_words(.obstacles))]
+    #[error("{address} cannot be taken: {}", reasons(.obstacles))]
     Refused {
         /// Which.
         address: PciAddress,
@@ -102,8 +102,7 @@ pub enum LeaseError {
     },
 }
 
-fn in_words(obstacles: &[Obstacle]) -> String {
-    let one =
-        |o: &Obstacle| format!("{} ({}{})", o.why, o.advice, if o.forcible { ", or force it" } else { "" });
-    obstacles.iter().map(one).collect::<Vec<_>>().join("; ")
+/// What stands in the way; what to do about it is [`Obstacle::advice`], which the reader of the error prints.
+fn reasons(obstacles: &[Obstacle]) -> String {
+    obstacles.iter().map(|obstacle| obstacle.why.as_str()).collect::<Vec<_>>().join("; ")
 }

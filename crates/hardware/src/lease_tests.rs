@@ -46,15 +46,21 @@ fn a_function_is_taken_and_given_back() {
     });
 }
 
+/// What is to be done about what stands in the way.
+fn advice(error: &LeaseError) -> String {
+    let LeaseError::Refused { obstacles, .. } = error else { panic!("{error}") };
+    obstacles.iter().map(|obstacle| obstacle.advice.clone()).collect::<Vec<_>>().join("; ")
+}
+
 #[test]
 fn what_is_in_use_is_refused_unless_forced() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), Some("8139cp"));
     tree.put(CARD, "net/eth1/flags", "0x1003");
     with(&tree, |sysfs, folder| {
-        let error =
-            take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("up").to_string();
-        assert!(error.contains("eth1 is up") && error.contains("ip link set eth1 down"), "{error}");
+        let error = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("up");
+        assert!(error.to_string().contains("eth1 is up"), "{error}");
+        assert!(advice(&error).contains("ip link set eth1 down"), "{error:?}");
         assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
         let lease = take(sysfs, tree.root(), card(), folder, FORCED).expect("forced");
         give(sysfs, lease).expect("given back");
@@ -209,8 +215,9 @@ fn hole_15_a_host_without_interrupt_remapping_hands_nothing_on() {
     tree.interrupts("  8:  1  IO-APIC   8-edge  rtc0\n 24:  7  PCI-MSI 32768-edge  eth0\n");
     with(&tree, |sysfs, folder| {
         let refused = |accepted| {
-            let error = take(sysfs, tree.root(), card(), folder, accepted).expect_err("refused").to_string();
-            assert!(error.contains("no interrupt remapping") && error.contains("intremap"), "{error}");
+            let error = take(sysfs, tree.root(), card(), folder, accepted).expect_err("refused");
+            assert!(error.to_string().contains("no interrupt remapping"), "{error}");
+            assert!(advice(&error).contains("intremap"), "{error:?}");
             assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"), "untouched");
         };
         for (told, refuses) in [

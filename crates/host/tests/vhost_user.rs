@@ -376,6 +376,14 @@ fn hostile_messages_end_their_connection_and_nothing_else() {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let _ = front.tell(FrontEndRequest::SET_VRING_CALL, &u64_of(0), &files);
     });
+    // A VMM whose guest has no memory that can be shared sends no region.
+    hostile(&served, "no_shared_memory", |front| {
+        let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let _ = front.tell(FrontEndRequest::SET_VRING_KICK, &u64_of(0), &[kick.as_fd()]);
+        let _ = front.enable(0, true);
+    });
+    let told = served.status().last_fault.unwrap();
+    assert!(told.contains("memory-backend-memfd,id=mem,size=SIZE,share=on"), "{told}");
     // Memory that is not there, overlaps, or wraps.
     let region = |gpa: u64, size: u64, user: u64, offset: u64| {
         let mut body = vec![0; 8];

@@ -51,11 +51,13 @@ fn is_no(value: &[u8]) -> bool {
 /// This process's kernel.
 pub(crate) struct Linux {
     shared: Option<SharedPage>,
+    batches: bool,
 }
 
 impl Linux {
-    pub(crate) fn new(cycles_per_microsecond: u64) -> Self {
-        Self { shared: SharedPage::new(true, cycles_per_microsecond) }
+    /// `batches`: guests are offered them.
+    pub(crate) fn new(cycles_per_microsecond: u64, batches: bool) -> Self {
+        Self { shared: SharedPage::new(true, cycles_per_microsecond), batches }
     }
 }
 
@@ -85,6 +87,10 @@ impl Kernel for Linux {
 
     fn switched_on(&self) -> bool {
         self.shared.as_ref().is_some_and(SharedPage::switched_on)
+    }
+
+    fn offers_batches(&self) -> bool {
+        self.batches
     }
 
     fn failed(&self) {

@@ -1,6 +1,7 @@
 //! `ioplane doctor`: what this host lacks, what follows, and what to do.
 
 mod pci;
+mod run_dir;
 
 use std::fs::OpenOptions;
 use std::io::{Seek, Write};
@@ -70,7 +71,7 @@ pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
         descriptors(),
         cgroup(),
         pages(),
-        run_dir(),
+        run_dir::look(client.map_or(Path::new(ioplane_api::SOCKET), Client::socket)),
     ]);
     // Whoever looks at a host before there is a daemon is told nothing of one.
     findings.extend(client.and_then(|client| client.get("/v1/status").ok()).iter().flat_map(daemon));
@@ -341,22 +342,6 @@ fn pages() -> Finding {
     let reserved: u64 = read("/proc/sys/vm/nr_hugepages").and_then(|text| text.parse().ok()).unwrap_or(0);
     // Not needed: said, not complained of.
     good(name, format!("optional; shared memory: {chosen}, reserved: {reserved}"))
-}
-
-fn run_dir() -> Finding {
-    let name = "run directory";
-    let folder = Path::new(ioplane_api::SOCKET).parent().unwrap_or(Path::new("/run"));
-    let there = if folder.exists() { folder } else { folder.parent().unwrap_or(Path::new("/")) };
-    match rustix::fs::access(there, rustix::fs::Access::WRITE_OK) {
-        Ok(()) => good(name, folder.display().to_string()),
-        Err(error) => bad(
-            name,
-            Weight::Lacking,
-            format!("{}: {error}", there.display()),
-            "the daemon cannot make its sockets where they are by default",
-            "run it as root, or give it --socket and run_dir",
-        ),
-    }
 }
 
 #[cfg(test)]

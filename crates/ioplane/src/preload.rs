@@ -17,6 +17,8 @@ const LIBRARY: &str = "libioplane_interposer.so";
 const PRELOAD: &str = "LD_PRELOAD";
 /// Where the interposer reads its own time limit.
 const MICROSECONDS: &str = "IOPLANE_EXITS_CLUSTER_MICROSECONDS";
+/// Where the interposer reads whether it offers batches.
+const BATCH: &str = "IOPLANE_EXITS_BATCH";
 
 /// Puts the VMM in the place of this process. Comes back only with an error.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -32,6 +34,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     command.arg0(name).args(rest).env(PRELOAD, preload(library.as_os_str(), std::env::var_os(PRELOAD)));
     if let Some(limit) = args.time_limit {
         command.env(MICROSECONDS, limit.as_micros().to_string());
+    }
+    if args.batch {
+        command.env(BATCH, "on");
     }
     Err(command.exec()).with_context(|| format!("{} does not start", program.display()))
 }

@@ -139,6 +139,12 @@ fn a_function_is_held_and_goes_on() {
     switch_on(&mut client);
     let rest = daemon.json(&["pci", "quiesce", "soft", "--deadline", "5s"]);
     assert_eq!((&rest["drained"], &rest["name"]), (&true.into(), &"soft".into()));
+    assert_eq!(rest["connected"], true);
+    // A second client hears nothing, and the log says of which function it was.
+    let second = std::os::unix::net::UnixStream::connect(daemon.path("soft.sock")).unwrap();
+    let turned_away = |line: &str| line.contains("a second client was turned away") && line.contains("soft");
+    daemon.until(|| daemon.log().lines().any(turned_away));
+    drop(second);
     assert_eq!(show(&daemon, "soft")["stage"], "held");
     assert!(show(&daemon, "soft")["held_ms"].as_u64().unwrap() > 0);
     assert!(daemon.refused(&["pci", "quiesce", "soft"]).contains("soft is held already"));
@@ -414,7 +420,9 @@ fn qemu_and_libvirt_are_told_what_they_need() {
 
     let refused = daemon.refused(&["libvirt-xml", "soft", "--device-only"]);
     assert!(refused.contains("libvirt has no element for it"), "{refused}");
-    let xml = daemon.cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1"]).out;
+    let xml = daemon
+        .cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1", "--accel", "kvm"])
+        .out;
     let golden =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/function.xml")).unwrap();
     assert_eq!(xml.replace(&folder, "/run/ioplane"), golden);

@@ -198,6 +198,8 @@ fn what_is_changed_is_changed_behind_both() {
     guest.base = there.stop(0).unwrap();
     let mut source = guest.start_again(source);
     assert_eq!(guest.request(&mut source, DiskOp::Read, 16, 0), 11);
+    // A core shows what it has counted every 10 ms.
+    daemon.until(|| daemon.disk("a")["totals"]["requests"] == 7);
     let counts = daemon.disk("a");
     assert_eq!((&counts["connections"], &counts["totals"]["requests"]), (&3.into(), &7.into()), "{counts}");
     assert_eq!(counts["front_end_faults"], serde_json::json!({}));

@@ -305,18 +305,31 @@ fn libvirt_gets_what_its_schema_allows() {
         "--queue-size",
         "512",
     ]);
-    let whole = daemon.cli(&["libvirt-xml", "root", "a", "b", "jumbo", "--memory", "2G"]).out;
-    let golden =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/domain.xml")).unwrap();
+    let whole =
+        daemon.cli(&["libvirt-xml", "root", "a", "b", "jumbo", "--memory", "2G", "--accel", "kvm"]).out;
+    let golden = |file: &str| {
+        std::fs::read_to_string(format!("{}/tests/golden/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    };
     let folder = daemon.folder.path().display().to_string();
     let jumbo = daemon.json(&["nic", "list"])[2]["mac"].as_str().unwrap().to_owned();
-    assert_eq!(whole.replace(&folder, "/run/ioplane").replace(&jumbo, "02:00:00:00:00:0c"), golden);
-    let file = daemon.path("domain.xml");
-    std::fs::write(&file, &whole).unwrap();
-    let valid = Command::new("virt-xml-validate").arg(&file).arg("domain").output();
-    let valid = valid.expect("virt-xml-validate: script/bootstrap --checks installs it");
-    assert!(valid.status.success(), "{}\n{whole}", String::from_utf8_lossy(&valid.stderr));
-    let device = daemon.cli(&["libvirt-xml", "a", "--device-only"]).out;
+    let regular = |xml: &str| xml.replace(&folder, "/run/ioplane").replace(&jumbo, "02:00:00:00:00:0c");
+    assert_eq!(regular(&whole), golden("domain.xml"));
+    let emulated =
+        daemon.cli(&["libvirt-xml", "root", "a", "jumbo", "--accel", "tcg", "--qemu", "/opt/q&a/qemu"]).out;
+    assert_eq!(regular(&emulated), golden("domain-tcg.xml"));
+    for xml in [&whole, &emulated] {
+        let file = daemon.path("domain.xml");
+        std::fs::write(&file, xml).unwrap();
+        let valid = Command::new("virt-xml-validate").arg(&file).arg("domain").output();
+        let valid = valid.expect("virt-xml-validate: script/bootstrap --checks installs it");
+        assert!(valid.status.success(), "{}\n{xml}", String::from_utf8_lossy(&valid.stderr));
+    }
+    // A name is looked for in PATH: libvirt wants a path.
+    let named = daemon.cli(&["libvirt-xml", "root", "--qemu", "sh"]).out;
+    assert!(named.contains("/sh</emulator>") && !named.contains("<emulator>sh"), "{named}");
+    let refused = daemon.refused(&["libvirt-xml", "root", "--qemu", "no-such-qemu"]);
+    assert!(refused.contains("no program no-such-qemu in PATH"), "{refused}");
+    let device = daemon.cli(&["libvirt-xml", "a", "--device-only", "--accel", "kvm"]).out;
     assert!(device.starts_with("<interface type='vhostuser'>") && !device.contains("<domain"), "{device}");
 }
 

@@ -54,7 +54,7 @@ pub enum NetworkError {
         mac: crate::Mac,
     },
     /// Somebody captures there already.
-    #[error("port {port} is being captured already: end that first")]
+    #[error("a capture of port {port} is running: a port has one at a time")]
     Captured {
         /// The port.
         port: String,

@@ -28,8 +28,8 @@ mod split;
 mod topology;
 
 pub use fair::{
-    FairTurns, Grant, GroupId, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST, TenantReading,
-    poll_cost,
+    FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST,
+    TenantReading, poll_cost,
 };
 pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{

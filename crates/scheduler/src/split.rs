@@ -8,7 +8,7 @@
 //!
 //! Called by the control plane every few tens of milliseconds; what comes out arrives on the cores as `Change::Share`.
 
-use crate::fair::GroupId;
+use crate::fair::{GroupId, IN_FLIGHT, LARGEST_SLICE};
 
 /// What one group did on one core in the last period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct InFlightSettings {
 
 impl Default for InFlightSettings {
     fn default() -> Self {
-        InFlightSettings { total: 4 << 20, least: 128 << 10 }
+        InFlightSettings { total: IN_FLIGHT, least: LARGEST_SLICE }
     }
 }
 

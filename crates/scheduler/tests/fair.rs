@@ -154,7 +154,6 @@ impl CopyingCore {
         let polled = Polled {
             bytes: if worked { poll_cost(requests, copied) } else { 0 },
             more: !source.waiting.is_empty(),
-            ..Polled::default()
         };
         self.turns.polled(slot, polled);
         worked
@@ -348,10 +347,7 @@ fn slots_come_rest_and_go_while_others_are_polled() {
                 polls += 1;
                 assert!(polls < 10_000, "a turn without end");
                 let bytes = rng.next() % 40_000;
-                turns.polled(
-                    grant.slot,
-                    Polled { bytes, more: rng.next().is_multiple_of(4), ..Polled::default() },
-                );
+                turns.polled(grant.slot, Polled { bytes, more: rng.next().is_multiple_of(4) });
                 if rng.next().is_multiple_of(50) {
                     turns.rest(grant.slot);
                     state[grant.slot] = Some(false);
@@ -380,7 +376,7 @@ fn a_group_that_owes_waits_for_those_with_work_and_for_nobody_else() {
         }
         granted
     };
-    let greedy = Polled { bytes: 16 * QUANTUM, more: true, ..Polled::default() };
+    let greedy = Polled { bytes: 16 * QUANTUM, more: true };
     let modest = Polled { bytes: 1000, ..Polled::default() };
     let idle = Polled::default();
     assert_eq!(turn([greedy, modest, idle]), [1; 3]);
@@ -403,7 +399,7 @@ fn what_a_group_cost_while_it_was_alone_is_not_held_against_it() {
     assert!(!turns.competes());
     turns.begin_turn();
     let grant = turns.next_poll().unwrap();
-    turns.polled(grant.slot, Polled { bytes: 16 * QUANTUM, more: true, ..Polled::default() });
+    turns.polled(grant.slot, Polled { bytes: 16 * QUANTUM, more: true });
     assert_eq!(turns.next_poll(), None);
     turns.wake(1);
     assert!(turns.competes());
@@ -492,7 +488,8 @@ impl DiskCore {
         let worked = requests > 0;
         let more = source.piece().is_some_and(|piece| piece <= room.saturating_sub(submitted));
         let bytes = if worked { poll_cost(requests, submitted as u32) } else { 0 };
-        self.turns.polled(slot, Polled { bytes, submitted, completed, more });
+        self.turns.moved(slot, submitted, completed);
+        self.turns.polled(slot, Polled { bytes, more });
         worked
     }
 }

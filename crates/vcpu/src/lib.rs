@@ -17,6 +17,7 @@
 //! Must not know: the daemon, devices, what a VMM is called. See docs/decisions/0040.
 
 mod arithmetic;
+pub mod batch;
 mod host;
 mod interpreter;
 pub mod kvm;

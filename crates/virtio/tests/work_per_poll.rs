@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use ioplane_device::{Budget, CoreContext, QueueSet, Quiescent};
 use ioplane_memory::GuestView;
+use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{
     Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking, Op,
     Outcome, StorageError, Submitted, Tag,
@@ -235,7 +236,7 @@ fn a_poll_that_is_worth_less_than_a_slice_serves_slices_and_small_requests_in_tu
     both_rings(|mut huge| {
         huge.fill();
         let token = huge.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
-        let budget = Budget { requests: 64, bytes: 32 << 10 };
+        let budget = Budget { bytes: 32 << 10, ..Budget::of(64) };
         huge.rig.core.turn_with(budget);
         for _ in 0..8 {
             let before = huge.read(token);
@@ -492,5 +493,58 @@ fn hole_05_one_poll_hands_a_bounded_part_to_a_file() {
             rig.disk.read_data(token, &mut came).unwrap();
             assert!(came == content, "suspended, and not redone whole");
         }
+    }
+}
+
+/// As where groups compete for disks: what does not fit into the room of a poll stays where it is, and nothing of it is lost.
+#[test]
+fn one_poll_hands_on_what_it_has_room_for() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = directory.path().join("image");
+    let content: Vec<u8> = (0..u64::from(HUGE)).map(|at| pattern(at / PAGE)).collect();
+    std::fs::write(&path, &content).unwrap();
+    for features in [SPLIT, PACKED] {
+        let file = FileBacking::open(FileOptions::new(&path)).unwrap();
+        let handed = Arc::new(Handed::default());
+        let backing = Arc::new(Counted { below: file, handed: handed.clone() });
+        let plan = DiskPlan { slots: 12, max_bytes: HUGE, segments: 8, shape: Shape::Indirect };
+        let core = HandCore::polling();
+        let mut rig = Rig::planned(options("disk"), backing, plan, features, &core);
+        let turn = |room: u64| {
+            core.turn_with(Budget { room: room as u32, ..Budget::of(64) });
+            (handed.bytes.swap(0, Ordering::Relaxed), handed.largest.swap(0, Ordering::Relaxed))
+        };
+        let huge = rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
+        assert_eq!(turn(100 * KIB), (0, 0), "handed on although there was no room");
+        assert_eq!(turn(300 * KIB).1, LARGEST_SLICE);
+        assert_eq!(turn(0), (0, 0));
+        // Shorter ones are not held up by the slice that does not fit; those that do not fit either stay the guest's.
+        let small = rig.disk.submit(DiskOp::Read, 0, 4096).unwrap();
+        rig.disk.submit(DiskOp::Read, 0, 64 << 10).unwrap();
+        let (mut came, mut turns) = (0, 0);
+        while came == 0 {
+            came = turn(4096).0;
+            turns += 1;
+            assert!(turns < 4, "a short request waits for the slices of another");
+        }
+        assert_eq!(came, 4096);
+        assert!(!core.arm(), "a core that sleeps on slices without room is woken by nobody");
+        core.disarm();
+        // A flush moves nothing.
+        rig.disk.submit(DiskOp::Flush, 0, 0).unwrap();
+        let mut ended = Vec::new();
+        while ended.len() < 4 {
+            let (bytes, largest) = turn(200 * KIB);
+            assert!(bytes <= 200 * KIB && largest <= LARGEST_SLICE, "{bytes} bytes, {largest} at once");
+            while let Some(done) = rig.disk.reap().unwrap() {
+                assert!(done.ok());
+                ended.push(done.token);
+            }
+        }
+        assert!(ended.contains(&small) && ended.contains(&huge));
+        let mut read = vec![0; HUGE as usize];
+        rig.disk.read_data(huge, &mut read).unwrap();
+        assert!(read == content, "a slice went elsewhere");
+        assert_eq!(rig.counts().requests, 4);
     }
 }

@@ -61,11 +61,17 @@ impl Host {
 }
 
 impl Host {
+    /// The kernel's version, as `uname -r` says it.
+    pub(super) fn version(&self) -> Result<String> {
+        let version =
+            fs::read_dir(self.modules.join("lib/modules"))?.next().context("a kernel's modules")??;
+        Ok(version.file_name().to_string_lossy().into_owned())
+    }
+
     /// A module of the kernel, unpacked.
     pub fn module(&self, name: &str) -> Result<Vec<u8>> {
-        let versions = self.modules.join("lib/modules");
-        let version = fs::read_dir(&versions)?.next().context("a kernel's modules")??;
-        initrd::modules(&version.path(), &[name])?.pop().with_context(|| format!("{name} is built in"))
+        let folder = self.modules.join("lib/modules").join(self.version()?);
+        initrd::modules(&folder, &[name])?.pop().with_context(|| format!("{name} is built in"))
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   tree (debootstrap) --> guest: disk.img, vmlinux, initrd.img --copy, program put in--> each guest's own disk
 //!        |--> l1: Debian's generic kernel with all its modules, and an initial RAM disk, for a KVM host inside a VM
+//!        |--> batch: the modules of guest/batch for that kernel
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
@@ -13,6 +14,7 @@
 //! file), then renamed. Whoever uses it checks sizes and times against the manifest, and the digests where those
 //! differ or `IOPLANE_VERIFY_ASSETS` is set; what does not fit is built again.
 
+mod batch;
 mod disk;
 mod initrd;
 mod kernel;
@@ -21,6 +23,7 @@ mod newer;
 mod program;
 mod tree;
 
+pub use batch::BATCH_MODULES;
 pub use kernel::Kernel;
 pub use l1::Host;
 pub use newer::{ENOUGH, host_version, newer_qemu};

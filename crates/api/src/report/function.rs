@@ -232,6 +232,9 @@ pub struct QuiesceReport {
     pub waited_us: u64,
     /// Why it was suspended.
     pub reason: Option<String>,
+    /// A VM is connected: its guest waits until the function resumes.
+    #[serde(default)]
+    pub connected: bool,
     /// Milliseconds until it resumes by itself.
     pub held_ms: u64,
 }

@@ -414,6 +414,23 @@ impl QueueReport {
     }
 }
 
+words! {
+    /// What came of what is asked of an I/O core.
+    ObjectiveWord, Unknown,
+    /// Nothing is asked of it, or it had too few requests to say.
+    Unknown "unknown",
+    /// It is kept.
+    Kept "kept",
+    /// Requests came late, since the ceiling forbade polling.
+    LateByCeiling "late_by_ceiling",
+    /// Requests came late although their queues were polled: the core has too much to do.
+    LateByLoad "late_by_load",
+    /// Work alone took more than the ceiling.
+    OverCeiling "over_ceiling",
+    /// The core is not adaptive: it pays no heed.
+    Unheeded "unheeded",
+}
+
 /// One I/O core.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -428,6 +445,19 @@ pub struct CoreReport {
     pub notify: String,
     /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
     pub spin_us: u64,
+    /// Microseconds within which it is to take up 99 % of requests.
+    #[serde(default)]
+    pub p99_us: Option<u64>,
+    /// The most of its processor that it may take, percent.
+    #[serde(default)]
+    pub cpu_percent: Option<u32>,
+    /// What came of both in the last second.
+    #[serde(default)]
+    pub objective: ObjectiveWord,
+    /// Requests of the last second that were taken up late, percent. Where the objective is `over_ceiling`: what the core took above its ceiling,
+    /// percent of a processor.
+    #[serde(default)]
+    pub missed_percent: f64,
     /// `dedicated`, `yields` or `nice`.
     #[serde(alias = "manners")]
     pub yield_policy: String,

@@ -54,7 +54,8 @@ pub struct PortReport {
     pub name: String,
     /// It is the uplink.
     pub uplink: bool,
-    /// Its link is up: a driver has started its queues, and nobody has taken it down.
+    /// Its link is up: that of a NIC when a driver has started its queues and nobody has taken it down, that of an emulated PCI function from the
+    /// beginning.
     pub up: bool,
     /// It exchanges nothing with other isolated ports.
     pub isolated: bool,

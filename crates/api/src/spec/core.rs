@@ -14,6 +14,12 @@ spec! {
         notify: NotifyWord,
         /// Microseconds without work before a polled core sleeps.
         spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        p99_us: Option<u64>,
+        /// The most of a processor that an adaptive core may take, percent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpu_percent: Option<u32>,
         /// Most requests from one queue in a turn.
         budget: u32,
         /// Whether it yields its processor.
@@ -43,6 +49,12 @@ form! {
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks
         [long, value_name = "N"]
         spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests; 0 for no objective [default: none]
+        [long, value_name = "N"]
+        p99_us: u64,
+        /// The most of its processor that an adaptive core may take, percent; 0 for no ceiling [default: none]
+        [long, value_name = "N"]
+        cpu_percent: u32,
         /// Most requests from one queue in a turn [default: 64]
         [long, value_name = "N"]
         budget: u32,
@@ -64,6 +76,12 @@ form! {
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks
         [long, value_name = "N"]
         spin_us: u64,
+        /// Microseconds within which an adaptive core is to take up 99 % of requests; 0 for no objective
+        [long, value_name = "N"]
+        p99_us: u64,
+        /// The most of its processor that an adaptive core may take, percent; 0 for no ceiling
+        [long, value_name = "N"]
+        cpu_percent: u32,
         /// Whether its queues are moved to other cores, and no queue is placed here
         [long, value_name = "BOOL"]
         drain: bool,
@@ -82,12 +100,19 @@ impl CoreForm {
             cpu: self.cpu,
             notify: self.notify.unwrap_or(usual.notify),
             spin_us: self.spin_us.unwrap_or(usual.spin_us),
+            p99_us: asked(self.p99_us),
+            cpu_percent: asked(self.cpu_percent),
             budget: self.budget.unwrap_or(usual.budget),
             yield_policy: self.yield_policy.unwrap_or(usual.yield_policy),
             reserve: named(self.reserve),
             ..usual
         }
     }
+}
+
+/// What is asked of a core: 0 is nothing.
+fn asked<N: Default + PartialEq>(value: Option<N>) -> Option<N> {
+    value.filter(|value| *value != N::default())
 }
 
 /// Most cores, and the end of their numbers.
@@ -105,6 +130,8 @@ impl CoreSpec {
             cpu: None,
             notify: NotifyWord::default(),
             spin_us: SPIN_US,
+            p99_us: None,
+            cpu_percent: None,
             budget: BUDGETS.usual.into(),
             yield_policy: YieldWord::default(),
             reserve: None,
@@ -118,6 +145,8 @@ impl CoreSpec {
         let mut next = self.clone();
         next.notify = change.notify.unwrap_or(self.notify);
         next.spin_us = change.spin_us.unwrap_or(self.spin_us);
+        next.p99_us = change.p99_us.map_or(self.p99_us, |p99_us| asked(Some(p99_us)));
+        next.cpu_percent = change.cpu_percent.map_or(self.cpu_percent, |percent| asked(Some(percent)));
         next.drain = change.drain.unwrap_or(self.drain);
         set_group(&mut next.reserve, change.reserve.clone());
         // Whoever reserves a core has asked for it: the pool does not end it, and it comes back after a restart.
@@ -147,6 +176,14 @@ impl CoreSpec {
                 format!("spin_us = {}", self.spin_us),
                 "give at most a minute: 60000000",
             ));
+        }
+        if let Some(p99_us) = self.p99_us.filter(|p99_us| *p99_us > 1_000_000) {
+            let remedy = "give at most a second: 1000000; 0 for none";
+            flaws.push(Flaw::new("p99_us", format!("p99_us = {p99_us}"), remedy));
+        }
+        if let Some(percent) = self.cpu_percent.filter(|percent| *percent > 100) {
+            let remedy = "a core has one processor: give 1 to 100; 0 for no ceiling";
+            flaws.push(Flaw::new("cpu_percent", format!("cpu_percent = {percent}"), remedy));
         }
         flaws.extend(BUDGETS.flaw(self.budget));
         flaws.extend(group_flaw(self.reserve.as_deref()).map(|flaw| Flaw { field: "reserve", ..flaw }));

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
     DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, QUEUE_SIZE_MAX,
-    ServedSpec, form, group_flaw, limit_names, limited, limits_of, named, served_fields, set_limits, spec,
-    with_limits,
+    ServedSpec, differing, form, group_flaw, limit_names, limited, limits_of, named, served_fields,
+    set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -52,11 +52,31 @@ impl BackingSpec {
         }
     }
 
-    /// The field of a form that says it.
+    /// The field of the form that says which kind it is.
     pub fn field(&self) -> &'static str {
         match self {
             BackingSpec::File { .. } => "path",
             BackingSpec::Memory { .. } => "memory",
+        }
+    }
+
+    /// Fields of the form in which this one differs from `other`.
+    pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+        match (self, other) {
+            (
+                BackingSpec::File { path, format, direct, engine },
+                BackingSpec::File { path: path2, format: format2, direct: direct2, engine: engine2 },
+            ) => differing! {
+                path: path, path2;
+                format: format, format2;
+                direct: direct, direct2;
+                engine: engine, engine2;
+            },
+            (BackingSpec::Memory { bytes }, BackingSpec::Memory { bytes: bytes2 }) => {
+                differing! { memory: bytes, bytes2; }
+            }
+            (BackingSpec::File { .. }, BackingSpec::Memory { .. })
+            | (BackingSpec::Memory { .. }, BackingSpec::File { .. }) => vec![self.field()],
         }
     }
 }
@@ -69,7 +89,7 @@ limited! { spec! spec [disk_limits]
         /// Unique among the daemon's disks.
         name: String,
         /// What is behind it.
-        backing: BackingSpec => BackingSpec::field,
+        backing: BackingSpec => BackingSpec::differing,
         /// Writes are refused.
         read_only: bool,
         /// What the guest reads as its serial number.

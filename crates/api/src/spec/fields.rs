@@ -129,11 +129,11 @@ pub trait SpecFields: Sized {
     fn differing(&self, other: &Self) -> Vec<&'static str>;
 }
 
-/// A specification: complete, stored, and compared field by field. Behind the arrow of a field, what says which field of the form it
-/// is, if not one of the same name.
+/// A specification: complete, stored, and compared field by field. Behind the arrow of a field that stands for several of the form:
+/// what says in which of those two values differ.
 macro_rules! spec {
-    (@form $spec:ident, $field:ident) => { stringify!($field) };
-    (@form $spec:ident, $field:ident, $of:path) => { $of(&$spec.$field) };
+    (@form $spec:ident, $other:ident, $field:ident) => { [stringify!($field)] };
+    (@form $spec:ident, $other:ident, $field:ident, $of:path) => { $of(&$spec.$field, &$other.$field) };
     (
         $(#[doc = $about:literal])*
         $name:ident {
@@ -155,7 +155,7 @@ macro_rules! spec {
             fn differing(&self, other: &Self) -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $(if self.$field != other.$field {
-                    names.push($crate::spec::spec!(@form self, $field $(, $of)?));
+                    names.extend($crate::spec::spec!(@form self, other, $field $(, $of)?));
                 })*
                 names
             }
@@ -180,7 +180,19 @@ macro_rules! served_fields {
     };
 }
 
-pub(super) use {form, served_fields, spec, values};
+/// The names of those fields in which two values differ: `differing!(field: one, other; ...)`. Fields of the same name as in the
+/// form need no name.
+macro_rules! differing {
+    ($($name:ident: $one:expr, $other:expr;)*) => {{
+        let mut names: Vec<&'static str> = Vec::new();
+        $(if $one != $other {
+            names.push(stringify!($name));
+        })*
+        names
+    }};
+}
+
+pub(super) use {differing, form, served_fields, spec, values};
 
 #[cfg(test)]
 mod tests {

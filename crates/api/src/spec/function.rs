@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::address::{as_text, from_text};
 use super::checks::{checked, foreign, interface_flaw, switch_flaw};
 use super::network::host;
-use super::{Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, form, served_fields, spec};
+use super::{
+    Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form, served_fields, spec,
+};
 use crate::size::Size;
 
 words! {
@@ -113,6 +115,16 @@ pub enum CableSpec {
     Tap(String),
 }
 
+impl CableSpec {
+    /// The field of the form that says it.
+    fn field(&self) -> &'static str {
+        match self {
+            CableSpec::Switch(_) => "switch",
+            CableSpec::Tap(_) => "tap",
+        }
+    }
+}
+
 /// What is behind a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -143,11 +155,38 @@ pub enum SourceSpec {
 }
 
 impl SourceSpec {
-    /// The field of a form that says it.
-    pub fn field(&self) -> &'static str {
-        match self {
-            SourceSpec::Host { .. } => "host",
-            SourceSpec::Emulated { .. } => "emulate",
+    /// Fields of the form in which this one differs from `other`.
+    pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+        match (self, other) {
+            (
+                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts },
+                SourceSpec::Host {
+                    address: address2,
+                    mode: mode2,
+                    on_fault: on_fault2,
+                    forced: forced2,
+                    unsafe_interrupts: unsafe_interrupts2,
+                },
+            ) => differing! {
+                host: address, address2;
+                mode: mode, mode2;
+                on_fault: on_fault, on_fault2;
+                force: forced, forced2;
+                unsafe_interrupts: unsafe_interrupts, unsafe_interrupts2;
+            },
+            (
+                SourceSpec::Emulated { chip, cable, mac },
+                SourceSpec::Emulated { chip: chip2, cable: cable2, mac: mac2 },
+            ) => {
+                let mut names = differing! { emulate: chip, chip2; };
+                if cable != cable2 {
+                    names.push(cable.field());
+                }
+                names.extend(differing! { mac: mac, mac2; });
+                names
+            }
+            (SourceSpec::Host { .. }, SourceSpec::Emulated { .. }) => vec!["host"],
+            (SourceSpec::Emulated { .. }, SourceSpec::Host { .. }) => vec!["emulate"],
         }
     }
 }
@@ -158,7 +197,7 @@ spec! {
         /// Unique among everything that the daemon serves.
         name: String,
         /// What is behind it.
-        source: SourceSpec => SourceSpec::field,
+        source: SourceSpec => SourceSpec::differing,
         /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
         socket: Option<PathBuf>,
         /// Files that VMMs may share as memory of their guests.
@@ -390,6 +429,34 @@ mod tests {
             "dma=stop;register=stop",
         ] {
             assert!(text.parse::<FaultSpec>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_named_as_in_the_form() {
+        use crate::spec::SpecFields;
+        let spec = |json: &str| form(json).unwrap();
+        let emulated = spec(r#"{"emulate": "rtl8139", "switch": "lan", "mac": "02:00:00:00:00:01"}"#);
+        for (json, names) in [
+            (r#"{"emulate": "rtl8139", "switch": "lan", "mac": "02:00:00:00:00:01"}"#, &[][..]),
+            (r#"{"emulate": "rtl8139", "switch": "lan", "mac": "02:00:00:00:00:02"}"#, &["mac"]),
+            (r#"{"emulate": "ne2000", "switch": "wan", "mac": "02:00:00:00:00:01"}"#, &["emulate", "switch"]),
+            (r#"{"emulate": "rtl8139", "tap": "tap0", "mac": "02:00:00:00:00:01"}"#, &["tap"]),
+            (r#"{"host": "0000:00:05.0"}"#, &["host"]),
+        ] {
+            assert_eq!(spec(json).differing(&emulated), names, "{json}");
+        }
+        let host = spec(r#"{"host": "0000:00:05.0"}"#);
+        assert_eq!(emulated.differing(&host), ["emulate"]);
+        for (json, names) in [
+            (r#"{"host": "0000:00:06.0"}"#, &["host"][..]),
+            (r#"{"host": "0000:00:05.0", "mode": "passthrough"}"#, &["mode"]),
+            (
+                r#"{"host": "0000:00:05.0", "on_fault": "ignore", "force": true, "unsafe_interrupts": true}"#,
+                &["on_fault", "force", "unsafe_interrupts"],
+            ),
+        ] {
+            assert_eq!(spec(json).differing(&host), names, "{json}");
         }
     }
 

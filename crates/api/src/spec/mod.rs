@@ -29,7 +29,7 @@ pub use checks::{name_flaw, socket_flaw};
 pub use cpu_list::CpuList;
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
-use fields::{form, served_fields, spec, values};
+use fields::{differing, form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };

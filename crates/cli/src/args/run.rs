@@ -23,6 +23,9 @@ pub struct RunArgs {
     /// How long a cluster may keep a guest from its interrupts, 1 us to 100 ms [default: 50us]
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub time_limit: Option<Duration>,
+    /// Tell the guest by CPUID that it can have many device accesses in one exit
+    #[arg(long)]
+    pub batch: bool,
     /// The VMM and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -2,9 +2,13 @@
 //!
 //! libvirt has no element for a vfio-user device: a function is given to QEMU past it, by `<qemu:commandline>`. The words are those of libvirt's domain schema; a test holds what is printed against the schema that libvirt ships.
 
+use std::path::Path;
+
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{MTU, NIC_QUEUE_SIZE};
+
+use crate::args::Accel;
 
 /// One device of a domain.
 pub enum ServedDevice {
@@ -13,7 +17,14 @@ pub enum ServedDevice {
     Function(Box<FunctionReport>),
 }
 
-/// A text inside an attribute.
+/// What runs a domain.
+pub struct Host<'a> {
+    pub accel: Accel,
+    /// Absolute; libvirt takes its own if it is left out.
+    pub emulator: Option<&'a Path>,
+}
+
+/// A text inside an attribute or an element.
 fn attribute(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -109,6 +120,24 @@ fn past(arguments: &[String]) -> String {
     format!("  <qemu:commandline>\n{}  </qemu:commandline>\n", lines.collect::<String>())
 }
 
+/// NICs without MSI-X, which those of a QEMU without KVM must be: see [`super::qemu::nic`]. libvirt itself sets `vectors` of a NIC with
+/// several pairs, and an override goes before that.
+fn without_vectors(all: &[ServedDevice]) -> String {
+    let nics = all.iter().filter_map(|device| match device {
+        ServedDevice::Nic(nic) => Some(format!(
+            "    <qemu:device alias='ua-{}'>
+      <qemu:frontend>
+        <qemu:property name='vectors' type='unsigned' value='0'/>
+      </qemu:frontend>
+    </qemu:device>\n",
+            nic.name
+        )),
+        _ => None,
+    });
+    let nics: String = nics.collect();
+    if nics.is_empty() { nics } else { format!("  <qemu:override>\n{nics}  </qemu:override>\n") }
+}
+
 /// Only the devices; none of them is a function.
 pub fn device_xml(all: &[ServedDevice]) -> String {
     devices(all).join("\n") + "\n"
@@ -116,8 +145,14 @@ pub fn device_xml(all: &[ServedDevice]) -> String {
 
 /// A whole domain, called as its first device is, to be defined and started as it is.
 ///
-/// `arguments` are QEMU's, for functions.
-pub fn domain_xml(all: &[ServedDevice], arguments: &[String], Size(memory): Size) -> String {
+/// `arguments` are QEMU's, for functions. Without KVM the guest has room for a second vCPU, as QEMU leaves out memory barriers where there is
+/// none (docs/measurements/tcg-barrier.md).
+pub fn domain_xml(
+    all: &[ServedDevice],
+    arguments: &[String],
+    Size(memory): Size,
+    &Host { accel, emulator }: &Host<'_>,
+) -> String {
     let (mut boots, mut name) = (false, "guest");
     for device in all.iter().rev() {
         match device {
@@ -128,17 +163,23 @@ pub fn domain_xml(all: &[ServedDevice], arguments: &[String], Size(memory): Size
     }
     let boot = if boots { "hd" } else { "network" };
     let inside: String = devices(all).iter().map(|line| format!("    {line}\n")).collect();
-    let past = past(arguments);
+    let (kind, vcpu, cpu, past) = match accel {
+        Accel::Kvm => ("kvm", "<vcpu>1</vcpu>", "  <cpu mode='host-passthrough'/>\n", past(arguments)),
+        Accel::Tcg => ("qemu", "<vcpu current='1'>2</vcpu>", "", past(arguments) + &without_vectors(all)),
+    };
+    let emulator = emulator.map_or(String::new(), |path| {
+        format!("    <emulator>{}</emulator>\n", attribute(&path.display().to_string()))
+    });
     let qemu = if past.is_empty() { "" } else { " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'" };
     format!(
-        "<domain type='kvm'{qemu}>
+        "<domain type='{kind}'{qemu}>
   <name>{name}</name>
   <memory unit='b'>{memory}</memory>
   <memoryBacking>
     <source type='memfd'/>
     <access mode='shared'/>
   </memoryBacking>
-  <vcpu>1</vcpu>
+  {vcpu}
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>
     <boot dev='{boot}'/>
@@ -147,9 +188,8 @@ pub fn domain_xml(all: &[ServedDevice], arguments: &[String], Size(memory): Size
     <acpi/>
     <apic/>
   </features>
-  <cpu mode='host-passthrough'/>
-  <devices>
-{inside}    <serial type='pty'/>
+{cpu}  <devices>
+{emulator}{inside}    <serial type='pty'/>
     <console type='pty'/>
   </devices>
 {past}</domain>

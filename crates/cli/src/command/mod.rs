@@ -359,6 +359,7 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
             let decisions: DecisionsReport = get(client, &format!("/v1/pool/decisions?from={from}"))?;
             print(json, &decisions, show::decisions)
         }
+        CoreCommand::Set { id, change: form } => change(id, form),
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };
             let report: serde_json::Value = working("waiting for requests to end", || {

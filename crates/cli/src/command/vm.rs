@@ -1,6 +1,7 @@
 //! `qemu-args` and `libvirt-xml`: what a VMM has to be told of a device.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use ioplane_api::refusal::Code;
@@ -10,7 +11,10 @@ use serde::Serialize;
 use super::{get, kvm, libvirt, qemu};
 use crate::args::{Accel, LibvirtArgs, QemuArgs};
 use crate::client::Client;
-use crate::output::{CommandError, print, quiet};
+use crate::output::{CommandError, hint, print, quiet};
+
+/// The QEMU whose version is asked if nobody names one.
+const QEMU: &str = "qemu-system-x86_64";
 
 /// A QEMU's version: what was said, or what it says itself.
 fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
@@ -22,11 +26,29 @@ fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
     }
 }
 
+/// What runs the VM: what was said, or KVM where it is usable.
+fn accel(said: Option<Accel>) -> Accel {
+    said.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg })
+}
+
+/// The absolute path of a program, which a shell would look for in `PATH`: libvirt takes no other for a domain's `<emulator>`.
+fn emulator(program: &str) -> Result<PathBuf> {
+    if program.contains('/') {
+        return Ok(std::path::absolute(program)?);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file());
+    found.filter(|file| file.is_absolute()).ok_or_else(|| {
+        let error = format!("there is no program {program} in PATH");
+        CommandError::new(Code::CommandFailed, error, "give its path: --qemu /usr/bin/qemu-system-x86_64")
+            .into()
+    })
+}
+
 pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let device = device(client, &wanted.name)?;
     let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
-    let accel =
-        wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
+    let accel = accel(wanted.accel);
     let memory = (!wanted.device_only).then_some(wanted.memory);
     let mut args = memory.map(qemu::memory).unwrap_or_default();
     args.extend(match &device {
@@ -118,14 +140,23 @@ pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<
         }
         arguments.extend(qemu::function(
             function,
-            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
+            version(wanted.qemu_version.as_deref(), wanted.qemu.as_deref().unwrap_or(QEMU))?,
             None,
         )?);
     }
+    let accel = accel(wanted.accel);
     let xml = if wanted.device_only {
+        let nics = devices.iter().any(|device| matches!(device, libvirt::ServedDevice::Nic(_)));
+        if nics && accel == Accel::Tcg {
+            hint(
+                "without KVM a NIC must have no MSI-X: docs/guide/nics.md#libvirt has what the domain needs for that",
+            );
+        }
         libvirt::device_xml(&devices)
     } else {
-        libvirt::domain_xml(&devices, &arguments, wanted.memory)
+        let emulator = wanted.qemu.as_deref().map(emulator).transpose()?;
+        let host = libvirt::Host { accel, emulator: emulator.as_deref() };
+        libvirt::domain_xml(&devices, &arguments, wanted.memory, &host)
     };
     #[derive(Serialize)]
     struct XmlReport {

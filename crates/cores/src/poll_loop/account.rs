@@ -48,6 +48,11 @@ impl Account {
         self.worked = true;
     }
 
+    /// The last look at the clock, or the end of the last sleep.
+    pub(super) fn looked(&self) -> Instant {
+        self.looked
+    }
+
     /// Charges the time since the last look, and says how much of it was work, ns.
     #[inline]
     pub(super) fn look(&mut self, now: Instant) -> u64 {

@@ -3,15 +3,14 @@
 //! [`QueuePolling`] decides, from the gaps between the requests of one queue. Here is what it is told: when a queue has run dry, when its next
 //! request came, whether it had asked to be kicked meanwhile, and what looking on costs the core.
 
-use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling};
+use std::time::Duration;
+
+use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling, SpinReason};
 
 use super::PollLoop;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
 const LOOK_NS: u64 = 60;
-
-/// Neither objective nor ceiling: an ns of latency is worth what [`PollingCosts`] says.
-const OBJECTIVE: CoreObjective = CoreObjective { p99_ns: None, cpu_permille: None };
 
 /// What an adaptive core knows of one slot.
 #[derive(Debug)]
@@ -22,14 +21,29 @@ pub(super) struct Adaptive {
     priced_ns: u64,
 }
 
-impl Default for Adaptive {
-    fn default() -> Self {
-        let costs = PollingCosts::default();
-        Adaptive { queue: QueuePolling::new(&costs, &OBJECTIVE), costs, priced_ns: 0 }
-    }
-}
-
 impl Adaptive {
+    /// A slot of which nothing is known. `wake_ns`: what a wake-up takes, if that is known.
+    pub(super) fn new(objective: &CoreObjective, wake_ns: Option<u64>) -> Self {
+        let usual = PollingCosts::default();
+        let costs = PollingCosts { wake_ns: wake_ns.unwrap_or(usual.wake_ns), ..usual };
+        Adaptive { queue: QueuePolling::new(&costs, objective), costs, priced_ns: 0 }
+    }
+
+    /// Something else is asked of the core.
+    pub(super) fn rechoose(&mut self, objective: &CoreObjective) {
+        self.queue.rechoose(&self.costs, objective);
+    }
+
+    /// From a kick until the slot is stepped.
+    pub(super) fn wake_up(&self) -> Duration {
+        Duration::from_nanos(self.costs.wake_ns)
+    }
+
+    /// Whether it is looked at for longer than that is worth, since the objective takes so much.
+    pub(super) fn spins_for_objective(&self) -> bool {
+        self.queue.spin().1 == SpinReason::Objective
+    }
+
     /// Whether the slot is looked at for a while before it rests.
     pub(super) fn spins(&self) -> bool {
         self.queue.spin().0 > 0
@@ -37,8 +51,8 @@ impl Adaptive {
 
     /// A poll had work, of so many requests, `now_ns` after the core was started.
     #[inline]
-    pub(super) fn worked(&mut self, now_ns: u64, requests: u32) {
-        self.queue.worked(now_ns, requests, &self.costs, &OBJECTIVE);
+    pub(super) fn worked(&mut self, now_ns: u64, requests: u32, objective: &CoreObjective) {
+        self.queue.worked(now_ns, requests, &self.costs, objective);
     }
 
     /// A poll found nothing but requests that wait for a disk.
@@ -46,9 +60,9 @@ impl Adaptive {
         self.queue.waits();
     }
 
-    /// A poll found nothing. Whether the slot has been looked at for long enough.
-    pub(super) fn idle(&mut self, now_ns: u64) -> bool {
-        self.queue.idle(now_ns, true) != IdleChoice::Poll
+    /// A poll found nothing. Whether the slot has been looked at for long enough, or may not be looked at in vain.
+    pub(super) fn idle(&mut self, now_ns: u64, may_poll: bool) -> bool {
+        self.queue.idle(now_ns, may_poll) != IdleChoice::Poll
     }
 
     /// The slot rests, and the look after it was armed has found nothing.
@@ -56,13 +70,15 @@ impl Adaptive {
         self.queue.armed();
     }
 
-    /// The core was awake for other slots for so many thousandths of the time, which took `turn_ns` per turn.
-    fn price(&mut self, others_permille: u64, turn_ns: u64) {
+    /// The core was awake for other slots for so many thousandths of the time, which took `turn_ns` per turn. `wake_ns`: what a wake-up takes, if that is
+    /// known.
+    fn price(&mut self, others_permille: u64, turn_ns: u64, wake_ns: Option<u64>) {
         // While it could sleep instead, polling costs all of the time.
         let alone = 1000 - others_permille.min(1000);
         let among = PollingCosts::default().among(LOOK_NS, turn_ns.max(1)).polling_permille;
         let permille = alone + u64::from(among) * (1000 - alone) / 1000;
         self.costs.polling_permille = permille.clamp(1, 1000) as u32;
+        self.costs.wake_ns = wake_ns.unwrap_or(self.costs.wake_ns);
     }
 }
 
@@ -71,11 +87,12 @@ impl PollLoop {
     pub(super) fn price_polling(&mut self) {
         let (period_ns, busy_ns, turns) = self.account.since_priced(self.context.now());
         let turn_ns = busy_ns / turns.max(1);
+        let wake_ns = self.wait_policy.wake_ns();
         for entry in self.slots.iter_mut().flatten() {
             let own = entry.charge.time_ns - entry.adaptive.priced_ns;
             entry.adaptive.priced_ns = entry.charge.time_ns;
             let others = busy_ns.saturating_sub(own) * 1000 / period_ns.max(1);
-            entry.adaptive.price(others, turn_ns);
+            entry.adaptive.price(others, turn_ns, wake_ns);
         }
     }
 }
@@ -86,9 +103,9 @@ mod tests {
 
     #[test]
     fn looking_is_cheap_while_the_core_is_awake_for_others() {
-        let mut adaptive = Adaptive::default();
+        let mut adaptive = Adaptive::new(&CoreObjective::default(), None);
         let mut priced = |others, turn| {
-            adaptive.price(others, turn);
+            adaptive.price(others, turn, None);
             adaptive.costs.polling_permille
         };
         assert_eq!(priced(0, 0), 1000);

@@ -23,6 +23,7 @@
 mod account;
 mod adaptive;
 mod charge;
+mod objective;
 mod rest;
 mod slot;
 mod timers;
@@ -39,7 +40,7 @@ use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
     PollerSlot, Share,
 };
-use ioplane_scheduler::{FairTurns, Polled, poll_cost};
+use ioplane_scheduler::{CoreObjective, FairTurns, Polled, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -47,7 +48,9 @@ use crate::settings::{CoreSettings, Notify, YieldPolicy};
 use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
+use adaptive::Adaptive;
 use charge::SettleRate;
+use objective::Objective;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
@@ -72,6 +75,11 @@ const YIELD_TURNS: u32 = 4;
 /// front end that sends many must not delay the queues of others.
 const MESSAGES_PER_TURN: u64 = 8;
 
+/// So long before.
+fn before(at: Instant, time: Duration) -> Instant {
+    at.checked_sub(time).unwrap_or(at)
+}
+
 /// The core's ring, if it has one.
 #[inline]
 fn ring(context: &mut CoreContext) -> Option<&mut CoreRing> {
@@ -91,6 +99,7 @@ pub(crate) struct PollLoop {
     notify: Notify,
     spin: Duration,
     wait_policy: WaitPolicy,
+    objective: Objective,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
@@ -133,7 +142,7 @@ impl PollLoop {
         let context = CoreContext::new(clock).with_io(ring.map(|ring| Box::new(ring) as _));
         let now = context.now();
         let sleeps = settings.yield_policy != YieldPolicy::Dedicated;
-        PollLoop {
+        let mut poll_loop = PollLoop {
             mailbox,
             shared,
             watch,
@@ -143,6 +152,7 @@ impl PollLoop {
             notify: settings.notify,
             spin: settings.spin,
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
+            objective: Objective::new(CoreObjective::default(), now),
             waited: false,
             unkicked_until: now,
             asks: false,
@@ -161,7 +171,9 @@ impl PollLoop {
             idle_run: 0,
             idle_from: now,
             stepping: None,
-        }
+        };
+        poll_loop.read_objective();
+        poll_loop
     }
 
     /// Turns until the owner asks the core to end and no poller is attached any more.
@@ -214,6 +226,7 @@ impl PollLoop {
                 (0..self.slots.len()).for_each(|index| self.wake(index));
             }
         }
+        self.read_objective();
         self.shared.life.load(Ordering::Acquire) == ENDING && self.try_end()
     }
 
@@ -269,7 +282,9 @@ impl PollLoop {
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
         self.join_group(at, slot.share());
-        self.slots[at] = Some(SlotEntry::new(slot, watched, state));
+        let adaptive = Adaptive::new(self.objective.asked(), self.wait_policy.wake_ns());
+        let now = self.context.now();
+        self.slots[at] = Some(SlotEntry::new(slot, watched, state, adaptive, now));
         if state.is_awake() {
             self.awake(at);
         }
@@ -343,7 +358,8 @@ impl PollLoop {
         self.turns.begin_turn();
         while let Some(grant) = self.turns.next_poll() {
             let index = grant.slot;
-            let outcome = self.step_with(index, Budget { bytes: grant.bytes as u32, ..self.budget });
+            let budget = Budget { bytes: grant.bytes as u32, room: room_of(grant.room), ..self.budget };
+            let outcome = self.step_with(index, budget);
             self.turns.polled(index, cost_of(&outcome));
             units += u64::from(outcome.units());
             let parked = outcome.state() == PollState::Parked;
@@ -364,7 +380,8 @@ impl PollLoop {
 
     /// One poll of a slot outside of the turns, which its group pays for.
     fn step(&mut self, index: usize) -> PollOutcome {
-        let outcome = self.step_with(index, self.budget);
+        let room = room_of(self.turns.room(index));
+        let outcome = self.step_with(index, Budget { room, ..self.budget });
         if outcome.state() == PollState::Busy && self.turns.competes() {
             self.turns.polled(index, cost_of(&outcome));
         }
@@ -377,17 +394,28 @@ impl PollLoop {
         self.account.counts.steps += 1;
         self.stepping = Some(entry.slot.queue());
         self.context.enter_slot(index);
+        let looked = self.context.now();
         let outcome = entry.step(&mut self.context, budget, self.notify.polls());
         self.stepping = None;
+        if let Some((submitted, completed)) = self.context.take_moved() {
+            self.turns.moved(index, submitted, completed);
+        }
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
-                entry.adaptive.worked(self.shared.age_ns(self.context.now()), outcome.cost().requests);
+                let requests = outcome.cost().requests;
+                if self.objective.has_p99() {
+                    let now = self.context.look();
+                    self.objective.took(requests, now.saturating_duration_since(entry.looked));
+                }
+                let now_ns = self.shared.age_ns(self.context.now());
+                entry.adaptive.worked(now_ns, requests, self.objective.asked());
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
         }
+        entry.looked = looked;
         outcome
     }
 
@@ -423,6 +451,8 @@ impl PollLoop {
         if entry.state.is_resting() {
             entry.state = SlotState::Polled;
             entry.idle_since = None;
+            // The request was there before the core was.
+            entry.looked = before(self.context.now(), entry.adaptive.wake_up());
             if std::mem::take(&mut entry.timed) {
                 self.timers.clear(Timer::Slot(index));
             }
@@ -448,6 +478,7 @@ impl PollLoop {
             let since = now.saturating_duration_since(self.last_tidy);
             self.wait_policy.count(ring.ended(), since.as_nanos() as u64);
         }
+        self.check_objective(now);
         self.last_tidy = now;
         self.account.share(now);
         self.shared.publish(&self.account.counts, self.awake.len(), self.account.permille(), now);
@@ -457,6 +488,7 @@ impl PollLoop {
     fn look(&mut self) {
         let now = self.context.look();
         (self.unlooked_turns, self.unlooked_units) = (0, 0);
+        self.spend(now, now.saturating_duration_since(self.account.looked()));
         let ns = self.account.look(now);
         self.settle(ns);
         while let Some(timer) = self.timers.due(now) {
@@ -542,10 +574,16 @@ impl PollLoop {
     }
 }
 
-/// What a poll came to, for the turns. What is in flight is not bounded yet.
+/// What a poll may hand to its backing, of what its group may.
+#[inline]
+fn room_of(room: u64) -> u32 {
+    u32::try_from(room).unwrap_or(Budget::UNBOUNDED)
+}
+
+/// What a poll came to, for the turns.
 #[inline]
 fn cost_of(outcome: &PollOutcome) -> Polled {
     let cost = outcome.cost();
     let bytes = if outcome.state() == PollState::Busy { poll_cost(cost.requests, cost.bytes) } else { 0 };
-    Polled { bytes, more: outcome.has_more(), ..Polled::default() }
+    Polled { bytes, more: outcome.has_more() }
 }

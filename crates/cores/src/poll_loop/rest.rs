@@ -39,13 +39,14 @@ impl PollLoop {
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
             let (notify, spin, shared) = (self.notify, self.spin, &self.shared);
+            let may_poll = self.objective.may_poll();
             let is_over = |entry: &mut SlotEntry| {
                 entry.idle_since.is_some_and(|since| {
                     let idle = now.saturating_duration_since(since);
                     match notify {
                         Notify::Notified => true,
                         Notify::Polled => idle >= spin,
-                        Notify::Adaptive => entry.spin_is_over(shared.age_ns(now), idle, spin),
+                        Notify::Adaptive => entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll),
                     }
                 })
             };
@@ -68,7 +69,7 @@ impl PollLoop {
         let tidies = match self.notify {
             Notify::Polled => true,
             // One that rests as soon as it has no work was woken by the kick that was lowered then.
-            Notify::Adaptive => entry.adaptive.spins(),
+            Notify::Adaptive => entry.adaptive.spins() && self.objective.may_poll(),
             Notify::Notified => false,
         };
         if tidies {
@@ -351,12 +352,15 @@ impl PollLoop {
         }
         let timeout = self.timers.next().map(|at| at.saturating_duration_since(now));
         self.watch.wait(ring(&mut self.context), 1, timeout);
-        self.account.slept(self.context.look());
+        let then = self.context.look();
+        let by_work = !self.watch.fired().is_empty();
+        self.wait_policy.slept(timeout, then.saturating_duration_since(now), by_work);
+        self.account.slept(then);
         if self.shared.life.load(Ordering::Relaxed) == ENDING {
             // The last of what queues have left on the ring may have ended.
             self.mailbox.mark_pending();
         }
-        if !self.watch.fired().is_empty() {
+        if by_work {
             self.account.counts.wakes += 1;
             self.handle_events();
         }
@@ -378,6 +382,12 @@ impl PollLoop {
 
     /// Steps a resting slot. Without work it goes on resting; one that is Held only if a limit still holds its requests back.
     pub(super) fn step_resting(&mut self, index: usize) {
+        if let Some(entry) = &mut self.slots[index]
+            && entry.state == SlotState::Held
+        {
+            // What has waited until now has waited for its limit.
+            entry.looked = self.context.now();
+        }
         let outcome = self.step(index);
         let held = self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Held);
         match outcome.state() {

@@ -57,10 +57,18 @@ pub(super) struct SlotEntry {
     pub(super) charge: Charge,
     /// Of an adaptive core: for how long it is looked at.
     pub(super) adaptive: Adaptive,
+    /// Of a core with an objective for its p99: the core's look at the clock before the last step. What is found next has come after it.
+    pub(super) looked: Instant,
 }
 
 impl SlotEntry {
-    pub(super) fn new(slot: PollerSlot, watched: Watched, state: SlotState) -> Self {
+    pub(super) fn new(
+        slot: PollerSlot,
+        watched: Watched,
+        state: SlotState,
+        adaptive: Adaptive,
+        now: Instant,
+    ) -> Self {
         SlotEntry {
             slot,
             watched,
@@ -69,7 +77,8 @@ impl SlotEntry {
             timed: false,
             wake_at: None,
             charge: Charge::default(),
-            adaptive: Adaptive::default(),
+            adaptive,
+            looked: now,
         }
     }
 
@@ -100,14 +109,22 @@ impl SlotEntry {
     }
 
     /// Whether an adaptive core has looked at it for long enough, after it was without work for `idle`. `spin`: for how long it is looked at
-    /// while it waits for a disk.
-    pub(super) fn spin_is_over(&mut self, now_ns: u64, idle: Duration, spin: Duration) -> bool {
+    /// while it waits for a disk, and at most for an objective. `may_poll`: the core's ceiling leaves polling.
+    pub(super) fn spin_is_over(
+        &mut self,
+        now_ns: u64,
+        idle: Duration,
+        spin: Duration,
+        may_poll: bool,
+    ) -> bool {
         if self.state != SlotState::Waiting {
-            return self.adaptive.idle(now_ns);
+            let over = self.adaptive.idle(now_ns, may_poll);
+            // A polled core asks for a kick then, so nobody can expect more of an objective.
+            return over || (idle >= spin && self.adaptive.spins_for_objective());
         }
         // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
         self.adaptive.waits();
-        idle >= spin || !self.adaptive.spins()
+        idle >= spin || !may_poll || !self.adaptive.spins()
     }
 
     /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.

@@ -77,6 +77,8 @@ pub(super) struct WaitPolicy {
     sleeps_for_parts: bool,
     /// What a wake-up takes, ns: by how much sleeps last longer than they were to.
     wake_ns: u64,
+    /// One was measured.
+    knows_wake: bool,
     /// Mean time from one completion to the next, of all queues, ns.
     each_ns: f64,
     /// Completions at the last [`WaitPolicy::count`].
@@ -95,9 +97,15 @@ impl WaitPolicy {
             unlike: (0, 0),
             sleeps_for_parts: false,
             wake_ns: WAKE_NS,
+            knows_wake: false,
             each_ns: 0.0,
             counted: 0,
         }
+    }
+
+    /// What a wake-up takes, ns, if one was measured.
+    pub(super) fn wake_ns(&self) -> Option<u64> {
+        self.knows_wake.then_some(self.wake_ns)
     }
 
     /// Whether the core sleeps for completions at all.
@@ -151,6 +159,7 @@ impl WaitPolicy {
     pub(super) fn slept(&mut self, time: Option<Duration>, took: Duration, by_work: bool) {
         if let (false, Some(time)) = (by_work, time.filter(|time| took >= *time)) {
             let late = ns(took.saturating_sub(time)).clamp(WAKE_NS_LEAST, WAKE_NS_MOST);
+            self.knows_wake = true;
             // Up fast, down slowly: to be late costs a request, to be early some polling.
             let part = if late > self.wake_ns { 4 } else { 8 };
             self.wake_ns = (self.wake_ns * (part - 1) + late) / part;

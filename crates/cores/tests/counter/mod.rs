@@ -44,6 +44,8 @@ pub struct Line {
     pub busy: AtomicBool,
     /// What each of these polls is said to cost.
     pub costs: AtomicU64,
+    /// What each request has in flight at a backing until it is served, bytes.
+    pub in_flight: AtomicU64,
     /// While it is set the poller does not return from its poll: a core that gets no processor time.
     pub stalls: AtomicBool,
     pub stalled: AtomicBool,
@@ -83,6 +85,7 @@ impl Line {
             kickless: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             costs: AtomicU64::new(BYTES),
+            in_flight: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             wakes_in_us: AtomicU64::new(0),
@@ -234,11 +237,21 @@ impl Poller for Server {
         if !self.drain {
             let new = line.published.load(Ordering::Acquire) - served - self.held;
             let passes = |_: &u64| context.admit(BYTES).is_ok();
-            self.held += (0..new.min(u64::from(budget.requests))).take_while(passes).count() as u64;
+            let bytes = line.in_flight.load(Ordering::Relaxed);
+            let fit = if budget.room == Budget::UNBOUNDED {
+                u64::MAX
+            } else {
+                u64::from(budget.room) / bytes.max(1)
+            };
+            let may = new.min(budget.requests.into()).min(if bytes == 0 { u64::MAX } else { fit });
+            let taken = (0..may).take_while(passes).count() as u64;
+            context.submitted(taken * bytes);
+            self.held += taken;
             line.taken.store(served + self.held, Ordering::Release);
         }
         if self.held > 0 && line.open.load(Ordering::Acquire) {
             let done = std::mem::take(&mut self.held);
+            context.completed(done * line.in_flight.load(Ordering::Relaxed));
             let _ = rustix::io::read(&line.completion, &mut [0; 8]);
             line.rests.store(false, Ordering::Relaxed);
             line.served.store(served + done, Ordering::Release);

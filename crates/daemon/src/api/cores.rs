@@ -4,7 +4,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use ioplane_api::report::{CoreReport, DoneReport, EventWord, MovedReport};
 use ioplane_api::request::{CoreChangeForm, CoreForm, MoveForm, NotifyForm, UnpinForm};
-use ioplane_api::spec::CoreSpec;
+use ioplane_api::spec::{CoreSpec, Form};
 use serde::Deserialize;
 
 use super::{Answer, Body, Own, created, form, form_or_usual, json, whole};
@@ -49,7 +49,7 @@ pub async fn add(State(daemon): Own, body: Body) -> Answer {
 
 fn set(daemon: &Daemon, id: Option<u32>, change: &CoreChangeForm) -> Result<(), Refusal> {
     if *change == CoreChangeForm::default() {
-        let remedy = "send notify or spin_us; to one core drain or reserve too";
+        let remedy = format!("send {}", CoreChangeForm::FIELDS.join(", or "));
         return Err(Refusal::invalid("nothing to change", remedy));
     }
     let flaws = CoreSpec::new(0).changed(change).flaws();
@@ -64,7 +64,10 @@ fn set(daemon: &Daemon, id: Option<u32>, change: &CoreChangeForm) -> Result<(), 
     for core in daemon.cores.all().into_iter().filter(|core| id.is_none_or(|id| id == core.id)) {
         let drain = if core.drain { ", drained" } else { "" };
         let reserve = core.reserve.as_ref().map_or(String::new(), |group| format!(", reserved for {group}"));
-        let text = format!("{}, spin_us {}{drain}{reserve}", core.notify.word(), core.spin_us);
+        let asked = [("p99_us", core.p99_us), ("cpu_percent", core.cpu_percent.map(u64::from))];
+        let asked: String =
+            asked.into_iter().filter_map(|(name, value)| Some(format!(", {name} {}", value?))).collect();
+        let text = format!("{}, spin_us {}{asked}{drain}{reserve}", core.notify.word(), core.spin_us);
         daemon.tell(EventWord::Changed, "core", &core.id.to_string(), &text);
     }
     Ok(())

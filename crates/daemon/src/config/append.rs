@@ -72,6 +72,8 @@ impl Appended {
         self.some("cpu", spec.cpu.map(i64::from));
         self.other("notify", spec.notify.word(), usual.notify.word());
         self.other("spin_us", spec.spin_us as i64, usual.spin_us as i64);
+        self.some("p99_us", spec.p99_us.map(|us| us as i64));
+        self.some("cpu_percent", spec.cpu_percent.map(i64::from));
         self.other("budget", i64::from(spec.budget), i64::from(usual.budget));
         self.other("yield_policy", spec.yield_policy.word(), usual.yield_policy.word());
         self.some("reserve", spec.reserve.as_deref());

@@ -287,11 +287,10 @@ fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
     (daemon, reader.finish())
 }
 
-/// `socket_group` and `socket_mode`: a group without a mode may read and write.
+/// `socket_group` and `socket_mode`.
 fn access(reader: &mut TableReader<'_, '_>) -> SocketAccess {
     let mut access = SocketAccess::default();
     if let Some(name) = reader.text("socket_group") {
-        access.mode = 0o660;
         match group(&name) {
             Ok(group) => access.group = Some(group),
             Err(reason) => {
@@ -303,7 +302,7 @@ fn access(reader: &mut TableReader<'_, '_>) -> SocketAccess {
     }
     if let Some(text) = reader.text("socket_mode") {
         match u32::from_str_radix(&text, 8) {
-            Ok(mode) if mode & !0o777 == 0 && mode & 0o600 == 0o600 => access.mode = mode,
+            Ok(mode) if mode & !0o777 == 0 && mode & 0o600 == 0o600 => access.mode = Some(mode),
             _ => {
                 let reason = format!("socket_mode = {text:?} is no mode for a socket");
                 let remedy = "write three octal digits, the first of them 6 or 7, as in \"0660\"";

@@ -77,6 +77,7 @@ impl Card {
             drained,
             waited_us: waited.as_micros() as u64,
             reason,
+            connected: self.served.handle.status().connected,
             held_ms: HOLD.as_millis() as u64,
         })
     }

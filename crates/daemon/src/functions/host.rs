@@ -112,3 +112,24 @@ pub fn open(
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ioplane_hardware::inventory::Obstacle;
+
+    #[test]
+    fn a_hint_is_said_once() {
+        let obstacle = |why: &str, advice: &str| Obstacle {
+            why: why.into(),
+            advice: advice.into(),
+            forcible: false,
+            unsafe_interrupts: false,
+        };
+        let address: PciAddress = "0000:00:05.0".parse().unwrap();
+        let obstacles = vec![obstacle("no IOMMU", "switch it on"), obstacle("a bridge", "choose another")];
+        let refusal = Refusal::from(LeaseError::Refused { address, obstacles });
+        assert_eq!(refusal.error, "0000:00:05.0 cannot be taken: no IOMMU; a bridge");
+        assert_eq!(refusal.remedy, "switch it on; choose another");
+    }
+}

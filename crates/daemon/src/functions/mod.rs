@@ -163,8 +163,11 @@ impl Card {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
             })?;
             let socket = context.socket(&record.now);
-            let options =
-                vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
+            let options = vfio_user::Options {
+                name: name.clone(),
+                limits: limits(&record.now),
+                ..vfio_user::Options::new(&socket)
+            };
             let handle =
                 vfio_user::serve(running, placement, options).map_err(|error| no_socket(&socket, error))?;
             context.access().open(&socket)?;

@@ -1,6 +1,6 @@
 //! I/O cores.
 
-use ioplane_api::report::{CoreReport, StatusReport};
+use ioplane_api::report::{CoreReport, ObjectiveWord, StatusReport};
 
 use super::families::{Families, Family, Labels};
 
@@ -30,6 +30,23 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     gauge(Family::new("ioplane_core_polled", "1 while polled, 0 while adaptive or notified"), |core| {
         (core.notify == "polled").into()
     })?;
+    let asked = || cores().filter(|core| core.p99_us.is_some() || core.cpu_percent.is_some());
+    let kept = asked().map(|core| (labels(core), (core.objective == ObjectiveWord::Kept).into()));
+    families.gauges(
+        Family::new(
+            "ioplane_core_objective_kept",
+            "1 if what is asked of the core was kept in the last second",
+        ),
+        kept,
+    )?;
+    let late = asked().map(|core| {
+        let late = matches!(core.objective, ObjectiveWord::LateByCeiling | ObjectiveWord::LateByLoad);
+        (labels(core), if late { core.missed_percent / 100.0 } else { 0.0 })
+    });
+    families.fractions(
+        Family::new("ioplane_core_late_ratio", "Requests of the last second that were taken up late"),
+        late,
+    )?;
     let mut counter = |family, of: fn(&CoreReport) -> u64| {
         families.counters(family, cores().map(|core| (labels(core), of(core))))
     };

@@ -70,7 +70,7 @@ impl Daemon {
             ("run_dir", old.daemon.run_dir != config.daemon.run_dir),
             ("metrics", old.daemon.metrics != config.daemon.metrics),
             ("socket_group", old.daemon.access.group != config.daemon.access.group),
-            ("socket_mode", old.daemon.access.mode != config.daemon.access.mode),
+            ("socket_mode", config.daemon.access.asks_other_bits(old.daemon.access)),
         ] {
             if differs {
                 let reason = format!("{field} cannot be changed while the daemon runs");

@@ -139,7 +139,7 @@ impl<F: Function> Session<F> {
     fn go_on(&mut self) -> Result<(), DeviceError> {
         self.held_until = None;
         resume(self).inspect_err(|error| {
-            tracing::error!(%error, "a device does not resume: it is tried again");
+            tracing::error!(function = self.name, %error, "it does not resume: it is tried again");
             self.held_until = Some(Instant::now() + AGAIN);
         })
     }
@@ -164,7 +164,7 @@ impl<F: Function> Session<F> {
             }
         }
         if self.held_until.is_some_and(|until| until <= Instant::now()) {
-            tracing::warn!("nobody resumed a device in time: it resumes by itself");
+            tracing::warn!(function = self.name, "nobody resumed it in time: it resumes by itself");
             let _ = self.let_go();
         }
         if self.wires.owed_unmask {

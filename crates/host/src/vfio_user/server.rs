@@ -31,7 +31,7 @@ pub fn serve<F: Function>(
     let mut service = Service { session, listener, connection: None, burdened: false };
     let place = SocketPath::of(&options.socket);
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
-    let name = format!("vfu:{}", options.socket.file_stem().unwrap_or_default().to_string_lossy());
+    let name = format!("vfu:{}", options.name);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         service.run();
         place.clear();
@@ -105,7 +105,7 @@ impl<F: Function> Service<F> {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => {
-                tracing::warn!(%error, "accepting a client");
+                tracing::warn!(function = self.session.name, %error, "accepting a client");
                 return Err(error);
             }
         };
@@ -113,7 +113,7 @@ impl<F: Function> Service<F> {
         if self.connection.is_some() {
             // Closed before it has a version: QEMU says so and ends.
             board.fault(&ClientFault::SecondClient);
-            tracing::warn!("a second client was turned away");
+            tracing::warn!(function = self.session.name, "a second client was turned away");
             return Ok(());
         }
         let peer = peer(&stream);
@@ -126,10 +126,11 @@ impl<F: Function> Service<F> {
 
     fn disconnect(&mut self, fault: &ClientFault) {
         match fault {
-            ClientFault::Closed => tracing::info!("the client has left"),
-            ClientFault::Gone => tracing::info!("the client has left"),
+            ClientFault::Closed | ClientFault::Gone => {
+                tracing::info!(function = self.session.name, "the client has left")
+            }
             fault => {
-                tracing::warn!(%fault, "the client was disconnected");
+                tracing::warn!(function = self.session.name, %fault, "the client was disconnected");
                 self.session.board.fault(fault);
             }
         }
@@ -144,7 +145,7 @@ impl<F: Function> Service<F> {
             Ok(()) => self.burdened = false,
             Err(fault) => {
                 if !self.burdened {
-                    tracing::error!(%fault, "the device did not stop cleanly");
+                    tracing::error!(function = self.session.name, %fault, "the device did not stop cleanly");
                     self.session.board.fault(&fault);
                 }
                 self.burdened = true;

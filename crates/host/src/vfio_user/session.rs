@@ -58,6 +58,8 @@ pub(super) struct FunctionInfo {
 
 /// A function and its client. Owned by one thread.
 pub struct Session<F: Function> {
+    /// [`Options::name`].
+    pub(super) name: String,
     pub(super) device: Lifecycle<F>,
     pub(super) placement: Arc<dyn Placement>,
     pub(super) patience: Duration,
@@ -107,6 +109,7 @@ impl<F: Function> Session<F> {
         let Mailbox { commands, event, stop, board } = mailbox;
         board.show(device.presence(), None);
         Ok(Session {
+            name: options.name.clone(),
             device,
             placement,
             patience: options.patience,

@@ -58,6 +58,12 @@ pub enum PeerFault {
     /// A field that contradicts the protocol or the other fields.
     #[error("{0}")]
     BadValue(&'static str),
+    /// A ring is to start, and the front end has sent no region of memory: its VMM has none that can be shared.
+    #[error(
+        "the VMM shares no memory of its guest: start it with shared memory (QEMU: -object \
+         memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; libvirt: <memoryBacking> with memfd and shared)"
+    )]
+    NoSharedMemory,
     /// A descriptor that is not an eventfd: a core must never block on it.
     #[error("the descriptor for {0} is not an eventfd")]
     NotAnEventfd(&'static str),
@@ -99,6 +105,7 @@ impl PeerFault {
             PeerFault::BadFeatures(_) => "bad_features",
             PeerFault::NotNegotiated(_) => "not_negotiated",
             PeerFault::BadValue(_) => "bad_value",
+            PeerFault::NoSharedMemory => "no_shared_memory",
             PeerFault::NotAnEventfd(_) => "not_an_eventfd",
             PeerFault::NoInterrupts(_) => "no_interrupts",
             PeerFault::Memory(error) => error.name(),

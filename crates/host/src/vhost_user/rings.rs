@@ -206,9 +206,12 @@ impl<V: VirtioDevice> Session<V> {
         // in the guest's byte order (virtio 1.3, 2.7.3), which is little-endian wherever this daemon runs.
         let (size, user) = (wiring.size, wiring.user);
         let vdev = self.vdev()?;
-        let layout = user
-            .layout(size, vdev.view().map())
-            .ok_or(PeerFault::BadValue("a ring outside the guest's memory"))?;
+        let map = vdev.view().map();
+        let layout = user.layout(size, map).ok_or(if map.regions().is_empty() {
+            PeerFault::NoSharedMemory
+        } else {
+            PeerFault::BadValue("a ring outside the guest's memory")
+        })?;
         let mut base = None;
         if let Some(setup) = vdev.queue_mut(ring) {
             setup.layout = layout;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
+use ioplane_vcpu::batch;
 use ioplane_vcpu::kvm::ClusterPage;
 use kvm_bindings::{
     KVM_EXIT_IO, KVM_EXIT_IO_OUT, KVM_EXIT_MMIO, kvm_cpuid_entry2, kvm_regs, kvm_run, kvm_segment, kvm_sregs,
@@ -36,6 +37,7 @@ const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_SET_SREGS: u64 = 0x4138_ae84;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
+const KVM_GET_CPUID2: u64 = 0xc008_ae91;
 
 fn call(descriptor: c_int, request: u64, argument: usize) -> Result<c_int, String> {
     // SAFETY: each caller passes what the request takes.
@@ -118,7 +120,19 @@ fn vcpu(system: c_int, vm: c_int) -> Result<c_int, String> {
     let vcpu = call(vm, KVM_CREATE_VCPU, 0)?;
     let mut cpuid = Cpuid { count: LEAVES as u32, padding: 0, leaves: [kvm_cpuid_entry2::default(); LEAVES] };
     call(system, KVM_GET_SUPPORTED_CPUID, ptr::from_mut(&mut cpuid).expose_provenance())?;
+    let count = usize::try_from(cpuid.count).unwrap();
+    for leaf in cpuid.leaves[..count].iter_mut().filter(|leaf| leaf.function == 1) {
+        // There is a hypervisor.
+        leaf.ecx |= 1 << 31;
+    }
+    let given = cpuid.leaves;
     call(vcpu, KVM_SET_CPUID2, at(&cpuid))?;
+    assert_eq!((cpuid.count, cpuid.leaves), (u32::try_from(count).unwrap(), given), "it is the VMM's");
+    cpuid.count = LEAVES as u32;
+    call(vcpu, KVM_GET_CPUID2, ptr::from_mut(&mut cpuid).expose_provenance())?;
+    let kept = &cpuid.leaves[..usize::try_from(cpuid.count).unwrap()];
+    let signature = |leaf: &kvm_cpuid_entry2| [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat();
+    println!("\nbatches {}", kept.iter().any(|leaf| signature(leaf) == batch::SIGNATURE));
     let mut special = kvm_sregs::default();
     call(vcpu, KVM_GET_SREGS, ptr::from_mut(&mut special).expose_provenance())?;
     special.cs = segment(11, 1);

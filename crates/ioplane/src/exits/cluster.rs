@@ -9,7 +9,7 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_exits::Vm;
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, REASONS, VcpuReport};
+use ioplane_vcpu::kvm::{BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, REASONS, VcpuReport};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
@@ -33,12 +33,30 @@ struct Vcpu {
     saved: u64,
     /// Calls that only completed an access.
     completions: u64,
+    /// What became of the guest's batches.
+    batches: Batches,
     /// Why no cluster was begun after an access.
     not_begun: Vec<Count>,
     /// Instructions that are not interpreted and have ended clusters.
     instructions: Vec<Count>,
     /// Most exits saved first.
     sites: Vec<Site>,
+}
+
+#[derive(Debug, Serialize)]
+struct Batches {
+    /// Doorbells that got an answer without an error.
+    answered: u64,
+    /// Of those, with entries left.
+    cut_short: u64,
+    /// Doorbells whose answer was an error of the array.
+    refused: u64,
+    /// Doorbells whose answer had a value that could not be stored in the array.
+    not_stored: u64,
+    /// Doorbells that the VMM was given.
+    left: u64,
+    /// Accesses of batches.
+    accesses: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,6 +134,7 @@ fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
             accesses: vcpu.counts.real_accesses,
             saved: vcpu.counts.made_up_accesses,
             completions: vcpu.counts.completions,
+            batches: batches(vcpu.batches),
             not_begun: reasons(&vcpu.not_begun),
             instructions: most_first(instructions.collect()),
             sites,
@@ -123,6 +142,11 @@ fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
     };
     let vcpus = report.vcpus.iter().map(vcpu).collect();
     Status { name: vm.name.clone(), pid: vm.pid, clustering, vcpus }
+}
+
+fn batches(counts: BatchCounts) -> Batches {
+    let BatchCounts { answered, cut_short, refused, not_stored, left, accesses } = counts;
+    Batches { answered, cut_short, refused, not_stored, left, accesses }
 }
 
 fn most_first(mut counts: Vec<Count>) -> Vec<Count> {
@@ -153,6 +177,13 @@ fn text(status: &Status) -> String {
             vcpu.returns.saturating_add(vcpu.completions),
             vcpu.completions
         );
+        let Batches { answered, cut_short, refused, not_stored, left, accesses } = vcpu.batches;
+        if answered.max(refused).max(not_stored).max(left) > 0 {
+            text += &format!(
+                "  batches: {answered} answered ({cut_short} with entries left), {refused} refused, {not_stored} with the \
+                 last value in a register, {left} left to the VMM; {accesses} accesses\n"
+            );
+        }
         for (title, counts) in [
             ("  no cluster begun", &vcpu.not_begun),
             ("  instructions that ended clusters", &vcpu.instructions),

@@ -45,8 +45,9 @@ fn what_is_asked() {
         (&["qemu-args", "web", "--qemu-version", "9.2", "--accel", "tcg"], true),
         (&["qemu-args", "soft", "--qemu-version", "10.1"], true),
         (&["qemu-args", "soft", "--device-only", "--quoted", "--qemu-version", "10.1"], true),
-        (&["libvirt-xml", "file", "web", "soft", "--qemu-version", "10.1"], false),
-        (&["libvirt-xml", "file", "web", "--device-only"], false),
+        (&["libvirt-xml", "file", "web", "soft", "--qemu-version", "10.1", "--accel", "kvm"], false),
+        (&["libvirt-xml", "file", "web", "--accel", "tcg"], false),
+        (&["libvirt-xml", "file", "web", "--device-only", "--accel", "kvm"], false),
         // Refused, by the daemon and by the command itself.
         (&["disk", "resize", "none", "1G"], false),
         (&["switch", "show", "none"], false),

@@ -28,7 +28,11 @@ pub const QUANTUM: u64 = 128 << 10;
 /// The most that one poll is granted.
 pub const MOST_PER_POLL: u64 = 256 << 10;
 
-/// The largest transfer that is handed to a backing in one piece. What is in flight is bounded to this at least.
+/// What all groups together have in flight from one core while several compete, in bytes; each has its part by weight. A disk of 1 GB/s is through with
+/// it in 4 ms.
+pub const IN_FLIGHT: u64 = 4 << 20;
+
+/// The largest transfer that is handed to a backing in one piece. Each group may have this in flight at least.
 pub const LARGEST_SLICE: u64 = 128 << 10;
 
 /// The most that is owed: some 16 polls that each cost what a poll may. A poller that says that it has cost more is forgiven.
@@ -56,10 +60,6 @@ pub struct Grant {
 pub struct Polled {
     /// What it cost; nothing if it found nothing.
     pub bytes: u64,
-    /// What it handed to a backing that has yet to complete it.
-    pub submitted: u64,
-    /// What the backing has completed of what was submitted before.
-    pub completed: u64,
     /// Whether there may be more to do at once. False: it ran dry, or waits for its backing or a limit.
     pub more: bool,
 }
@@ -107,6 +107,21 @@ struct Tenant {
     passed_over: bool,
 }
 
+impl Tenant {
+    /// What it may have in flight beside others, whose weights and its own come to `weights`.
+    #[inline]
+    fn bound_among(&self, weights: u64) -> u64 {
+        let part = IN_FLIGHT * u64::from(self.weight) / weights.max(u64::from(self.weight));
+        part.min(self.bound).max(LARGEST_SLICE)
+    }
+
+    /// What it may submit, of so much that it may have in flight.
+    #[inline]
+    fn room(&self, bound: u64) -> u64 {
+        bound.saturating_sub(self.in_flight)
+    }
+}
+
 /// The order of polls on one core. Slots are named by their number on the core, below some tens of thousands.
 #[derive(Debug, Clone, Default)]
 pub struct FairTurns {
@@ -119,6 +134,8 @@ pub struct FairTurns {
     /// Groups that have yet to be visited in this turn.
     left: usize,
     visiting: Option<u32>,
+    /// What the visited group may have in flight.
+    bound: u64,
     /// Number of the visit.
     visit: u64,
     /// Members of the visited group that had no more work in this visit.
@@ -156,12 +173,26 @@ impl FairTurns {
         self.round.len() > 1
     }
 
-    /// Bytes that completed outside of a poll that was granted: of orphaned I/O.
-    pub fn completed(&mut self, slot: usize, bytes: u64) {
+    /// The queue has handed so many bytes to its backing, and the backing has ended so many of what it was handed before. Whoever competes or
+    /// not: what a group has in flight counts when others come.
+    #[inline]
+    pub fn moved(&mut self, slot: usize, submitted: u64, completed: u64) {
         if let Some(Some(member)) = self.members.get_mut(slot) {
-            let bytes = bytes.min(member.in_flight);
-            member.in_flight -= bytes;
-            self.tenants[member.group as usize].in_flight -= bytes;
+            let tenant = &mut self.tenants[member.group as usize];
+            let before = member.in_flight;
+            member.in_flight = (before + submitted).saturating_sub(completed);
+            tenant.in_flight = tenant.in_flight - before + member.in_flight;
+        }
+    }
+
+    /// What the queue may hand to its backing now; `u64::MAX` while no other group has awake queues.
+    pub fn room(&self, slot: usize) -> u64 {
+        match self.members.get(slot) {
+            Some(Some(member)) if self.competes() => {
+                let tenant = &self.tenants[member.group as usize];
+                tenant.room(tenant.bound_among(self.weights))
+            }
+            _ => u64::MAX,
         }
     }
 

@@ -81,8 +81,8 @@ impl FairTurns {
         }
     }
 
-    /// The most that the group may have in flight from this core, in bytes; a group that has nothing in flight may always submit
-    /// [`LARGEST_SLICE`].
+    /// The most that the group may have in flight from this core, in bytes, if that is less than its part of [`super::IN_FLIGHT`] by weight; and
+    /// [`super::LARGEST_SLICE`] at least.
     pub fn bound(&mut self, group: GroupId, bytes: u64) {
         if let Some(tenant) = self.tenants.iter_mut().find(|tenant| tenant.id == group && tenant.attached > 0)
         {

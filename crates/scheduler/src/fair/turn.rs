@@ -1,6 +1,6 @@
 //! One turn: groups are visited, members are granted polls, and polls are paid for.
 
-use super::{FairTurns, Grant, LARGEST_SLICE, MOST_OWED, MOST_PER_POLL, Polled, QUANTUM, Tenant};
+use super::{FairTurns, Grant, MOST_OWED, MOST_PER_POLL, Polled, QUANTUM, Tenant};
 
 impl FairTurns {
     /// What a group is granted per turn: [`QUANTUM`] times its weight over the average weight of those awake.
@@ -64,6 +64,7 @@ impl FairTurns {
                     tenant.deficit += quantum;
                     tenant.passed_over = tenant.deficit <= 0;
                     if !tenant.passed_over {
+                        self.bound = tenant.bound_among(self.weights);
                         self.visiting = Some(group);
                         self.visit += 1;
                         (self.passed, self.idle) = (0, 0);
@@ -112,8 +113,7 @@ impl FairTurns {
             let slot = self.next_of(tenant.before as usize) as usize;
             let (awake, weights) = (u64::from(tenant.awake), tenant.weights);
             let alone = awake == 1;
-            let (deficit, in_flight) = (tenant.deficit, tenant.in_flight);
-            let bound = if in_flight == 0 { tenant.bound.max(LARGEST_SLICE) } else { tenant.bound };
+            let (deficit, room) = (tenant.deficit, tenant.room(self.bound));
             let Some(Some(member)) = self.members.get_mut(slot) else { return None };
             if member.idle_in == self.visit {
                 // Once per visit; somebody else has not been looked at.
@@ -135,7 +135,6 @@ impl FairTurns {
             }
             let part = if alone { deficit } else { member.deficit.min(deficit) };
             let bytes = (part as u64).min(MOST_PER_POLL);
-            let room = bound.saturating_sub(in_flight);
             self.tenants[group as usize].throttled += u64::from(room == 0);
             return Some(Grant { slot, bytes, room });
         }
@@ -172,15 +171,12 @@ impl FairTurns {
     #[inline]
     pub fn polled(&mut self, slot: usize, polled: Polled) {
         let Some(Some(member)) = self.members.get_mut(slot) else { return };
-        let Polled { bytes, submitted, completed, more } = polled;
+        let Polled { bytes, more } = polled;
         let cost = i64::try_from(bytes).unwrap_or(MOST_OWED).min(MOST_OWED);
-        let completed = completed.min(member.in_flight);
-        member.in_flight = member.in_flight - completed + submitted;
         let tenant = &mut self.tenants[member.group as usize];
         // With no other member awake it owes nobody of its group.
         let alone = tenant.awake == u32::from(member.awake);
         member.deficit = if alone { 0 } else { (member.deficit - cost).max(-MOST_OWED) };
-        tenant.in_flight = tenant.in_flight - completed + submitted;
         tenant.deficit = (tenant.deficit - cost).max(-MOST_OWED);
         tenant.served += bytes;
         self.worked |= bytes > 0;

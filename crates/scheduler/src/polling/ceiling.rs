@@ -64,9 +64,10 @@ impl CpuCeiling {
 }
 
 /// Whether an objective was kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectiveReport {
     /// No objective, or too few requests to say.
+    #[default]
     Unknown,
     /// Kept.
     Kept,
@@ -109,6 +110,9 @@ impl ObjectiveMeter {
         let over = self.over_ns.saturating_sub(of.over_ns);
         if over > 0 {
             return ObjectiveReport::OverCeiling(over);
+        }
+        if objective.p99_ns.is_none() && ceiling.is_some() {
+            return ObjectiveReport::Kept;
         }
         if objective.p99_ns.is_none() || of.requests < FEWEST {
             return ObjectiveReport::Unknown;

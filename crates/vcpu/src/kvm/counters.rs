@@ -121,6 +121,43 @@ reasons! {
 pub const REASON_COUNTERS: usize = 32;
 const _: () = assert!(REASONS.len() <= REASON_COUNTERS);
 
+/// What becomes of a guest's batches ([`crate::batch`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BatchEvent {
+    /// The doorbell has got its answer, without an error.
+    Answered,
+    /// Of those: with entries left.
+    CutShort,
+    /// The answer is an error.
+    Refused,
+    /// The answer has the last value, which could not be stored.
+    NotStored,
+    /// The VMM was given the doorbell.
+    Left,
+    /// An entry was answered.
+    Entry,
+}
+
+/// What has become of a vCPU's batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchCounts {
+    /// Doorbells that got an answer without an error.
+    pub answered: u64,
+    /// Of those, with entries left: the VMM or an interrupt wanted the vCPU, or the time was up.
+    pub cut_short: u64,
+    /// Doorbells whose answer was an error of the array.
+    pub refused: u64,
+    /// Doorbells whose answer had a value that could not be stored in the array.
+    pub not_stored: u64,
+    /// Doorbells that the VMM was given, so that the guest found nobody there.
+    pub left: u64,
+    /// Accesses that devices have answered.
+    pub accesses: u64,
+}
+
+/// Numbers in [`BatchCounts`].
+const BATCH_COUNTERS: usize = 6;
+
 /// A place where the guest has exited with an access and code was interpreted after it.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -141,6 +178,8 @@ pub struct VcpuCounters {
     made_up_accesses: AtomicU64,
     completions: AtomicU64,
     returns: AtomicU64,
+    /// By [`BatchEvent`].
+    batches: [AtomicU64; BATCH_COUNTERS],
     not_begun: [AtomicU64; REASON_COUNTERS],
     sites: [SiteCounters; SITES],
     instructions: [AtomicU64; INSTRUCTIONS],
@@ -201,6 +240,7 @@ impl Default for VcpuCounters {
             made_up_accesses: AtomicU64::new(0),
             completions: AtomicU64::new(0),
             returns: AtomicU64::new(0),
+            batches: [const { AtomicU64::new(0) }; BATCH_COUNTERS],
             not_begun: [const { AtomicU64::new(0) }; REASON_COUNTERS],
             sites: std::array::from_fn(|_| SiteCounters::default()),
             instructions: [const { AtomicU64::new(0) }; INSTRUCTIONS],
@@ -216,6 +256,19 @@ impl VcpuCounters {
             real_accesses: read(&self.real_accesses),
             made_up_accesses: read(&self.made_up_accesses),
             completions: read(&self.completions),
+        }
+    }
+
+    /// What has become of batches.
+    pub fn batches(&self) -> BatchCounts {
+        let count = |event: BatchEvent| read(&self.batches[event as usize]);
+        BatchCounts {
+            answered: count(BatchEvent::Answered),
+            cut_short: count(BatchEvent::CutShort),
+            refused: count(BatchEvent::Refused),
+            not_stored: count(BatchEvent::NotStored),
+            left: count(BatchEvent::Left),
+            accesses: count(BatchEvent::Entry),
         }
     }
 
@@ -255,6 +308,7 @@ impl VcpuCounters {
         for counter in [&self.real_accesses, &self.made_up_accesses, &self.completions, &self.returns] {
             visit(counter);
         }
+        self.batches.iter().for_each(&mut *visit);
         self.not_begun.iter().for_each(&mut *visit);
         for site in &self.sites {
             for counter in [&site.rip, &site.clusters, &site.accesses, &site.instructions, &site.cycles] {
@@ -279,6 +333,10 @@ impl VcpuCounters {
 
     pub(super) fn completion(&self) {
         add(&self.completions, 1);
+    }
+
+    pub(super) fn batch(&self, event: BatchEvent) {
+        add(&self.batches[event as usize], 1);
     }
 
     pub(super) fn stopped_at(&self, instruction: usize) {

@@ -5,6 +5,7 @@
 
 mod abi;
 mod counters;
+mod cpuid;
 mod descriptor;
 mod gate;
 mod guest_clock;
@@ -15,7 +16,9 @@ mod run_page;
 mod vcpu;
 mod vm;
 
-pub use counters::{ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters};
+pub use counters::{
+    BatchCounts, ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters,
+};
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};

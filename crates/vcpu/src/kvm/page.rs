@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::counters::{ClusterCounts, ClusterSite, VcpuCounters};
+use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
 
 /// How the file is called where descriptors are listed.
 pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
@@ -15,7 +15,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -37,6 +37,8 @@ pub struct ClusterPage {
 pub struct VcpuReport {
     /// The totals.
     pub counts: ClusterCounts,
+    /// What has become of batches.
+    pub batches: BatchCounts,
     /// Why nothing was interpreted after an access, by [`REASONS`](super::REASONS).
     pub not_begun: Vec<u64>,
     /// The places that have been seen.
@@ -106,6 +108,7 @@ impl ClusterPage {
             let counters = VcpuCounters::of(&bytes);
             reports.push(VcpuReport {
                 counts: counters.counts(),
+                batches: counters.batches(),
                 not_begun: counters.not_begun().to_vec(),
                 sites: counters.sites().collect(),
                 instructions: counters

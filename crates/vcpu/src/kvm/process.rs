@@ -21,6 +21,7 @@ use kvm_bindings::{
 
 use super::abi;
 use super::counters::{ClusterCounts, VcpuCounters};
+use super::cpuid::{self, BatchOffer};
 use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
 use super::run_page::RunPage;
@@ -51,6 +52,10 @@ pub trait Kernel {
     fn switched_on(&self) -> bool;
     /// The interposer has failed: clustering is off from now on.
     fn failed(&self);
+    /// Whether guests are offered batches ([`crate::batch`]), which changes what CPUID says to them.
+    fn offers_batches(&self) -> bool {
+        false
+    }
 }
 
 enum Descriptor {
@@ -391,7 +396,11 @@ impl<K: Kernel> Interposer<K> {
         }
         calls.argument = 0;
         vcpu.before_other_call(&mut calls);
-        let result = self.kernel.ioctl(descriptor, request, argument);
+        let result = if request == abi::KVM_SET_CPUID2 && self.kernel.offers_batches() {
+            self.set_cpuid_with_batches(vm, vcpu, descriptor, argument)
+        } else {
+            self.kernel.ioctl(descriptor, request, argument)
+        };
         if result != 0 {
             return result;
         }
@@ -418,6 +427,41 @@ impl<K: Kernel> Interposer<K> {
             }
             _ => {}
         });
+        result
+    }
+}
+
+impl<K: Kernel> Interposer<K> {
+    /// KVM_SET_CPUID2 with what the VMM has given, and then with the leaves that offer batches. Returns what the VMM is to get.
+    fn set_cpuid_with_batches(
+        &self,
+        vm: &SharedVm,
+        vcpu: &mut ClusteredVcpu,
+        descriptor: i32,
+        argument: usize,
+    ) -> i32 {
+        let result = self.kernel.ioctl(descriptor, abi::KVM_SET_CPUID2, argument);
+        // Once the vCPU has run, KVM takes what it has and nothing else (Linux 5.16), which is with our leaves.
+        let again = result == -libc::EINVAL && vcpu.offers_batches();
+        if result != 0 && !again {
+            return result;
+        }
+        let mut accepted = false;
+        self.learn_of(vm, || {
+            // SAFETY: the kernel has read the structure there before it looked at what the leaves say.
+            accepted = match cpuid::offer(unsafe { entries(argument) }) {
+                BatchOffer::With(with) => {
+                    let with = ptr::from_ref(&*with).expose_provenance();
+                    self.kernel.ioctl(descriptor, abi::KVM_SET_CPUID2, with) == 0
+                }
+                BatchOffer::Already => result == 0,
+                BatchOffer::None => false,
+            };
+        });
+        if accepted || result == 0 {
+            vcpu.offer_batches(accepted);
+            return 0;
+        }
         result
     }
 }
@@ -476,14 +520,23 @@ unsafe fn old_leaves(address: usize) -> GuestCpuid {
 }
 
 /// # Safety
-/// As [`taken`], for a `kvm_cpuid2`.
-unsafe fn leaves(address: usize) -> GuestCpuid {
+/// As [`taken`], for a `kvm_cpuid2`, which stays there as long as the iterator.
+unsafe fn entries(address: usize) -> impl Iterator<Item = kvm_cpuid_entry2> {
     // SAFETY: said above. The count is the first field.
     let count = unsafe { taken::<u32>(address) }.min(MOST_LEAVES);
     let first = address + size_of::<kvm_cpuid2>();
-    GuestCpuid::of((0..usize::try_from(count).unwrap_or(0)).map(|index| {
+    (0..usize::try_from(count).unwrap_or(0)).map(move |index| {
         // SAFETY: one of `count` entries behind the header.
-        let entry: kvm_cpuid_entry2 = unsafe { taken(first + index * size_of::<kvm_cpuid_entry2>()) };
-        (entry.function, entry.index, [entry.eax, entry.ebx, entry.ecx, entry.edx])
-    }))
+        unsafe { taken(first + index * size_of::<kvm_cpuid_entry2>()) }
+    })
+}
+
+/// # Safety
+/// As [`taken`], for a `kvm_cpuid2`.
+unsafe fn leaves(address: usize) -> GuestCpuid {
+    // SAFETY: said above.
+    let entries = unsafe { entries(address) };
+    GuestCpuid::of(
+        entries.map(|entry| (entry.function, entry.index, [entry.eax, entry.ebx, entry.ecx, entry.edx])),
+    )
 }

@@ -15,11 +15,13 @@
 //! While the VMM handles a made-up exit, KVM still has the registers of the last real one. If the VMM asks for any state of
 //! the vCPU then, [`ClusteredVcpu::before_other_call`] brings KVM's up to date first.
 
+mod batch;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_vcpu_events};
 
-use super::counters::{Cluster, ClusterCounts, ClusterEnd, VcpuCounters};
+use super::counters::{BatchEvent, Cluster, ClusterCounts, ClusterEnd, VcpuCounters};
 use super::descriptor::VcpuDescriptor;
 use super::gate::SharedVm;
 use super::guest_clock::GuestClock;
@@ -59,6 +61,11 @@ enum Exit {
         /// The VMM has asked for state since, and may have changed it.
         shown: bool,
     },
+    /// An entry of a batch.
+    Entry {
+        rung: batch::Rung,
+        shown: bool,
+    },
 }
 
 /// How an attempt to go on without KVM ended.
@@ -83,6 +90,8 @@ pub struct ClusteredVcpu {
     clock: GuestClock,
     /// KVM has been asked for PDPTEs, and does not know them.
     pdptes_refused: bool,
+    /// CPUID offers batches.
+    batches: bool,
     /// Whether faults reach their handler on the vCPU's thread, if that was asked.
     faults_arrive: Option<bool>,
 
@@ -126,6 +135,7 @@ impl ClusteredVcpu {
             counters,
             clock: GuestClock::default(),
             pdptes_refused: false,
+            batches: false,
             faults_arrive: None,
             exit: Exit::None,
             general: GeneralRegisters::default(),
@@ -169,25 +179,36 @@ impl ClusteredVcpu {
     /// [failed](SharedVm::fail). If it was that of an access which the VMM has answered, the access is done again.
     pub fn run(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
         let exit = std::mem::replace(&mut self.exit, Exit::None);
+        let mut attempt = self.caught(vm, |vcpu| vcpu.attempt(exit, vm, kvm));
+        loop {
+            let why = match attempt {
+                Attempt::Access => return 0,
+                Attempt::Returned(result) => return result,
+                Attempt::Enter(why) => why,
+            };
+            self.ended(why);
+            let delivers =
+                self.interrupts_enabled() || why == Some(ClusterEnd::Stopped(StopReason::InterruptWindow));
+            self.window.enter(delivers);
+            let result = self.enter(vm, kvm, delivers);
+            match self.exit {
+                Exit::Real(access) if self.is_doorbell(&access) => {}
+                _ => return result,
+            }
+            // Each turn has called KVM_RUN, which sees the VMM's wishes.
+            attempt = self.caught(vm, |vcpu| vcpu.rung(vm, kvm).unwrap_or(Attempt::Returned(result)));
+        }
+    }
+
+    /// What comes out of `attempt`, also if it panics.
+    fn caught(&mut self, vm: &SharedVm, attempt: impl FnOnce(&mut Self) -> Attempt) -> Attempt {
         // After a panic only `general`, `newer` and `incomplete` are used. `general` changes at the end of each step, and `newer` may not say so
         // yet.
-        let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt(exit, vm, kvm)));
-        let attempt = attempt.unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| attempt(self))).unwrap_or_else(|_| {
             vm.fail();
             self.newer |= self.cluster.is_some() && self.general != self.shown;
             Attempt::Enter(Some(ClusterEnd::Panic))
-        });
-        match attempt {
-            Attempt::Access => 0,
-            Attempt::Enter(why) => {
-                self.ended(why);
-                let delivers = self.interrupts_enabled()
-                    || why == Some(ClusterEnd::Stopped(StopReason::InterruptWindow));
-                self.window.enter(delivers);
-                self.enter(vm, kvm, delivers)
-            }
-            Attempt::Returned(result) => result,
-        }
+        })
     }
 
     fn attempt(&mut self, exit: Exit, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Attempt {
@@ -198,8 +219,13 @@ impl ClusteredVcpu {
                 self.cluster(vm, kvm)
             }
             Exit::MadeUp { pending, shown: true } => {
-                self.complete_shown(pending, kvm);
+                self.complete_shown(kvm, |vcpu| vcpu.complete(pending));
                 Attempt::Enter(Some(ClusterEnd::OtherCall))
+            }
+            Exit::Entry { rung, shown: false } => self.entry_answered(rung, vm, kvm),
+            Exit::Entry { rung, shown: true } => {
+                self.shown_entry_answered(rung, vm, kvm);
+                Attempt::Enter(self.cluster.is_some().then_some(ClusterEnd::OtherCall))
             }
             Exit::Real(access) => self.after_real_exit(vm, access, kvm),
         }
@@ -217,7 +243,7 @@ impl ClusteredVcpu {
             self.newer = false;
         }
         match &mut self.exit {
-            Exit::MadeUp { shown, .. } => *shown = true,
+            Exit::MadeUp { shown, .. } | Exit::Entry { shown, .. } => *shown = true,
             // The VMM may change what a cluster would go on from.
             exit => *exit = Exit::None,
         }
@@ -405,37 +431,45 @@ impl ClusteredVcpu {
         access: DeviceAccess,
         kvm: &mut impl VcpuDescriptor,
     ) -> bool {
+        let at = self.general.rip;
+        let Some(pending) = self.plain_access(vm, state, access, kvm) else { return false };
+        let data = self.page.port_data();
+        self.interpreter.complete_in_registers(pending, &mut self.general, data, 0);
+        self.newer = true;
+        self.incomplete = Some(at);
+        true
+    }
+
+    /// What is left of the IN or OUT at RIP if it is no string instruction, and what KVM has exited for.
+    fn plain_access(
+        &mut self,
+        vm: &SharedVm,
+        state: &VmState,
+        access: DeviceAccess,
+        kvm: &mut impl VcpuDescriptor,
+    ) -> Option<PendingAccess> {
         // After a write to a device's memory RIP is beyond it already: what is there has not been done.
         if !is_port(access) {
-            return false;
+            return None;
         }
         // Where VMX cannot run real mode itself, KVM emulates that and what of other modes VMX does not take; its emulator completes IN
         // and OUT wherever RIP is, and puts RIP back.
         if self.system.mode() != Some(CodeMode::Long) {
-            return false;
+            return None;
         }
-        let at = self.general.rip;
-        let before = self.system.linear_rip(at).wrapping_sub(1);
+        let before = self.system.linear_rip(self.general.rip).wrapping_sub(1);
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
         // KVM moves RIP beyond OUTS before it exits; what follows may be an OUT that looks like the one in question.
         match space.load(before, OperandSize::Byte) {
-            Ok(0x6e | 0x6f) | Err(_) => return false,
+            Ok(0x6e | 0x6f) | Err(_) => return None,
             Ok(_) => {}
         }
         let (page, limits, clock, interrupts) = (&self.page, &self.limits, &mut self.clock, self.interrupts);
         let window = &mut self.window;
         let mut here = Here { page, vm, state, limits, interrupts, window, clock, kvm };
         // The data page has the answer already, so what a write carries is put elsewhere.
-        match self.interpreter.port_access(&self.general, &self.system, &mut space, &mut here) {
-            Some((found, pending)) if found == access && pending.is_plain() => {
-                let data = self.page.port_data();
-                self.interpreter.complete_in_registers(pending, &mut self.general, data, 0);
-                self.newer = true;
-                self.incomplete = Some(at);
-                true
-            }
-            _ => false,
-        }
+        let found = self.interpreter.port_access(&self.general, &self.system, &mut space, &mut here);
+        found.filter(|(found, pending)| *found == access && pending.is_plain()).map(|(_, pending)| pending)
     }
 
     /// Completes the instruction of a made-up exit. The answer of a device must not be lost, so nothing is needed here that others may be
@@ -449,14 +483,14 @@ impl ClusteredVcpu {
 
     /// The same after the VMM has had KVM's registers, which were those before the instruction. If it has moved RIP, the
     /// instruction is not there any more.
-    fn complete_shown(&mut self, pending: PendingAccess, kvm: &mut impl VcpuDescriptor) {
+    fn complete_shown(&mut self, kvm: &mut impl VcpuDescriptor, complete: impl FnOnce(&mut Self)) {
         let at = self.general.rip;
         let mut registers = kvm_regs::default();
         if kvm.registers(&mut registers) != 0 || registers.rip != at {
             return;
         }
         self.kvm_has(general_of(&registers));
-        self.complete(pending);
+        complete(self);
         // Registers that KVM is given drop an exception that the VMM has injected meanwhile, such as a machine check.
         let mut events = kvm_vcpu_events::default();
         let injected =
@@ -467,17 +501,27 @@ impl ClusteredVcpu {
         }
     }
 
-    /// Interprets until the next access, and makes an exit of it.
+    /// Interprets until the next access that the VMM is to answer, and makes an exit of it.
     fn cluster(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Attempt {
+        loop {
+            // Each turn takes an access of the budget.
+            if let Some(attempt) = self.interpret(vm, kvm) {
+                return attempt;
+            }
+        }
+    }
+
+    /// Interprets until the next access. `None` if it was a doorbell that has got its answer.
+    fn interpret(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Option<Attempt> {
+        let enter = |why| Some(Attempt::Enter(Some(why)));
         if let Some(why) = self.obstacle(vm, kvm) {
-            return Attempt::Enter(Some(why));
+            return enter(why);
         }
         // The host has slept meanwhile, and its counter begins anew: the deadline is nowhere near.
         if self.budget.deadline.saturating_sub(cycles()) > self.limits.cycles {
-            return Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::TimeLimit)));
+            return enter(ClusterEnd::Stopped(StopReason::TimeLimit));
         }
-        let Some(state) = vm.read() else { return Attempt::Enter(Some(ClusterEnd::Busy)) };
-        let kernel_pic = state.has_interrupt_controller();
+        let Some(state) = vm.read() else { return enter(ClusterEnd::Busy) };
         let (before, begun) = (self.interpreter.executed(), cycles());
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
         let (page, data) = self.page.with_port_data();
@@ -508,26 +552,36 @@ impl ClusteredVcpu {
                 if reason == StopReason::Instruction {
                     self.counters.stopped_at(self.interpreter.last_instruction());
                 }
-                Attempt::Enter(Some(ClusterEnd::Stopped(reason)))
+                enter(ClusterEnd::Stopped(reason))
             }
             // What it reads goes to memory when the VMM has answered. If changes of that memory are logged by then, as a migration begins, only KVM can
             // store it so that the log has it.
             RunEnd::Access(_, pending) if pending.stores() => {
-                Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::Instruction)))
+                enter(ClusterEnd::Stopped(StopReason::Instruction))
             }
-            RunEnd::Access(access, pending) => {
-                cluster.accesses += 1;
-                // Where the PIC is the VMM's, KVM has said so for the flags of the last real exit. If it said no, it may have
-                // other reasons than IF; the VMM then asks for an exit as soon as it is yes, which ends the cluster.
-                let enabled = self.general.rflags & rflags::IF != 0;
-                let takes = self.takes_interrupts && (enabled || kernel_pic);
-                self.page.put_exit(&access, &self.general, takes);
-                self.counters.made_up_access();
-                // KVM's registers are older even if nothing was interpreted: the access before was completed here.
-                self.exit = Exit::MadeUp { pending, shown: false };
-                Attempt::Access
+            RunEnd::Access(access, pending) if self.is_doorbell(&access) => {
+                self.rung_in_cluster(vm, &state, pending, kvm)
             }
+            RunEnd::Access(access, pending) => Some(self.made_up(&access, pending, &state)),
         }
+    }
+
+    /// Makes an exit of an access that the interpreter has found.
+    fn made_up(&mut self, access: &DeviceAccess, pending: PendingAccess, state: &VmState) -> Attempt {
+        self.cluster.get_or_insert_default().accesses += 1;
+        self.put_made_up(access, state);
+        self.counters.made_up_access();
+        // KVM's registers are older even if nothing was interpreted: the access before was completed here.
+        self.exit = Exit::MadeUp { pending, shown: false };
+        Attempt::Access
+    }
+
+    fn put_made_up(&self, access: &DeviceAccess, state: &VmState) {
+        // Where the PIC is the VMM's, KVM has said so for the flags of the last real exit. If it said no, it may have
+        // other reasons than IF; the VMM then asks for an exit as soon as it is yes, which ends the cluster.
+        let enabled = self.general.rflags & rflags::IF != 0;
+        let takes = self.takes_interrupts && (enabled || state.has_interrupt_controller());
+        self.page.put_exit(access, &self.general, takes);
     }
 
     /// KVM would complete a plain IN or OUT once more if RIP came back to it: has it do so now, and what that does to the

@@ -6,14 +6,15 @@ use std::cell::RefCell;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
+use ioplane_vcpu::batch::BatchStatus;
 use ioplane_vcpu::kvm::{
     ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, InterruptController, Kernel, REASONS,
     VcpuCounters, VcpuDescriptor, VmState,
 };
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
-    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_sregs2,
-    kvm_userspace_memory_region, kvm_vcpu_events,
+    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
+    kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -62,9 +63,29 @@ struct FakeKernel {
     faults_blocked: AtomicBool,
     /// What KVM_GET_SREGS2 says of the PDPTEs beside them.
     pdptes: AtomicU64,
+    offers_batches: AtomicBool,
+    /// What KVM_SET_CPUID2 has been given last, and what it says next instead of 0.
+    leaves: RefCell<Vec<kvm_cpuid_entry2>>,
+    refuses_leaves: RefCell<Vec<i32>>,
     /// The descriptor of KVM itself, and that of the next VM.
     system: AtomicI32,
     next_vm: AtomicI32,
+}
+
+impl FakeKernel {
+    fn set_leaves(&self, argument: usize) -> i32 {
+        let from: *const kvm_cpuid2 = std::ptr::with_exposed_provenance(argument);
+        // SAFETY: the caller's structure: a count, padding, and as many entries.
+        let given: Vec<kvm_cpuid_entry2> = unsafe {
+            let first = from.add(1).cast::<kvm_cpuid_entry2>();
+            (0..usize::try_from((*from).nent).unwrap()).map(|index| first.add(index).read()).collect()
+        };
+        if let Some(refusal) = self.refuses_leaves.borrow_mut().pop() {
+            return refusal;
+        }
+        *self.leaves.borrow_mut() = given;
+        0
+    }
 }
 
 impl Kernel for FakeKernel {
@@ -83,7 +104,8 @@ impl Kernel for FakeKernel {
             (8, KVM_GET_TSC_KHZ) => 0,
             (VM, KVM_SET_USER_MEMORY_REGION | KVM_CREATE_IRQCHIP | KVM_ENABLE_CAP)
             | (VM, KVM_IRQ_LINE | KVM_IRQ_LINE_STATUS | KVM_SIGNAL_MSI)
-            | (VCPU, KVM_SET_CPUID | KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
+            | (VCPU, KVM_SET_CPUID | KVM_SET_GUEST_DEBUG) => 0,
+            (VCPU, KVM_SET_CPUID2) => self.set_leaves(argument),
             (VCPU, KVM_RUN) => kvm.run(),
             (VCPU, KVM_GET_REGS) => {
                 let to: *mut kvm_regs = std::ptr::with_exposed_provenance_mut(argument);
@@ -159,6 +181,10 @@ impl Kernel for FakeKernel {
         self.shadow_tables.load(Ordering::Relaxed)
     }
 
+    fn offers_batches(&self) -> bool {
+        self.offers_batches.load(Ordering::Relaxed)
+    }
+
     fn faults_arrive(&self) -> bool {
         !self.faults_blocked.load(Ordering::Relaxed)
     }
@@ -209,6 +235,9 @@ impl Vmm {
             shadow_tables: AtomicBool::new(false),
             faults_blocked: AtomicBool::new(false),
             pdptes: AtomicU64::new(0),
+            offers_batches: AtomicBool::new(false),
+            leaves: RefCell::default(),
+            refuses_leaves: RefCell::default(),
             system: AtomicI32::new(SYSTEM),
             next_vm: AtomicI32::new(VM),
         };
@@ -608,4 +637,101 @@ fn what_is_pending_is_not_kept_from_a_guest_again_and_again() {
     assert_eq!(entries(&code), 4, "the second STI is the processor's");
     let enabled = [&code[..4], &[0x90], &code[5..]].concat();
     assert_eq!(entries(&enabled), 3, "entered with interrupts enabled");
+}
+
+/// What a VMM gives KVM_SET_CPUID2: a guest that is told of its hypervisor.
+#[repr(C)]
+struct Leaves {
+    count: u32,
+    padding: u32,
+    entries: [kvm_cpuid_entry2; 2],
+}
+
+fn hypervisor() -> Leaves {
+    let leaf = |function, ecx| kvm_cpuid_entry2 { function, ecx, ..Default::default() };
+    Leaves { count: 2, padding: 0, entries: [leaf(1, 1 << 31), leaf(0x4000_0000, 0)] }
+}
+
+/// Rings for a batch at address 0, which is none: EAX has an error if somebody is there.
+fn ring_and_halt(vmm: &Vmm) -> u64 {
+    let page = vmm.interposer.kernel().kvm.borrow().run_page();
+    loop {
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+        // SAFETY: the page lives as long as the kernel.
+        unsafe {
+            if (*page).exit_reason == KVM_EXIT_HLT {
+                break;
+            }
+            // No device is there.
+            page.cast::<u8>().add(4096).cast::<u32>().write(u32::MAX);
+        }
+    }
+    let mut registers = kvm_regs::default();
+    let address = std::ptr::from_mut(&mut registers).expose_provenance();
+    assert_eq!(vmm.call(VCPU, KVM_GET_REGS, address), 0);
+    registers.rax
+}
+
+const SOMEBODY: u64 = (BatchStatus::Header as u64) << 16;
+const NOBODY: u64 = 0xffff_ffff;
+
+/// A VMM whose guest is offered batches, or not.
+fn with_batches(offered: bool) -> Vmm {
+    // MOV EDX, DOORBELL; XOR EAX, EAX; IN EAX, DX; HLT
+    let vmm = Vmm::with(true, &[0xba, 0x60, 0x0e, 0, 0, 0x31, 0xc0, 0xed, 0xf4]);
+    vmm.interposer.kernel().offers_batches.store(offered, Ordering::Relaxed);
+    vmm.create();
+    vmm
+}
+
+#[test]
+fn cpuid_offers_batches_beside_what_the_vmm_says() {
+    for offered in [true, false] {
+        let vmm = with_batches(offered);
+        let leaves = hypervisor();
+        assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&leaves)), 0);
+        assert_eq!((leaves.count, leaves.padding), (2, 0), "the VMM's own stay as they are");
+        assert_eq!(leaves.entries, hypervisor().entries);
+        let seen = vmm.interposer.kernel().leaves.borrow().clone();
+        assert_eq!(seen[..2], leaves.entries);
+        let added: Vec<u32> = seen[2..].iter().map(|leaf| leaf.function).collect();
+        assert_eq!(added, if offered { vec![0x4000_0200, 0x4000_0201] } else { vec![] });
+        assert_eq!(ring_and_halt(&vmm), if offered { SOMEBODY } else { NOBODY });
+    }
+}
+
+/// A guest that is not told of its hypervisor is not offered anything, and neither is one whose KVM does not take the leaves.
+#[test]
+fn a_guest_that_is_not_offered_batches_finds_nobody() {
+    let vmm = with_batches(true);
+    assert_eq!(ring_and_halt(&vmm), NOBODY);
+    let vmm = with_batches(true);
+    // The last first: our leaves, the VMM's.
+    vmm.interposer.kernel().refuses_leaves.borrow_mut().extend([-libc::E2BIG, 0]);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&hypervisor())), 0);
+    assert_eq!(ring_and_halt(&vmm), NOBODY);
+    // Refused as the VMM has given them: so it is told.
+    let vmm = with_batches(true);
+    vmm.interposer.kernel().refuses_leaves.borrow_mut().push(-libc::EFAULT);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&hypervisor())), -libc::EFAULT);
+    assert_eq!(ring_and_halt(&vmm), NOBODY);
+}
+
+/// Once a vCPU has run, KVM takes only what it has: a VMM that sets the same again is told that it may.
+#[test]
+fn leaves_that_are_set_again() {
+    let vmm = with_batches(true);
+    let leaves = hypervisor();
+    // Nothing has been offered yet: the refusal is the VMM's.
+    let refuses = &vmm.interposer.kernel().refuses_leaves;
+    refuses.borrow_mut().push(-libc::EINVAL);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&leaves)), -libc::EINVAL);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&leaves)), 0);
+    refuses.borrow_mut().push(-libc::EINVAL);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&leaves)), 0);
+    assert_eq!(vmm.interposer.kernel().leaves.borrow().len(), 4);
+    // Others than those that KVM has.
+    refuses.borrow_mut().extend([-libc::EINVAL, -libc::EINVAL]);
+    assert_eq!(vmm.call(VCPU, KVM_SET_CPUID2, at(&leaves)), -libc::EINVAL);
+    assert_eq!(ring_and_halt(&vmm), SOMEBODY);
 }

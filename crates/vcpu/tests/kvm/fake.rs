@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 // UNSAFETY: `kvm_run` and the guest's memory are shared by address, as they are with the kernel.
 
+use std::cell::Cell;
+
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
 use ioplane_vcpu::segments;
 use ioplane_vcpu::{
@@ -82,9 +84,15 @@ pub struct FakeKvm {
     pub kick_while_completing: bool,
     /// The next KVM_RUN that leaves at once panics after what it has to complete, as a fault in the interposer would.
     pub panic_while_completing: bool,
+    /// Asking whether clustering is switched on panics then; what is left of the questions until then.
+    pub panic_when_asked: Cell<Option<u32>>,
+    /// Clustering is switched off.
+    pub off: bool,
     pub dr7: u64,
     /// A signal waits: KVM_RUN does what is to be completed and leaves.
     pub leaves_at_once: bool,
+    /// A signal arrives when the guest has been entered so often.
+    pub leaves_after: Option<u64>,
     /// IN and OUT go through KVM's emulator, which completes them wherever RIP is: VMX that cannot run real mode itself.
     pub emulates_ports: bool,
     /// An exception waits for the next entry. Registers that KVM is given drop it.
@@ -140,8 +148,11 @@ impl FakeKvm {
             entries: 0,
             kick_while_completing: false,
             panic_while_completing: false,
+            panic_when_asked: Cell::new(None),
+            off: false,
             dr7: 0x400,
             leaves_at_once: false,
+            leaves_after: None,
             emulates_ports: false,
             exception: false,
             pdptes: (None, 0),
@@ -373,7 +384,8 @@ impl VcpuDescriptor for FakeKvm {
         if leaves && std::mem::take(&mut self.panic_while_completing) {
             panic!("a fault that the test has made");
         }
-        let result = if leaves || self.leaves_at_once { EINTR } else { self.enter() };
+        let signal = self.leaves_at_once || self.leaves_after.is_some_and(|after| self.entries >= after);
+        let result = if leaves || signal { EINTR } else { self.enter() };
         self.store_registers();
         let enabled = self.general.rflags & rflags::IF != 0;
         self.shared().if_flag = u8::from(enabled);
@@ -407,6 +419,15 @@ impl VcpuDescriptor for FakeKvm {
     fn pdptes(&mut self) -> Option<[u64; 4]> {
         self.pdptes.1 += 1;
         self.pdptes.0
+    }
+
+    fn switched_on(&self) -> bool {
+        match self.panic_when_asked.get() {
+            Some(0) => panic!("a fault that the test has made"),
+            Some(left) => self.panic_when_asked.set(Some(left - 1)),
+            None => {}
+        }
+        !self.off
     }
 
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use ioplane_vcpu::GeneralRegisters;
 use ioplane_vcpu::kvm::{
     ClusterCounts, ClusterLimits, ClusterObstacle, ClusteredVcpu, InterruptController, RunPage, SharedVm,
-    VcpuDescriptor, VmState,
+    VcpuCounters, VcpuDescriptor, VmState,
 };
 use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs};
 
@@ -42,10 +42,10 @@ fn due(asked: usize, every: usize) -> bool {
     every != usize::MAX && asked % every == 1
 }
 
-const LIMITS: ClusterLimits =
+pub const LIMITS: ClusterLimits =
     ClusterLimits { instructions: 1000, accesses: 16, cycles: u64::MAX, output_elements: 1 };
 
-fn vm(kvm: &FakeKvm) -> SharedVm {
+pub fn vm(kvm: &FakeKvm) -> SharedVm {
     let vm = SharedVm::default();
     let mut change = vm.change();
     change.interrupt_controller(InterruptController::Kernel);
@@ -55,10 +55,10 @@ fn vm(kvm: &FakeKvm) -> SharedVm {
     vm
 }
 
-fn clustered(kvm: &FakeKvm, limits: ClusterLimits) -> ClusteredVcpu {
+pub fn clustered(kvm: &FakeKvm, limits: ClusterLimits, counters: &'static VcpuCounters) -> ClusteredVcpu {
     // SAFETY: the page lives as long as `kvm`, which outlives the vCPU in each test, and all is on this thread.
     let page = unsafe { RunPage::new(kvm.run_page()) };
-    ClusteredVcpu::new(page, limits, BITS, Box::leak(Box::default()))
+    ClusteredVcpu::new(page, limits, BITS, counters)
 }
 
 /// A VMM: runs the vCPU until HLT.
@@ -67,7 +67,7 @@ fn run(code: &[u8], habits: Habits, limits: Option<ClusterLimits>) -> (Seen, Clu
     let page = kvm.run_page();
     kvm.vm.interrupt_controller(InterruptController::Kernel);
     let state = vm(&kvm);
-    let mut vcpu = limits.map(|limits| clustered(&kvm, limits));
+    let mut vcpu = limits.map(|limits| clustered(&kvm, limits, Box::leak(Box::default())));
     let mut seen = Seen {
         accesses: Vec::new(),
         registers: Vec::new(),
@@ -223,7 +223,7 @@ fn a_kick_during_a_completion_is_kept() {
     // MOV EDI, device; MOV EAX, [RDI], which KVM completes; MOV EAX, [RDI]; HLT
     let mut kvm = FakeKvm::new(&[0xbf, 0, 0, 0x20, 0, 0x8b, 0x07, 0x8b, 0x07, 0xf4], VmState::default());
     let state = vm(&kvm);
-    let mut vcpu = clustered(&kvm, LIMITS);
+    let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     kvm.kick_while_completing = true;
     assert_eq!(vcpu.run(&state, &mut kvm), -libc::EINTR, "the VMM gets what it asked for");
@@ -292,7 +292,7 @@ fn a_panic_leaves_the_guest_to_kvm() {
     let code = [0xbf, 0, 0, 0x20, 0, 0x8b, 0x07, 0x8b, 0x07, 0xe6, 0x80, 0xe6, 0x80, 0xf4];
     let mut kvm = FakeKvm::new(&code, VmState::default());
     let state = vm(&kvm);
-    let mut vcpu = clustered(&kvm, LIMITS);
+    let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     kvm.panic_while_completing = true;
     for _ in 0..4 {
@@ -310,7 +310,7 @@ fn a_panic_leaves_the_guest_to_kvm() {
 fn in_waits_for_its_answer() -> (FakeKvm, SharedVm, ClusteredVcpu) {
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
     let state = vm(&kvm);
-    let mut vcpu = clustered(&kvm, LIMITS);
+    let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
@@ -366,7 +366,7 @@ fn an_obstacle_leaves_all_to_kvm() {
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
     let state = vm(&kvm);
     state.change().refuse(ClusterObstacle::GuestDebug);
-    let mut vcpu = clustered(&kvm, LIMITS);
+    let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     for _ in 0..3 {
         assert_eq!(vcpu.run(&state, &mut kvm), 0);
     }
@@ -379,7 +379,7 @@ fn an_obstacle_leaves_all_to_kvm() {
     unsafe {
         (*page).kvm_valid_regs = 1;
     }
-    let mut vcpu = clustered(&kvm, LIMITS);
+    let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     for _ in 0..3 {
         assert_eq!(vcpu.run(&state, &mut kvm), 0);
     }

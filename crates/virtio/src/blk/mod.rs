@@ -6,6 +6,7 @@
 //!   BlkPoller (one per queue) -- Queue + IoChannel: chain -> BlkRequest -> Op -> status
 //! ```
 
+mod lists;
 mod poller;
 mod request;
 pub mod spec;

@@ -11,9 +11,11 @@ use std::time::Instant;
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_memory::GuestRange;
+use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
+use super::lists::BufferLists;
 use super::request::{BlkRequest, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
@@ -68,19 +70,16 @@ impl PendingRequest {
         self.stage == Stage::Own && self.done + self.slice < self.bytes
     }
 
+    /// Bytes of a transfer whose slices have not ended, as far as is known.
+    fn left(&self) -> u32 {
+        self.bytes - self.done
+    }
+
     /// Whether it is carried out in slices.
     #[inline]
     fn sliced(&self) -> bool {
         self.slice < self.bytes
     }
-}
-
-/// Room for what one request needs while it is in flight, by the head of its chain.
-#[derive(Debug, Default)]
-struct Slot {
-    pending: Option<PendingRequest>,
-    /// The buffers of a read, to mark them in the dirty log when it has ended, and of what is carried out in slices.
-    data: Vec<GuestRange>,
 }
 
 /// The poller of one queue of a disk.
@@ -97,7 +96,10 @@ struct Work {
     flushless: bool,
     chain: Chain,
     parser: Parser,
-    slots: Box<[Slot]>,
+    /// Requests that the storage has not answered yet, by head.
+    pending: Box<[Option<PendingRequest>]>,
+    /// The buffers of reads among them, to mark them in the dirty log when they have ended, and of what is carried out in slices.
+    lists: BufferLists,
     /// Requests whose next slice has not been submitted, by head.
     waiting: VecDeque<u16>,
     /// The buffers of the slice in hand.
@@ -106,6 +108,10 @@ struct Work {
     slice: u32,
     /// What is left of what this poll may cost.
     left: u64,
+    /// What is left of what it may hand to the storage; `None` without a bound.
+    room: Option<u64>,
+    /// A request or a slice did not fit into that.
+    roomless: bool,
     /// The slices of the last poll left nothing for new requests, which come first in the next.
     sliced_last: bool,
     /// What the channel has said and nobody has acted on: never longer than the ring.
@@ -123,9 +129,6 @@ impl BlkPoller {
         flushless: bool,
     ) -> Self {
         let size = usize::from(start.ring.size());
-        let slots = (0..size)
-            .map(|_| Slot { pending: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
-            .collect();
         let work = Work {
             slice: bound(Invariant::BoundsPolls, u64::from(channel.slice().max(SECTOR as u32))) as u32,
             channel,
@@ -133,10 +136,13 @@ impl BlkPoller {
             flushless,
             chain: Chain::new(),
             parser: Parser::new(),
-            slots,
+            pending: (0..size).map(|_| None).collect(),
+            lists: BufferLists::new(size),
             waiting: VecDeque::with_capacity(size),
             cut: Vec::with_capacity(SEG_MAX as usize + 2),
             left: 0,
+            room: None,
+            roomless: false,
             sliced_last: false,
             ended: Vec::with_capacity(size),
             fresh: 0,
@@ -156,10 +162,7 @@ impl BlkPoller {
 impl Drop for Work {
     /// What is in flight stays so in the ring and its journal; the channel's orphaned I/O is seen to its end.
     fn drop(&mut self) {
-        self.slots
-            .iter_mut()
-            .filter_map(|slot| slot.pending.take())
-            .for_each(|pending| pending.taken.abandon());
+        self.pending.iter_mut().filter_map(Option::take).for_each(|pending| pending.taken.abandon());
     }
 }
 
@@ -181,9 +184,11 @@ impl Work {
             let now = *now.get_or_insert_with(Instant::now);
             let head = taken.head();
             match self.parser.parse(queue.ring.view(), &self.chain, head) {
-                Ok(ask) if self.admits(context, &ask) => self.begin(context, queue, taken, ask, now),
+                Ok(ask) if self.has_room(&ask) && self.admits(context, &ask) => {
+                    self.begin(context, queue, taken, ask, now);
+                }
                 Ok(_) => {
-                    // It stays the guest's, as those behind it do: a stop does not wait for a limit.
+                    // It stays the guest's, as those behind it do: a stop does not wait for a limit, nor for others of its group.
                     queue.ring.rewind(taken);
                     count -= 1;
                     break;
@@ -199,6 +204,28 @@ impl Work {
             }
         }
         Ok(count)
+    }
+
+    /// Bytes of the next piece of a transfer of which so many are left.
+    #[inline]
+    fn piece(&self, left: u32) -> u32 {
+        let slice = if self.room.is_some() { self.slice.min(LARGEST_SLICE as u32) } else { self.slice };
+        left.min(slice)
+    }
+
+    /// Whether so many bytes may be handed to the storage; if not, notes it.
+    #[inline]
+    fn fits(&mut self, bytes: u32) -> bool {
+        let fits = self.room.is_none_or(|room| u64::from(bytes) <= room);
+        self.roomless |= !fits;
+        fits
+    }
+
+    /// Whether what is handed to the storage first may be, of the request that was parsed last.
+    #[inline]
+    fn has_room(&mut self, ask: &BlkRequest) -> bool {
+        let transfers = matches!(ask, BlkRequest::Read { .. } | BlkRequest::Write { .. });
+        self.room.is_none() || !transfers || self.fits(self.piece(self.parser.data_bytes() as u32))
     }
 
     /// Whether the limits let the request pass that was parsed last.
@@ -290,7 +317,7 @@ impl Work {
             }
         };
         let cost = match op {
-            Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.slice => {
+            Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.piece(bytes) => {
                 return self.begin_slices(context, queue, pending);
             }
             Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
@@ -303,9 +330,9 @@ impl Work {
         match submitted {
             Ok(Submitted::Pending) => {
                 if pending.read {
-                    self.keep_data(tag);
+                    self.lists.keep(tag.0, self.parser.data());
                 }
-                self.park(queue, pending);
+                self.park(context, queue, pending);
             }
             Ok(Submitted::Done(outcome)) => self.ended(context, queue, pending, outcome),
             Err(fault) => self.ended(context, queue, pending, Err(fault)),
@@ -318,14 +345,6 @@ impl Work {
         self.left = self.left.saturating_sub(cost);
     }
 
-    /// Keeps the buffers of the request that was parsed last.
-    #[inline]
-    fn keep_data(&mut self, tag: Tag) {
-        let data = &mut self.slots[usize::from(tag.0)].data;
-        data.clear();
-        data.extend_from_slice(self.parser.data());
-    }
-
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
     fn begin_slices(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
@@ -334,7 +353,7 @@ impl Work {
         if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
             return self.ended(context, queue, pending, Err(wrong.into()));
         }
-        self.keep_data(Tag(pending.taken.head()));
+        self.lists.keep(pending.taken.head(), self.parser.data());
         pending.slice = 0;
         self.submit_slice(context, queue, pending);
     }
@@ -342,9 +361,9 @@ impl Work {
     /// Submits the next slice of a transfer.
     fn submit_slice(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
         let tag = Tag(pending.taken.head());
-        pending.slice = self.slice.min(pending.bytes - pending.done);
+        pending.slice = self.piece(pending.bytes - pending.done);
         self.cut.clear();
-        cut(&self.slots[usize::from(tag.0)].data, pending.done.into(), pending.slice.into(), &mut self.cut);
+        cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
         let offset = pending.offset + u64::from(pending.done);
         let op = if pending.read {
             Op::Read { offset, into: &self.cut }
@@ -354,7 +373,7 @@ impl Work {
         let submitted = self.channel.submit(context, queue.ring.view(), &op, tag);
         self.charge(u64::from(pending.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
         match submitted {
-            Submitted::Pending => self.park(queue, pending),
+            Submitted::Pending => self.park(context, queue, pending),
             Submitted::Done(outcome) => self.ended(context, queue, pending, outcome),
         }
     }
@@ -366,9 +385,14 @@ impl Work {
         let mut count = 0;
         while self.left > keep
             && queue.fault().is_none()
-            && let Some(head) = self.waiting.pop_front()
+            && let Some(&head) = self.waiting.front()
         {
-            let Some(pending) = self.slots[usize::from(head)].pending.take() else {
+            let left = self.pending[usize::from(head)].as_ref().map_or(0, PendingRequest::left);
+            if !self.fits(self.piece(left)) {
+                break;
+            }
+            self.waiting.pop_front();
+            let Some(pending) = self.pending[usize::from(head)].take() else {
                 debug_assert!(false, "request {head} waits for its next slice, and is not in flight");
                 continue;
             };
@@ -387,10 +411,14 @@ impl Work {
 
     /// Notes a request as in flight.
     #[inline]
-    fn park(&mut self, queue: &mut Queue, pending: PendingRequest) {
-        let slot = &mut self.slots[usize::from(pending.taken.head())];
+    fn park(&mut self, context: &mut CoreContext, queue: &mut Queue, pending: PendingRequest) {
+        if pending.stage == Stage::Own {
+            context.submitted(pending.slice.into());
+            self.room = self.room.map(|room| room.saturating_sub(pending.slice.into()));
+        }
+        let slot = &mut self.pending[usize::from(pending.taken.head())];
         queue.ring.release(&pending.taken);
-        slot.pending = Some(pending);
+        *slot = Some(pending);
         kill::here(KillPoint::Submitted);
     }
 
@@ -400,7 +428,7 @@ impl Work {
         pending.done += pending.slice;
         let head = pending.taken.head();
         queue.ring.release(&pending.taken);
-        self.slots[usize::from(head)].pending = Some(pending);
+        self.pending[usize::from(head)] = Some(pending);
         self.waiting.push_back(head);
     }
 
@@ -420,7 +448,7 @@ impl Work {
         if pending.write && pending.stage == Stage::Own && outcome.is_ok() && write_through {
             pending.stage = Stage::FlushBehind;
             match self.channel.submit(context, queue.ring.view(), &Op::Flush, Tag(pending.taken.head())) {
-                Submitted::Pending => return self.park(queue, pending),
+                Submitted::Pending => return self.park(context, queue, pending),
                 Submitted::Done(outcome) => return self.ended(context, queue, pending, outcome),
             }
         }
@@ -445,6 +473,7 @@ impl Work {
             self.since = Some(pending.started);
         }
         self.fresh += 1;
+        self.lists.release(pending.taken.head());
         self.answer(queue, pending.taken, pending.status, code, written);
     }
 
@@ -474,21 +503,23 @@ impl Work {
             && let Some((tag, outcome)) = self.ended.pop()
         {
             count += 1;
-            let slot = &mut self.slots[usize::from(tag.0)];
-            let Some(pending) = slot.pending.take() else {
+            let Some(pending) = self.pending[usize::from(tag.0)].take() else {
                 debug_assert!(false, "the channel ended {tag:?}, which is not in flight");
                 continue;
             };
             queue.ring.touch(&pending.taken);
             kill::here(KillPoint::Reaped);
+            if pending.stage == Stage::Own {
+                context.completed(pending.slice.into());
+            }
             if pending.stage == Stage::Own && pending.read {
                 // The kernel wrote there, perhaps in part, perhaps in vain: invariant 6.
                 let ranges = if pending.sliced() {
                     self.cut.clear();
-                    cut(&slot.data, pending.done.into(), pending.slice.into(), &mut self.cut);
+                    cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
                     &self.cut
                 } else {
-                    &slot.data
+                    self.lists.of(tag.0)
                 };
                 for range in ranges {
                     queue.ring.view().wrote(range.gpa, u64::from(range.len));
@@ -545,6 +576,8 @@ impl Poller for BlkPoller {
         }
         let whole = cost::of_a_poll(budget);
         work.left = whole;
+        work.room = (budget.room != Budget::UNBOUNDED).then_some(budget.room.into());
+        work.roomless = false;
         let mut done = work.reap(context, queue);
         work.publish(queue);
         let mut left = budget.requests;
@@ -552,12 +585,14 @@ impl Poller for BlkPoller {
         // two slices, every other one.
         if !std::mem::take(&mut work.sliced_last) {
             done += work.go_on(context, queue, whole / 2);
-            work.sliced_last = work.left == 0;
+            work.sliced_last = work.left == 0 || work.roomless;
         }
+        // New requests may be shorter than the slice that did not fit.
+        let slices_wait = std::mem::take(&mut work.roomless);
         if queue.takes() && work.left > 0 {
             let mut now = None;
             let before = done;
-            while left > 0 && context.limited().is_none() {
+            while left > 0 && context.limited().is_none() && !work.roomless {
                 // Published in small batches: the driver can go on with the first while we do the next.
                 match work.take(context, queue, left.min(BATCH), &mut now) {
                     Ok(0) => break,
@@ -577,13 +612,15 @@ impl Poller for BlkPoller {
             queue.set_limited(limited);
             match now {
                 Some(now) if done > before => {
-                    queue.took(done - before, now, left == 0 || work.left == 0 || limited);
+                    let more = left == 0 || work.left == 0 || limited || work.roomless;
+                    queue.took(done - before, now, more);
                 }
-                _ if limited => {}
+                _ if limited || work.roomless => {}
                 _ => queue.found_dry(context),
             }
         }
         done += work.go_on(context, queue, 0);
+        work.roomless |= slices_wait && work.has_more(queue);
         if done > 0 {
             work.publish(queue);
             if let Err(fault) = queue.ring.check_memory() {
@@ -606,6 +643,8 @@ impl Poller for BlkPoller {
             (_, limited) => {
                 let cut_short = left == 0 || work.left == 0;
                 let more = (cut_short && limited.is_none()) || work.has_more(queue);
+                // Without room it waits for what is in flight.
+                let more = more && !work.roomless;
                 PollOutcome::busy(done, whole - work.left).with_more(more)
             }
         }
@@ -629,7 +668,9 @@ impl Poller for BlkPoller {
 
     fn arm(&mut self) -> Armed {
         let armed = self.queue.arm();
-        let more = self.work.channel.held_back() || self.work.has_more(&self.queue);
+        // What others of its group have in flight tells only them when it ends.
+        let waits_for_others = self.work.roomless && self.work.channel.in_flight() == 0;
+        let more = self.work.channel.held_back() || self.work.has_more(&self.queue) || waits_for_others;
         if more { Armed::WorkLeft } else { armed }
     }
 

@@ -81,6 +81,7 @@ impl Look {
 
     fn text(&self) -> String {
         let rate = |name: &str| format!("{:.0}/s", self.rate(name));
+        let bytes = |name: &str| format!("{}B/s", Size(self.rate(name) as u64));
         let FunctionReport { watch, port, stage, .. } = &self.function;
         let mut parts = Vec::new();
         match watch {
@@ -88,7 +89,7 @@ impl Look {
                 parts.push(if watch.stopped { "STOPPED".to_owned() } else { stage.word().to_owned() });
                 parts.push(show::states(watch));
                 parts.push(self.hooked(watch));
-                parts.push(format!("DMA {} {}/s", rate("dma_vetted"), Size(self.rate("dma_bytes") as u64)));
+                parts.push(format!("DMA {} ({})", rate("dma_vetted"), bytes("dma_bytes")));
                 parts.push(format!("interrupts {}", rate("interrupts")));
                 parts.push(format!("denied {}", watch.denied));
             }
@@ -99,9 +100,8 @@ impl Look {
             }
         }
         if port.is_some() {
-            let bytes = |name: &str| Size(self.rate(name) as u64);
             parts.push(format!(
-                "sent {} ({}/s) received {} ({}/s)",
+                "sent {} ({}) received {} ({})",
                 rate("sent_frames"),
                 bytes("sent_bytes"),
                 rate("received_frames"),
@@ -182,6 +182,20 @@ mod tests {
         // Removed and added again in between.
         let look = Look::between(&report(300, 40, &[6]), report(5, 1, &[1]), 1.0);
         assert_eq!((look.rate("accesses"), look.events_missed), (0.0, 0));
+    }
+
+    #[test]
+    fn bytes_have_their_unit() {
+        let now = report(0, 0, &[]);
+        let mut before = now.clone();
+        let watch = |bytes| Some(WatchReport { dma_bytes: bytes, dma_vetted: 1, ..WatchReport::default() });
+        before.watch = watch(0);
+        let look = |bytes| {
+            let now = FunctionReport { watch: watch(bytes), ..now.clone() };
+            Look::between(&before, now, 1.0).text()
+        };
+        assert!(look(512).contains("DMA 0/s (512B/s)"), "{}", look(512));
+        assert!(look(2048).contains("DMA 0/s (2KB/s)"), "{}", look(2048));
     }
 
     #[test]

@@ -2,15 +2,49 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{CoreReport, DecisionsReport, PoolReport};
+use ioplane_api::report::{CoreReport, DecisionsReport, ObjectiveWord, PoolReport};
 
 use super::or_dash;
 use crate::command::table::Table;
 
+/// What is asked of a core, and what came of it: `p99 20 us, at most 30 %: kept`.
+fn objective(core: &CoreReport) -> String {
+    let asked: Vec<String> = [
+        core.p99_us.map(|us| format!("p99 {us} us")),
+        core.cpu_percent.map(|percent| format!("at most {percent} %")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let came = match core.objective {
+        _ if asked.is_empty() => return "-".to_owned(),
+        ObjectiveWord::Unknown => "too few requests to say".to_owned(),
+        ObjectiveWord::Kept => "kept".to_owned(),
+        ObjectiveWord::LateByCeiling => {
+            format!("{:.1} % late, since the ceiling forbids polling", core.missed_percent)
+        }
+        ObjectiveWord::LateByLoad => format!("{:.1} % late: too much to do", core.missed_percent),
+        ObjectiveWord::OverCeiling => format!("work takes {:.1} % more", core.missed_percent),
+        ObjectiveWord::Unheeded => "only adaptive cores heed it".to_owned(),
+    };
+    format!("{}: {came}", asked.join(", "))
+}
+
 /// `core list`.
 pub fn cores(cores: &[CoreReport]) -> String {
     let mut table = Table::new(&[
-        "CORE", "CPU", "MODE", "FOR", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "YIELD",
+        "CORE",
+        "CPU",
+        "MODE",
+        "FOR",
+        "QUEUES",
+        "AWAKE",
+        "BUSY %",
+        "SLEEPS",
+        "WAKES",
+        "SPIN US",
+        "YIELD",
+        "OBJECTIVE",
     ]);
     for core in cores {
         table.row(vec![
@@ -28,6 +62,7 @@ pub fn cores(cores: &[CoreReport]) -> String {
             core.wakes.to_string(),
             core.spin_us.to_string(),
             core.yield_policy.clone(),
+            objective(core),
         ]);
     }
     table.to_string()

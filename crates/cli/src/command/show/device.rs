@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ioplane_api::report::{DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport};
 use ioplane_api::size::Size;
-use ioplane_api::spec::LimitsSpec;
+use ioplane_api::spec::{LimitsSpec, LinkWord};
 
 use super::{backing, error_lines, fact, or_dash, state};
 
@@ -128,6 +128,17 @@ pub fn disk(disk: &DiskReport) -> String {
     text + &error_lines(name, &disk.error, &disk.remedy, disk.retry)
 }
 
+/// How the link is set, and whether frames pass: if not, why. `up`: the port is up; `connected`: a VM is.
+pub fn link(set: &str, up: bool, connected: bool) -> String {
+    let why = match (up, connected) {
+        (true, _) => "; frames pass",
+        (false, _) if set == LinkWord::Down.word() => "; no frames pass",
+        (false, false) => "; no frames pass, as no VM is connected",
+        (false, true) => "; no frames pass, as the guest's driver has not started the NIC",
+    };
+    set.to_owned() + why
+}
+
 /// `nic show`.
 pub fn nic(nic: &NicReport) -> String {
     let NicReport { name, port, .. } = nic;
@@ -135,8 +146,7 @@ pub fn nic(nic: &NicReport) -> String {
         format!("{name}: {} on switch {}, {}\n", nic.mac, nic.switch, state(nic.state, nic.connected));
     text += &fact("socket", nic.socket.display());
     text += &fact("VM", vm(nic.vm.as_ref(), nic.connections));
-    let driver = if port.up { "its driver runs" } else { "no frames pass" };
-    text += &fact("link", format!("{}; {driver}", nic.link));
+    text += &fact("link", link(&nic.link, port.up, nic.connected));
     text += &fact("VLAN", if nic.isolated { format!("{}, isolated", nic.vlan) } else { nic.vlan.clone() });
     text += &fact("MTU", nic.mtu);
     text += &fact("origin", &nic.origin);

@@ -136,7 +136,8 @@ pub fn function(function: &FunctionReport) -> String {
             port.received_frames,
             Size(port.received_bytes)
         );
-        line("frames", frames);
+        // The link is up as soon as the function is plugged in, as that of a card in a machine that is off.
+        line("frames", if function.connected { frames } else { frames + "; no VM is connected" });
     }
     if let Some(chip) = &function.chip
         && (!chip.drops.is_empty() || chip.wrong_dma > 0)
@@ -158,14 +159,16 @@ pub fn function(function: &FunctionReport) -> String {
 
 /// `pci quiesce`.
 pub fn quiesced(report: &QuiesceReport) -> String {
-    let QuiesceReport { name, drained, waited_us, reason, held_ms } = report;
+    let QuiesceReport { name, drained, waited_us, reason, connected, held_ms } = report;
     let how = match (drained, reason) {
         (true, _) => "was drained".to_owned(),
         (false, Some(reason)) => format!("was suspended ({reason})"),
         (false, None) => "was suspended".to_owned(),
     };
+    let waits =
+        if *connected { "its guest waits" } else { "no VM is connected: one that connects now waits" };
     format!(
-        "{name} {how} after {:.1} ms; its guest waits.\n  hint: ioplane pci resume {name}; it resumes by itself in {} s\n",
+        "{name} {how} after {:.1} ms; {waits}.\n  hint: ioplane pci resume {name}; it resumes by itself in {} s\n",
         *waited_us as f64 / 1000.0,
         held_ms / 1000
     )

@@ -7,7 +7,7 @@ use ioplane_api::report::{
     WatchFaultReport, WatchReport,
 };
 
-use super::pci;
+use super::{device, pci};
 
 /// A mediated function of the host that nobody uses.
 pub fn function(name: &str) -> FunctionReport {
@@ -125,11 +125,32 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
 
 #[test]
 fn how_a_function_came_to_rest_is_said() {
-    let mut report =
-        QuiesceReport { name: "nic1".into(), drained: true, waited_us: 1500, reason: None, held_ms: 30_000 };
+    let mut report = QuiesceReport {
+        name: "nic1".into(),
+        drained: true,
+        waited_us: 1500,
+        reason: None,
+        connected: true,
+        held_ms: 30_000,
+    };
     assert!(pci::quiesced(&report).starts_with("nic1 was drained after 1.5 ms; its guest waits."));
     (report.drained, report.reason) = (false, Some("frames are being sent".into()));
     assert!(pci::quiesced(&report).starts_with("nic1 was suspended (frames are being sent) after 1.5 ms"));
+    let alone = pci::quiesced(&QuiesceReport { connected: false, drained: true, ..report });
+    assert!(alone.starts_with("nic1 was drained after 1.5 ms; no VM is connected: one that"), "{alone}");
+}
+
+#[test]
+fn why_no_frames_pass_is_said() {
+    for (set, up, connected, said) in [
+        ("up", true, true, "up; frames pass"),
+        ("up", false, false, "up; no frames pass, as no VM is connected"),
+        ("up", false, true, "up; no frames pass, as the guest's driver has not started the NIC"),
+        ("down", false, true, "down; no frames pass"),
+        ("down", false, false, "down; no frames pass"),
+    ] {
+        assert_eq!(device::link(set, up, connected), said);
+    }
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! A daemon to be measured: its configuration, and its start on the backend's processor.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::mode::Mode;
+use crate::served::{Place, Served};
+
+/// What a daemon is configured with.
+#[derive(Debug, Clone)]
+pub struct Configuration {
+    mode: Mode,
+    cores: u32,
+    devices: String,
+}
+
+impl Configuration {
+    /// One I/O core in `mode`, without devices.
+    pub fn new(mode: Mode) -> Self {
+        Configuration { mode, cores: 1, devices: String::new() }
+    }
+
+    /// As many I/O cores, all on the backend's processor, with the numbers 0, 1, ...
+    pub fn cores(mut self, cores: u32) -> Self {
+        self.cores = cores;
+        self
+    }
+
+    /// A disk at `socket`. `keys` are the lines of its table that say what it is, at least `memory` or `path`.
+    pub fn disk(mut self, name: &str, socket: &Path, keys: &str) -> Self {
+        let _ = writeln!(self.devices, "\n[[disk]]\nname = {name:?}\nsocket = {socket:?}\n{keys}");
+        self
+    }
+
+    /// A group of devices. `keys` are the lines of its table, weight and limits.
+    pub fn group(mut self, name: &str, keys: &str) -> Self {
+        let _ = writeln!(self.devices, "\n[[group]]\nname = {name:?}\n{keys}");
+        self
+    }
+
+    /// Writes the file into `folder`, which is the daemon's run directory.
+    pub fn write(&self, folder: &Path, cpu: usize) -> Result<std::path::PathBuf> {
+        std::fs::create_dir_all(folder)?;
+        let file = folder.join("ioplane.toml");
+        std::fs::write(&file, self.text(folder, cpu))?;
+        Ok(file)
+    }
+
+    fn text(&self, folder: &Path, cpu: usize) -> String {
+        let mut text = format!("[daemon]\nsocket = {:?}\nrun_dir = {folder:?}\n", folder.join("control"));
+        for id in 0..self.cores {
+            let _ = writeln!(text, "\n[[core]]\nid = {id}\ncpu = {cpu}\nnotify = \"{}\"", self.mode.word());
+        }
+        text + &self.devices
+    }
+
+    /// Starts `binary` with it. It need not listen yet when this returns.
+    pub fn start(&self, binary: &Path, folder: &Path, place: &Place) -> Result<Served> {
+        let file = self.write(folder, place.cpus.back)?;
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--config").arg(file);
+        place.spawn(&command, &folder.join("log"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_is_written() {
+        let configuration = Configuration::new(Mode::Notified).cores(2).group("gold", "weight = 4").disk(
+            "web",
+            Path::new("/run/web.sock"),
+            "memory = \"1M\"\ngroup = \"gold\"",
+        );
+        let text = configuration.text(Path::new("/run"), 1);
+        for line in [
+            "socket = \"/run/control\"",
+            "id = 0\ncpu = 1\nnotify = \"notified\"",
+            "id = 1\ncpu = 1\nnotify = \"notified\"",
+            "[[group]]\nname = \"gold\"\nweight = 4",
+            "[[disk]]\nname = \"web\"\nsocket = \"/run/web.sock\"\nmemory = \"1M\"\ngroup = \"gold\"",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in {text}");
+        }
+    }
+}

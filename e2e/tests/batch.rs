@@ -1,0 +1,307 @@
+//! Batches of a real guest: stock QEMU in L1, Debian's kernel with the modules of `guest/batch`, libata's registers by one doorbell. L1's kernel
+//! counts the exits of each port, QEMU traces what its IDE controller gets.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::assets::BATCH_MODULES;
+use ioplane_e2e::clustering::vcpus;
+use ioplane_e2e::daemon::binary;
+use ioplane_e2e::preload::{PortExits, access_trace};
+use ioplane_e2e::{L1, L2, OldMachine, Version};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const DOORBELL: u16 = 0x0e60;
+/// More than 256 sectors for each command, which takes libata all eleven writes: each register twice, and the device.
+const READ: &str =
+    "dd if=/dev/sda of=/tmp/copy bs=256k iflag=direct 2>&1; cmp /tmp/copy /folder/disk && sync";
+/// As many commands as that takes for a disk of 1 MiB.
+const COMMANDS: u64 = 4;
+const WRITES: u64 = 11;
+/// Before them libata selects the device, by its register: that is not the module's.
+const SELECT: u64 = 1;
+/// The registers of a command, the status that follows them, the bus master's set-up and the command: what one command takes.
+const RINGS: u64 = 3;
+const ACCESSES: u64 = WRITES + 1 + 2 + 3;
+const DEBUG: &str = "/sys/kernel/debug/ioplane_batch";
+
+/// `name number` lines, as the module writes them.
+fn numbers(text: &str) -> Result<BTreeMap<String, u64>> {
+    let line = |line: &str| -> Option<(String, u64)> {
+        let (name, number) = line.split_once(' ')?;
+        Some((name.to_owned(), number.trim().parse().ok()?))
+    };
+    text.lines().map(|text| line(text).with_context(|| format!("{text:?} is no count"))).collect()
+}
+
+/// What the host says of the batches of a guest's only vCPU.
+fn batches(status: &Value) -> Result<BTreeMap<String, u64>> {
+    let [vcpu] = vcpus(status) else { anyhow::bail!("one vCPU: {status:#}") };
+    let counts = vcpu["batches"].as_object().context("counts of batches")?;
+    counts.iter().map(|(name, count)| Ok((name.clone(), count.as_u64().context("a count")?))).collect()
+}
+
+/// How each of these has grown.
+fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    now.iter()
+        .map(|(name, count)| {
+            (name.clone(), count.saturating_sub(before.get(name).copied().unwrap_or_default()))
+        })
+        .collect()
+}
+
+/// A guest whose libata uses the module, and what the module found.
+fn prepare(guest: &L2<'_>, modules: &Path, disk: &Path) -> Result<BTreeMap<String, u64>> {
+    guest.find_ide()?;
+    fs::copy(disk, guest.folder().join("disk"))?;
+    for name in BATCH_MODULES {
+        fs::copy(modules.join(name), guest.folder().join(name))?;
+    }
+    let loads: String = BATCH_MODULES.map(|name| format!("insmod /folder/{name}\n")).concat();
+    let said = guest.run(&format!(
+        "set -e; mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+         {loads} dmesg | grep -e ioplane_batch: -e ioplane_ata:"
+    ))?;
+    eprintln!("{said}");
+    ensure!(said.contains("ports of ata_piix use batches"), "{said}");
+    let compared = numbers(&guest.run(&format!("cat {DEBUG}/compare"))?)?;
+    eprintln!("{compared:?}");
+    ensure!(compared["result"] == 0 && compared["different"] == 0, "{compared:?}");
+    Ok(compared)
+}
+
+/// What some work of a guest took.
+#[derive(Debug)]
+struct Work {
+    /// By the module.
+    counts: BTreeMap<String, u64>,
+    ports: PortExits,
+}
+
+impl Work {
+    /// Exits for the eleven registers of each command, by their own ports.
+    fn registers(&self) -> u64 {
+        self.ports.of(0x1f1..=0x1f6).saturating_sub(COMMANDS * SELECT)
+    }
+
+    fn all(&self) -> u64 {
+        self.ports.of(0..=u16::MAX)
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.ports.of(DOORBELL..=DOORBELL)
+    }
+}
+
+fn counts(guest: &L2<'_>) -> Result<BTreeMap<String, u64>> {
+    numbers(&guest.run(&format!("cat {DEBUG}/counts"))?)
+}
+
+fn read(l1: &L1, guest: &L2<'_>) -> Result<Work> {
+    work(l1, guest, READ)
+}
+
+fn work(l1: &L1, guest: &L2<'_>, script: &str) -> Result<Work> {
+    let before = counts(guest)?;
+    let ports = l1.count_port_exits()?;
+    guest.run(script)?;
+    let ports = ports.read()?;
+    Ok(Work { counts: grown(&counts(guest)?, &before), ports })
+}
+
+/// What the registers of the IDE controller are told while the disk is read.
+fn written(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Vec<String>> {
+    let trace = access_trace(l1, guest, name, &["ide"], READ)?;
+    let written: Vec<String> = trace.into_iter().filter(|line| line.starts_with("write ")).collect();
+    let to = |ports: &[&str]| -> u64 {
+        let is = |line: &&String| ports.iter().any(|port| line.contains(&format!("addr {port} ")));
+        written.iter().filter(is).count() as u64
+    };
+    let registers = to(&["0x1f1", "0x1f2", "0x1f3", "0x1f4", "0x1f5", "0x1f6"]);
+    ensure!(to(&["0x1f7"]) == COMMANDS && registers == COMMANDS * (WRITES + SELECT), "{name}: {written:#?}");
+    Ok(written)
+}
+
+fn machine<'a>(name: &'a str, before: &'a str) -> OldMachine<'a> {
+    OldMachine { name, version: Version::Host, before, args: "", append: "" }
+}
+
+#[test]
+fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result<()> {
+    let begun = Instant::now();
+    let step = |what: &str| eprintln!("[{:5.1} s] {what}", begun.elapsed().as_secs_f64());
+    let news = |line: &str| eprintln!("{line}");
+    let l1 = L1::boot(1536, "", &news)?;
+    let modules = l1.host.batch_modules(&news)?;
+    let disk = l1.old_disk()?;
+    let content = fs::read(&disk)?;
+    step("L1 is up");
+
+    // Nobody is there: the modules issue each access by itself.
+    let (guest, _) = l1.old_machine(&machine("plain", ""), &disk, &news)?;
+    let found = prepare(&guest, &modules, &disk)?;
+    ensure!(found["offered"] == 0 && found["rings"] == 0 && found["single"] == 96, "{found:?}");
+    let plain = read(&l1, &guest)?;
+    eprintln!("plain: {plain:?}");
+    ensure!(plain.counts["rings"] == 0 && plain.counts["single"] == COMMANDS * ACCESSES, "{plain:?}");
+    ensure!(plain.registers() == COMMANDS * WRITES && plain.doorbells() == 0, "{plain:?}");
+    let plain_written = written(&l1, &guest, "plain")?;
+    guest.kill()?;
+    step("without the library");
+
+    let command = l1.interposed_with("--batch")?;
+    let (guest, _) = l1.old_machine(&machine("batched", &command), &disk, &news)?;
+    let found = prepare(&guest, &modules, &disk)?;
+    ensure!(found["offered"] == 128 && found["rings"] > 0 && found["single"] == 0, "{found:?}");
+    let before = batches(&l1.clustering("--vm batched")?)?;
+    let batched = read(&l1, &guest)?;
+    let host = grown(&batches(&l1.clustering("--vm batched")?)?, &before);
+    eprintln!("batched: {batched:?}; the host: {host:?}");
+    ensure!(host["left"] == 0 && host["refused"] == 0 && host["not_stored"] == 0, "{host:?}");
+    ensure!(batched.counts["batched"] == COMMANDS * ACCESSES && batched.counts["single"] == 0, "{batched:?}");
+    ensure!(host["accesses"] == batched.counts["batched"], "{host:?}, {batched:?}");
+    ensure!(host["answered"] == batched.counts["rings"], "{host:?}, {batched:?}");
+    // A slow host cuts some short, which costs another ring each.
+    ensure!(host["answered"] == COMMANDS * RINGS + host["cut_short"], "{host:?}");
+    ensure!(batched.registers() == 0, "{batched:?}");
+    // Where a cluster is under way, the doorbell takes no exit either.
+    ensure!(batched.doorbells() <= host["answered"], "{batched:?}, {host:?}");
+    let all = [&plain, &batched].map(Work::all);
+    ensure!(all[1] * 4 <= all[0], "{all:?} exits for ports");
+    ensure!(written(&l1, &guest, "batched")? == plain_written, "the controller was told something else");
+    // No access of a device comes before these, so no cluster is under way.
+    let compared = work(&l1, &guest, &format!("for time in 1 2 3 4 5; do cat {DEBUG}/compare; done"))?;
+    eprintln!("compared: {compared:?}");
+    let text = l1.run(&format!("{} exits cluster --vm batched", binary()?.display()), MINUTE)?;
+    ensure!(text.contains(" answered ("), "{text}");
+    eprintln!("{text}");
+    ensure!(compared.counts["batched"] == 5 * 96, "{compared:?}");
+    ensure!(compared.doorbells() > 0 && compared.doorbells() <= compared.counts["rings"], "{compared:?}");
+    ensure!(compared.counts["rings"] < 96, "{compared:?}");
+    step("with batches");
+
+    let off = l1.clustering("off --vm batched")?;
+    ensure!(off["clustering"] == "off", "{off:#}");
+    let single = read(&l1, &guest)?;
+    ensure!(single.counts["batched"] == 0 && single.counts["single"] == COMMANDS * ACCESSES, "{single:?}");
+    ensure!(single.registers() == COMMANDS * WRITES, "{single:?}");
+    l1.clustering("on --vm batched")?;
+    let again = read(&l1, &guest)?;
+    ensure!(again.counts["batched"] == COMMANDS * ACCESSES && again.registers() == 0, "{again:?}");
+    guest.kill()?;
+    step("switched off and on");
+    ensure!(fs::read(&disk)? == content, "the disk has changed");
+    Ok(())
+}
+
+/// Reads the disk again and again, and tells of it by the serial port: a shared folder is nothing that can migrate.
+const TRAVELLER: &str = "set -e; cp /folder/disk /tmp/disk
+    cat >/tmp/work <<'END'
+cd /tmp
+until umount /folder; do sleep 0.1; done
+until chroot /proc/1/root /bin/busybox umount /folder; do sleep 0.1; done
+round=0
+while :; do
+    round=$((round + 1)); data=other
+    dd if=/dev/sda of=/tmp/again bs=256k iflag=direct 2>/dev/null; cmp /tmp/again /tmp/disk && data=same
+    echo \"round $round\" $(cat DEBUG/counts) data $data .
+    sleep 0.1
+done
+END
+    setsid sh /tmp/work </dev/null >/dev/ttyS0 2>&1 &";
+
+/// One round of [`TRAVELLER`].
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    number: u64,
+    batched: u64,
+    single: u64,
+}
+
+/// The rounds that a guest has told of by now; an error if one of them has read something else.
+fn rounds(guest: &L2<'_>) -> Result<Vec<Round>> {
+    let console = guest.console();
+    // The last line may be half of one, and the first after a migration the second half.
+    let whole =
+        console.lines().map(str::trim).filter(|line| line.starts_with("round ") && line.ends_with('.'));
+    whole
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let after =
+                |name: &str| words.iter().position(|word| *word == name).and_then(|at| words.get(at + 1));
+            let number = |name: &str| -> Result<u64> {
+                after(name)
+                    .and_then(|word| word.parse().ok())
+                    .with_context(|| format!("{line:?} has no {name}"))
+            };
+            ensure!(after("data") == Some(&"same"), "{line}");
+            Ok(Round { number: number("round")?, batched: number("batched")?, single: number("single")? })
+        })
+        .collect()
+}
+
+/// Waits until a guest has told of so many rounds; the last of them.
+fn wait_for_rounds(l1: &L1, guest: &L2<'_>, count: usize) -> Result<Vec<Round>> {
+    let end = Instant::now() + 3 * MINUTE;
+    loop {
+        let told = rounds(guest)?;
+        if told.len() >= count {
+            return Ok(told);
+        }
+        l1.still_runs()?;
+        ensure!(
+            Instant::now() < end,
+            "{told:?}; QEMU said {}; the console: {}",
+            guest.said(),
+            guest.console()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The destination's VMM is stock QEMU without the library, and nobody tells the guest.
+#[test]
+fn a_guest_that_migrates_to_a_host_without_the_library_goes_on_by_single_accesses() -> Result<()> {
+    let news = |line: &str| eprintln!("{line}");
+    let l1 = L1::boot(1536, "", &news)?;
+    let modules = l1.host.batch_modules(&news)?;
+    let disk = l1.old_disk()?;
+    let command = l1.interposed_with("--batch")?;
+    let (source, _) = l1.old_machine(&machine("source", &command), &disk, &news)?;
+    prepare(&source, &modules, &disk)?;
+    source.run(&TRAVELLER.replace("DEBUG", DEBUG))?;
+    let there = wait_for_rounds(&l1, &source, 3)?;
+    ensure!(
+        there.windows(2).all(|two| two[1].batched > two[0].batched && two[1].single == two[0].single),
+        "{there:?}"
+    );
+
+    let destination = l1.old_machine_incoming(&machine("destination", ""), &disk)?;
+    source.qmp("migrate", &json!({"uri": "unix:/tmp/destination.in"}))?;
+    let end = Instant::now() + 3 * MINUTE;
+    loop {
+        let status = source.qmp("query-migrate", &json!({}))?;
+        match status["status"].as_str() {
+            Some("completed") => break,
+            Some("failed" | "cancelled") => {
+                anyhow::bail!("{status:#}; the destination said {}", destination.said())
+            }
+            _ => ensure!(Instant::now() < end, "{status:#}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let left = batches(&l1.clustering("--vm source")?)?;
+    let before = rounds(&source)?;
+    let after = wait_for_rounds(&l1, &destination, 4)?;
+    eprintln!("before: {:?}, {left:?}; after: {after:?}", before.last());
+    let last = before.last().context("rounds before")?;
+    ensure!(last.batched > 0 && last.number < after[0].number, "{last:?}, {after:?}");
+    // The first round after it may have begun before.
+    for two in after[1..].windows(2) {
+        ensure!(two[1].batched == two[0].batched && two[1].single > two[0].single, "{after:?}");
+    }
+    Ok(())
+}
