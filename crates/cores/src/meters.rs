@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::SlotMeter;
 
+// CONTROL: senders of slots and readers of meters.
 /// One for each core. The core tells nobody when a slot goes: its meter is then held by this table only.
 #[derive(Debug, Default)]
 pub(crate) struct MeterTable(Mutex<Vec<Arc<SlotMeter>>>);

@@ -21,6 +21,7 @@ const QUEUE_PERMILLE: u32 = 50;
 /// The I/O cores of a daemon. All methods take `&self`, from any thread of the control plane; none holds the list while it waits.
 #[derive(Debug, Default)]
 pub struct Pool {
+    // CONTROL: who starts, ends and looks for cores; no core does.
     /// Those that have ended leave it when the next one is started.
     cores: RwLock<Vec<Arc<Core>>>,
     next_id: AtomicU32,
