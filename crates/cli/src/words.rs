@@ -123,14 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn every_alias_is_an_old_word_and_stands_in_the_changelog() {
+    fn every_hidden_alias_is_an_old_word_and_stands_in_the_changelog() {
         fn aliases(command: &clap::Command, all: &mut Vec<String>) {
             for argument in command.get_arguments() {
                 let hidden = argument.get_all_aliases().unwrap_or_default();
                 all.extend(hidden.iter().map(|alias| format!("--{alias}")));
             }
             for below in command.get_subcommands() {
-                all.extend(below.get_all_aliases().map(str::to_owned));
+                let visible = |alias: &&str| below.get_visible_aliases().any(|other| other == *alias);
+                let hidden = below.get_all_aliases().filter(|alias| !visible(alias));
+                all.extend(hidden.map(str::to_owned));
                 aliases(below, all);
             }
         }
