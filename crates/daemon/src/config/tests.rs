@@ -120,7 +120,8 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "x = 1\n".into(),
             1,
             "\"x\" is no part of a configuration".into(),
-            "there are [daemon], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".into(),
+            "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]"
+                .into(),
         ),
         (
             "\n\n[[disks]]\nname = \"a\"".into(),
