@@ -216,14 +216,14 @@ pub const GOALS: &[Goal] = &[
         "min_share_ratio",
         "what a modest guest gets beside a greedy one, as a part of what it should get, in its worst second",
         AtLeast(0.95),
-        None,
+        Some(AtLeast(0.9)),
     ),
     goal(
         "core",
         "core_bound_share_ratio",
         "the same, where the core is what bounds all",
         AtLeast(0.95),
-        None,
+        Some(AtLeast(0.9)),
     ),
     goal(
         "core",
