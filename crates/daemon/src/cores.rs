@@ -131,7 +131,7 @@ impl Cores {
         Ok(())
     }
 
-    /// Changes what [`CoreChangeForm`] has, of one or of all, while they run. One core at least takes queues of any device.
+    /// Changes what a `CoreChangeForm` has, of one or of all, while they run. One core at least takes queues of any device.
     pub fn set(&self, id: Option<u32>, change: impl Fn(&mut CoreSpec)) -> Result<(), Refusal> {
         if let Some(id) = id {
             self.check(id)?;

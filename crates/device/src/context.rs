@@ -160,8 +160,11 @@ impl CoreContext {
     /// The core's side: bytes submitted and bytes completed since the last call, if any.
     #[inline]
     pub fn take_moved(&mut self) -> Option<(u64, u64)> {
-        let moved = (std::mem::take(&mut self.submitted), std::mem::take(&mut self.completed));
-        (moved != (0, 0)).then_some(moved)
+        // Most polls hand on nothing.
+        if self.submitted == 0 && self.completed == 0 {
+            return None;
+        }
+        Some((std::mem::take(&mut self.submitted), std::mem::take(&mut self.completed)))
     }
 
     /// When the request may pass that a limit has held back in this poll, if one has: for [`crate::PollOutcome::limited`].

@@ -75,11 +75,6 @@ const YIELD_TURNS: u32 = 4;
 /// front end that sends many must not delay the queues of others.
 const MESSAGES_PER_TURN: u64 = 8;
 
-/// So long before.
-fn before(at: Instant, time: Duration) -> Instant {
-    at.checked_sub(time).unwrap_or(at)
-}
-
 /// The core's ring, if it has one.
 #[inline]
 fn ring(context: &mut CoreContext) -> Option<&mut CoreRing> {
@@ -452,7 +447,8 @@ impl PollLoop {
             entry.state = SlotState::Polled;
             entry.idle_since = None;
             // The request was there before the core was.
-            entry.looked = before(self.context.now(), entry.adaptive.wake_up());
+            let now = self.context.now();
+            entry.looked = now.checked_sub(entry.adaptive.wake_up()).unwrap_or(now);
             if std::mem::take(&mut entry.timed) {
                 self.timers.clear(Timer::Slot(index));
             }

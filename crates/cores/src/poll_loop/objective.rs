@@ -18,7 +18,7 @@ pub(super) struct Objective {
     ceiling: Option<CpuCeiling>,
     meter: ObjectiveMeter,
     reported: Instant,
-    /// Time awake since the ceiling was set, as looks at the clock have it; processor time of the thread when it was set, ns.
+    /// Time awake since [`Objective::correct`], as looks at the clock have it, and the thread's processor time by then, ns.
     awake_ns: u64,
     cpu_ns: u64,
 }
@@ -57,22 +57,13 @@ impl Objective {
         self.meter.took(&self.asked, requests, wait.as_nanos() as u64, may_poll);
     }
 
-    /// The core has been awake for so long since the last call.
-    #[inline]
-    fn spent(&mut self, now_ns: u64, awake_ns: u64) {
-        if let Some(ceiling) = &mut self.ceiling {
-            ceiling.spent(now_ns, awake_ns);
-            self.awake_ns += awake_ns;
-        }
-    }
-
     /// Adds what the thread's processor time is above the time that it was seen awake: entering the kernel and waking up.
-    fn correct(&mut self, now_ns: u64, cpu: Option<Duration>) {
-        if let (Some(ceiling), Some(cpu)) = (&mut self.ceiling, cpu) {
-            let cpu_ns = cpu.as_nanos() as u64;
-            let unseen = cpu_ns.saturating_sub(self.cpu_ns).saturating_sub(self.awake_ns);
-            // What was seen and not had went to other threads: it is not held against what is not seen later.
-            (self.cpu_ns, self.awake_ns) = (cpu_ns, 0);
+    fn correct(&mut self, now_ns: u64, cpu: Duration) {
+        let cpu_ns = cpu.as_nanos() as u64;
+        let unseen = cpu_ns.saturating_sub(self.cpu_ns).saturating_sub(self.awake_ns);
+        // What was seen and not had went to other threads: it is not held against what is not seen later.
+        (self.cpu_ns, self.awake_ns) = (cpu_ns, 0);
+        if let Some(ceiling) = &mut self.ceiling {
             ceiling.spent(now_ns, unseen);
         }
     }
@@ -101,15 +92,19 @@ impl PollLoop {
     /// Has the ceiling know that the core was awake for `awake`.
     #[inline]
     pub(super) fn spend(&mut self, now: Instant, awake: Duration) {
-        if self.objective.ceiling.is_some() {
-            self.objective.spent(self.shared.age_ns(now), awake.as_nanos() as u64);
+        if let Some(ceiling) = &mut self.objective.ceiling {
+            let awake_ns = awake.as_nanos() as u64;
+            ceiling.spent(self.shared.age_ns(now), awake_ns);
+            self.objective.awake_ns += awake_ns;
         }
     }
 
     /// Every 10 ms while the core has something to do.
     pub(super) fn check_objective(&mut self, now: Instant) {
-        if self.objective.ceiling.is_some() {
-            self.objective.correct(self.shared.age_ns(now), self.context.thread_cpu());
+        if self.objective.ceiling.is_some()
+            && let Some(cpu) = self.context.thread_cpu()
+        {
+            self.objective.correct(self.shared.age_ns(now), cpu);
         }
         if now.saturating_duration_since(self.objective.reported) >= REPORT {
             self.objective.reported = now;

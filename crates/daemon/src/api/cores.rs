@@ -7,7 +7,7 @@ use ioplane_api::request::{CoreChangeForm, CoreForm, MoveForm, NotifyForm, Unpin
 use ioplane_api::spec::{CoreSpec, Form};
 use serde::Deserialize;
 
-use super::{Answer, Body, Own, created, form, form_or_usual, json, whole};
+use super::{Answer, Body, Own, created, form, form_or_usual, json, send_one, whole};
 use crate::Daemon;
 use crate::refusal::Refusal;
 use crate::served::blocking;
@@ -32,9 +32,7 @@ pub async fn core(State(daemon): Own, Path(id): Path<String>) -> Answer {
 
 pub async fn add(State(daemon): Own, body: Body) -> Answer {
     let form: CoreForm = form_or_usual(body)?;
-    if let Some(group) = form.reserve.as_deref().filter(|group| !group.is_empty()) {
-        daemon.groups.check(group).map_err(|refused| refused.at("reserve"))?;
-    }
+    check_reserve(&daemon, form.reserve.as_deref())?;
     whole(
         daemon.may_change()?,
         blocking(move || {
@@ -47,18 +45,22 @@ pub async fn add(State(daemon): Own, body: Body) -> Answer {
     .await
 }
 
-fn set(daemon: &Daemon, id: Option<u32>, change: &CoreChangeForm) -> Result<(), Refusal> {
+/// Whether there is the group for which a core is to be reserved; an empty name is none.
+fn check_reserve(daemon: &Daemon, group: Option<&str>) -> Result<(), Refusal> {
+    let group = group.filter(|group| !group.is_empty());
+    group.map_or(Ok(()), |group| daemon.groups.check(group)).map_err(|refused| refused.at("reserve"))
+}
+
+/// Changes one core or all. `F`: the form by which somebody asks for it.
+fn set<F: Form>(daemon: &Daemon, id: Option<u32>, change: &CoreChangeForm) -> Result<(), Refusal> {
     if *change == CoreChangeForm::default() {
-        let remedy = format!("send {}", CoreChangeForm::FIELDS.join(", or "));
-        return Err(Refusal::invalid("nothing to change", remedy));
+        return Err(Refusal::invalid("nothing to change", send_one::<F>()));
     }
     let flaws = CoreSpec::new(0).changed(change).flaws();
     if !flaws.is_empty() {
         return Err(Refusal::flaws(&flaws));
     }
-    if let Some(group) = change.reserve.as_deref().filter(|group| !group.is_empty()) {
-        daemon.groups.check(group).map_err(|refused| refused.at("reserve"))?;
-    }
+    check_reserve(daemon, change.reserve.as_deref())?;
     daemon.cores.set(id, |core| *core = core.changed(change))?;
     daemon.pool.look_soon();
     for core in daemon.cores.all().into_iter().filter(|core| id.is_none_or(|id| id == core.id)) {
@@ -78,7 +80,7 @@ pub async fn change(State(daemon): Own, Path(id): Path<String>, body: Body) -> A
     whole(
         daemon.may_change()?,
         blocking(move || {
-            set(&daemon, Some(id), &form)?;
+            set::<CoreChangeForm>(&daemon, Some(id), &form)?;
             json(one_core(&daemon, id)?)
         }),
     )
@@ -91,7 +93,7 @@ pub async fn notify(State(daemon): Own, body: Body) -> Answer {
     whole(
         daemon.may_change()?,
         blocking(move || {
-            set(&daemon, None, &form)?;
+            set::<NotifyForm>(&daemon, None, &form)?;
             json(daemon.core_reports())
         }),
     )

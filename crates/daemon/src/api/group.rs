@@ -2,9 +2,9 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::DoneReport;
-use ioplane_api::spec::{Form, GroupChangeForm, GroupForm};
+use ioplane_api::spec::{GroupChangeForm, GroupForm};
 
-use super::{Answer, Body, Own, form, form_or_usual, json, put, whole};
+use super::{Answer, Body, Own, form, form_or_usual, json, put, send_one, whole};
 use crate::refusal::Refusal;
 
 pub async fn groups(State(daemon): Own) -> Answer {
@@ -28,8 +28,7 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let change: GroupChangeForm = form(body)?;
     if change == GroupChangeForm::default() {
-        let remedy = format!("send {}", GroupChangeForm::FIELDS.join(", or "));
-        return Err(Refusal::invalid("no change", remedy));
+        return Err(Refusal::invalid("no change", send_one::<GroupChangeForm>()));
     }
     whole(daemon.may_change()?, async move {
         daemon.change_group(&name, &change).await?;

@@ -28,6 +28,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{self, MethodFilter, MethodRouter};
 use ioplane_api::operation::{Method, Operation};
 use ioplane_api::refusal::{Code, MEDIA, RefusalKind};
+use ioplane_api::spec::Form;
 use serde::{Deserialize, Serialize};
 
 use self::form::{Body, form, form_or_usual, form_up_to};
@@ -164,6 +165,11 @@ impl IntoResponse for Refusal {
 
 fn json(report: impl Serialize) -> Answer {
     Ok(axum::Json(report).into_response())
+}
+
+/// What to do about a form `F` of which no field was sent.
+fn send_one<F: Form>() -> String {
+    format!("send {}", F::FIELDS.join(", or "))
 }
 
 fn created(report: impl Serialize) -> Answer {

@@ -106,25 +106,20 @@ pub fn no_core(config: &Config, core: Option<u32>) -> Option<Flaw> {
 }
 
 fn no_group(config: &Config, group: &str) -> Option<Flaw> {
-    let names: Vec<&str> = config.groups.iter().map(|(known, _)| known.name.as_str()).collect();
-    if names.contains(&group) {
-        return None;
-    }
-    let remedy = match nearest(group, &names) {
-        Some(near) => format!("write {near}, or add a [[group]] with name = {group:?}"),
-        None => format!("add a [[group]] with name = {group:?}"),
-    };
-    Some(Flaw::new("group", format!("there is no group {group}"), remedy))
+    missing("group", group, config.groups.iter().map(|(known, _)| known.name.as_str()))
 }
 
 fn no_switch(config: &Config, switch: &str) -> Option<Flaw> {
-    let names: Vec<&str> = config.switches.iter().map(|(known, _)| known.name.as_str()).collect();
-    if names.contains(&switch) {
+    missing("switch", switch, config.switches.iter().map(|(known, _)| known.name.as_str()))
+}
+
+/// The flaw of a field `kind` that names something of that kind which the configuration has not.
+fn missing<'a>(kind: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> Option<Flaw> {
+    let names: Vec<&str> = known.collect();
+    if names.contains(&name) {
         return None;
     }
-    let remedy = match nearest(switch, &names) {
-        Some(near) => format!("write {near}, or add a [[switch]] with name = {switch:?}"),
-        None => format!("add a [[switch]] with name = {switch:?}"),
-    };
-    Some(Flaw::new("switch", format!("there is no switch {switch}"), remedy))
+    let add = format!("add a [[{kind}]] with name = {name:?}");
+    let remedy = nearest(name, &names).map_or(add.clone(), |near| format!("write {near}, or {add}"));
+    Some(Flaw::new(kind, format!("there is no {kind} {name}"), remedy))
 }

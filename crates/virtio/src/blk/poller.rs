@@ -361,7 +361,7 @@ impl Work {
     /// Submits the next slice of a transfer.
     fn submit_slice(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
         let tag = Tag(pending.taken.head());
-        pending.slice = self.piece(pending.bytes - pending.done);
+        pending.slice = self.piece(pending.left());
         self.cut.clear();
         cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
         let offset = pending.offset + u64::from(pending.done);
