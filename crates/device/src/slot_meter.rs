@@ -1,6 +1,8 @@
-//! The time that a core spends on one poller, published for the control plane.
+//! The time that a core spends on one poller, and how it learns of its requests, published for the control plane.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use ioplane_scheduler::ChoiceMeter;
 
 use crate::device::DeviceInfo;
 use crate::parked::PollerId;
@@ -14,11 +16,19 @@ pub struct SlotMeter {
     queue: u16,
     poller: PollerId,
     busy_ns: AtomicU64,
+    choices: ChoiceMeter,
 }
 
 impl SlotMeter {
     pub(crate) fn new(info: &DeviceInfo, queue: u16, poller: PollerId) -> Self {
-        SlotMeter { device: info.name.clone(), kind: info.kind, queue, poller, busy_ns: AtomicU64::new(0) }
+        SlotMeter {
+            device: info.name.clone(),
+            kind: info.kind,
+            queue,
+            poller,
+            busy_ns: AtomicU64::new(0),
+            choices: ChoiceMeter::default(),
+        }
     }
 
     /// [`DeviceInfo::name`] of the poller's device.
@@ -44,6 +54,11 @@ impl SlotMeter {
     /// Time of the core that the poller has used, ns, as of the core's last look at its clock.
     pub fn busy_ns(&self) -> u64 {
         self.busy_ns.load(Ordering::Relaxed)
+    }
+
+    /// How its core learns of the queue's requests, and why. Times are ns since the core was started; only the core writes.
+    pub fn choices(&self) -> &ChoiceMeter {
+        &self.choices
     }
 
     /// The core's side: the poller has used so much. One relaxed store.
