@@ -497,11 +497,8 @@ mod tests {
 
     #[test]
     fn what_was_disturbed_is_counted_and_not_judged() {
-        let modest = |served: [u64; 2]| Modest {
-            times: Vec::new(),
-            served: served.to_vec(),
-            arrived: vec![100; 2],
-        };
+        let modest =
+            |served: [u64; 2]| Modest { times: Vec::new(), served: served.to_vec(), arrived: vec![100; 2] };
         let mut kind = Kind::default();
         let run = |undisturbed: [bool; 2]| Run {
             share: 200.0,
