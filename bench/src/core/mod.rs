@@ -16,6 +16,7 @@ mod moving;
 mod offered;
 mod report;
 mod stage;
+mod taken;
 mod turns;
 mod weights;
 

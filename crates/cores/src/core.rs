@@ -37,7 +37,7 @@ impl Core {
     /// As [`Core::start`], with a clock of the caller's. How long the core sleeps is counted from its clock and slept by the host's.
     pub fn start_with(id: CoreId, settings: CoreSettings, clock: Arc<dyn Clock>) -> Result<Self, PoolError> {
         let start = |source: std::io::Error| PoolError::Start { core: id.0, source };
-        let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
+        let mailbox = Arc::new(Mailbox::new(id, clock.clone()).map_err(|e| start(e.into()))?);
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
         let shared = Arc::new(CoreShared::new(id, &settings, clock.now()));

@@ -139,11 +139,16 @@ impl PollLoop {
         }
     }
 
+    /// What a wake-up takes, ns, if one was measured: by a message, else by a timer.
+    pub(super) fn wake_ns(&self) -> Option<u64> {
+        self.wake_ups.median_ns().or(self.wait_policy.wake_ns())
+    }
+
     /// What looking costs each slot, from what the core did since the last call.
     pub(super) fn price_polling(&mut self) {
         let (period_ns, busy_ns, turns) = self.account.since_priced(self.context.now());
         let turn_ns = busy_ns / turns.max(1);
-        let wake_ns = self.wait_policy.wake_ns();
+        let wake_ns = self.wake_ns();
         for entry in self.slots.iter_mut().flatten() {
             let own = entry.charge.time_ns - entry.adaptive.priced_ns;
             entry.adaptive.priced_ns = entry.charge.time_ns;

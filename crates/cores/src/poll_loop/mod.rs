@@ -28,6 +28,7 @@ mod rest;
 mod slot;
 mod timers;
 mod wait;
+mod wake_up;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ use objective::Objective;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
+use wake_up::WakeUps;
 
 /// How often every awake poller is tidied.
 const TIDY: Duration = Duration::from_millis(10);
@@ -94,6 +96,7 @@ pub(crate) struct PollLoop {
     notify: Notify,
     spin: Duration,
     wait_policy: WaitPolicy,
+    wake_ups: WakeUps,
     objective: Objective,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
@@ -147,6 +150,7 @@ impl PollLoop {
             notify: settings.notify,
             spin: settings.spin,
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
+            wake_ups: WakeUps::default(),
             objective: Objective::new(CoreObjective::default(), now),
             waited: false,
             unkicked_until: now,
@@ -278,7 +282,7 @@ impl PollLoop {
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
         self.join_group(at, slot.share());
-        let adaptive = Adaptive::new(self.objective.asked(), self.wait_policy.wake_ns());
+        let adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
         let now = self.context.now();
         let mode = if self.notify == Notify::Adaptive { QueueMode::Polled } else { QueueMode::Fixed };
         slot.meter().choices().begin(mode, self.shared.age_ns(now));

@@ -1,8 +1,9 @@
 //! Arming, the last look, sleeping (also for completions only) and waking.
 
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ioplane_device::clock::since_epoch;
 use ioplane_device::{Armed, PollOutcome, PollState};
 use ioplane_scheduler::QueueMode;
 
@@ -327,12 +328,23 @@ impl PollLoop {
         let by_work = !self.watch.fired().is_empty();
         let then = self.context.look();
         self.wait_policy.slept(time, then.saturating_duration_since(now), by_work);
+        self.learn_wake_up(now, then);
         self.account.slept(then);
         // The wait has checked the resting slots too.
         self.last_event_check = then;
         if by_work {
             self.account.counts.wakes += 1;
             self.handle_events();
+        }
+    }
+
+    /// The core has slept from `from` to `to`. If a message ended that, it tells what a wake-up takes.
+    fn learn_wake_up(&mut self, from: Instant, to: Instant) {
+        if self.watch.fired().contains(&Readable::Mailbox) {
+            let asked_ns = self.mailbox.asked_ns();
+            if asked_ns > since_epoch(from) {
+                self.wake_ups.took(since_epoch(to).saturating_sub(asked_ns));
+            }
         }
     }
 
@@ -361,6 +373,7 @@ impl PollLoop {
         let then = self.context.look();
         let by_work = !self.watch.fired().is_empty();
         self.wait_policy.slept(timeout, then.saturating_duration_since(now), by_work);
+        self.learn_wake_up(now, then);
         self.account.slept(then);
         if self.shared.life.load(Ordering::Relaxed) == ENDING {
             // The last of what queues have left on the ring may have ended.

@@ -347,6 +347,30 @@ mod tests {
     }
 
     #[test]
+    fn bursts_that_a_wake_up_would_shorten_are_waited_for() {
+        // 100 requests in 500 us, then 500 us of silence.
+        let wave = |wake_ns: u64| {
+            let costs = PollingCosts { wake_ns, ..COSTS };
+            let mut queue = QueuePolling::new(&costs, &NONE);
+            let mut now = 0;
+            for turn in 0..10_000u64 {
+                queue.idle(now, true);
+                let gap = if turn % 100 == 0 { 500_000 } else { 5_000 };
+                let armed = gap > queue.spin().0;
+                if armed {
+                    queue.armed();
+                    now += wake_ns;
+                }
+                now += gap;
+                queue.worked(now, 1, &costs, &NONE);
+            }
+            queue.spin().0 > 500_000
+        };
+        assert!(wave(50_000), "a tenth of each burst");
+        assert!(!wave(5_000), "a hundredth");
+    }
+
+    #[test]
     fn an_objective_shorter_than_a_wake_up_is_served_by_polling() {
         let tight = CoreObjective { p99_ns: Some(8_000), cpu_permille: None };
         let loose = CoreObjective { p99_ns: Some(80_000), cpu_permille: None };
