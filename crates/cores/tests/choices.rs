@@ -115,11 +115,6 @@ fn an_objective_has_a_queue_polled_for_no_longer_than_a_polled_core_would() {
     looked(&lines[0]);
     clock.advance(CoreSettings::default().spin);
     eventually("is polled for ever", || noted(&core).mode == QueueMode::Armed(ArmReason::Objective));
-    // With more of them it is known.
-    requests(&lines[0], &clock, 60, LONG);
-    looked(&lines[0]);
-    clock.advance(5 * LONG);
-    eventually("is polled for ever", || noted(&core).mode == SPUN);
     running.quiesce(soon()).unwrap();
 }
 

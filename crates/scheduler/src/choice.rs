@@ -69,7 +69,9 @@ impl fmt::Display for ArmReason {
             ArmReason::LongGaps => "its requests come further apart than polling on is worth",
             ArmReason::SpunInVain => "no request came for as long as it was worth polling",
             ArmReason::Ceiling => "the CPU ceiling of its core forbids polling",
-            ArmReason::Objective => "no request came for the core's spin, the most that an objective may take",
+            ArmReason::Objective => {
+                "no request came for the core's spin, the most that an objective may take"
+            }
             ArmReason::SlowDisk => "its requests have waited for the disk for longer than the core polls",
         })
     }
@@ -238,8 +240,7 @@ mod tests {
     #[test]
     fn times_are_summed_by_reason() {
         let meter = ChoiceMeter::default();
-        let (gaps, spun) =
-            (QueueMode::Armed(ArmReason::LongGaps), QueueMode::Armed(ArmReason::SpunInVain));
+        let (gaps, spun) = (QueueMode::Armed(ArmReason::LongGaps), QueueMode::Armed(ArmReason::SpunInVain));
         meter.enter(QueueMode::Polled, 100);
         for at in 0..3 {
             meter.enter(gaps, 1000 + at * 100);

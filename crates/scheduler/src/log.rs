@@ -395,14 +395,12 @@ mod tests {
         let said = "web queue 1 moves from core 0 to core 2: 94 % busy against 12 %";
         assert_eq!(moved.words(|queue| format!("web queue {}", queue.queue)), said);
         let core = 1;
-        let polled =
-            Decision::Mode { queue, core, mode: QueueMode::Polled, permille: 996, spin_ns: 24_576 };
+        let polled = Decision::Mode { queue, core, mode: QueueMode::Polled, permille: 996, spin_ns: 24_576 };
         let said = "queue 1 of device 3: polled 100 % of the time, for 25 us after each request";
         assert_eq!(polled.to_string(), said);
         let unit = Some(LimitUnit::Requests);
         let throttled = Decision::Throttled { queue, core, unit, permille: 931 };
-        let said =
-            "queue 1 of device 3: throttled 93 % of the time, since a limit of requests per second holds them back";
+        let said = "queue 1 of device 3: throttled 93 % of the time, since a limit of requests per second holds them back";
         assert_eq!(throttled.to_string(), said);
         let late = Decision::Objective { core, outcome: ObjectiveReport::LateByCeiling(23) };
         let said = "core 1: 2.3 % of requests late, since its CPU ceiling forbids polling";

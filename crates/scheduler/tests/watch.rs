@@ -62,8 +62,7 @@ fn a_thousand_changes_a_second_are_one_entry() {
     // Half and half is neither.
     assert_eq!(modes(&scene.seconds(60, 50, GAPS, QueueMode::Polled)), []);
     let text = Scene::default().seconds(3, 90, GAPS, QueueMode::Polled)[0].to_string();
-    let said =
-        "queue 0 of device 0: armed 90 % of the time, since its requests come further apart than polling on is worth";
+    let said = "queue 0 of device 0: armed 90 % of the time, since its requests come further apart than polling on is worth";
     assert_eq!(text, said);
 }
 
