@@ -69,7 +69,12 @@ fn a_driver_without_event_idx_is_found() {
 }
 
 /// Reads now and then until `there` finds what it looks for in the log of decisions.
-fn decision(daemon: &TestDaemon, guest: &mut Reader, at_once: usize, there: impl Fn(&Value) -> bool) -> Value {
+fn decision(
+    daemon: &TestDaemon,
+    guest: &mut Reader,
+    at_once: usize,
+    there: impl Fn(&Value) -> bool,
+) -> Value {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         guest.submit(at_once);
@@ -94,14 +99,19 @@ fn how_a_queue_is_served_is_told_with_the_reason() {
     let text = found["text"].as_str().unwrap();
     assert!(text.starts_with("a queue 0: armed ") && text.contains(", since "), "{text}");
     let report = found_while_reading(&daemon, guest, 1);
-    let said = report["choices"][0]["text"].as_str().unwrap();
+    let said = report["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{report}"));
     assert!(said.starts_with("armed most of the time (") && said.contains(", since "), "{report}");
     assert_eq!(causes(&report), [""; 0], "{report}");
-    // The same in the other places.
+    // The same in the other places, of the queue of another front end.
+    let mut guest = Reader::connect(&daemon, "a");
+    decision(&daemon, &mut guest, 1, |_| true);
     let (_, disk) = daemon.http("GET", "/v1/disks/a", "");
     let choice = &disk["queues"][0]["choice"];
     let counts = choice["counts"].as_array().unwrap();
-    assert!(counts.iter().any(|count| count["choice"] == "armed" && count["us"].as_u64() > Some(0)), "{choice}");
+    assert!(
+        counts.iter().any(|count| count["choice"] == "armed" && count["us"].as_u64() > Some(0)),
+        "{choice}"
+    );
     assert!(daemon.cli(&["disk", "show", "a"]).out.contains("polled "), "{disk}");
     assert!(daemon.cli(&["core", "decisions"]).out.contains("a queue 0: armed "));
     let top = daemon.json(&["top", "--once", "--interval", "1s"]);
