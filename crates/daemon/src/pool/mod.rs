@@ -4,12 +4,14 @@
 //!   cores: time of each queue --> Meters --PoolReadings--> PoolPlanner --[Decision]--> log
 //!   state file: pins, drains ---> Facts ------^                            | Grow, Shrink: Cores
 //!                                                                          \ Move: one at a time, at a parked point
+//!                      \--> Division --GroupPart--> cores: what of a group's weight stands on each
 //! ```
 //!
 //! Looks come every 20 ms while some queue has work or something is being carried out, and every second otherwise. Without `[pool]`, and while no core is
-//! drained or reserved, there are none.
+//! drained or reserved, nothing is planned; without a group or a second core there are no looks then.
 
 mod carry;
+mod divide;
 mod facts;
 mod readings;
 
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 use ioplane_api::spec::PoolSpec;
+use ioplane_device::{CoreId, CoreMessage};
 use ioplane_scheduler::{
     CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings, PoolSettings, QueueKey,
 };
@@ -28,11 +31,14 @@ use tokio::sync::Notify;
 use crate::cores::Cores;
 use crate::groups::Groups;
 use crate::state_file::StateFile;
+use divide::{Division, GroupUse};
 use facts::{DeviceRef, Facts};
 use readings::{Meters, Underway};
 
 /// Between two looks while some queue has work.
 const BUSY_PERIOD: Duration = Duration::from_millis(20);
+/// Between two looks while some queue has work, and nothing is to be done but to see whether a group has queues on several cores.
+const WATCH_PERIOD: Duration = Duration::from_millis(200);
 /// Between two looks while none has.
 const IDLE_PERIOD: Duration = Duration::from_secs(1);
 /// Decisions that are kept.
@@ -74,6 +80,7 @@ struct Inner {
     topology: CpuTopology,
     facts: Facts,
     meters: Meters,
+    division: Division,
     underway: Underway,
     moves: VecDeque<PlannedMove>,
     log: DecisionLog,
@@ -115,6 +122,7 @@ impl ElasticPool {
             topology,
             facts: Facts::default(),
             meters: Meters::new(),
+            division: Division::default(),
             underway: Underway::default(),
             moves: VecDeque::new(),
             log: DecisionLog::new(LOG),
@@ -241,13 +249,26 @@ impl Inner {
             self.planner.set(settings(spec));
         }
         self.facts.follow(state_file, groups);
-        if spec.is_none() && !self.facts.need_looks() && self.underway.ending.is_empty() {
+        let plans = spec.is_some() || self.facts.need_looks() || !self.underway.ending.is_empty();
+        let divides = self.division.divides() || (!groups.is_empty() && cores.count() > 1);
+        if !plans && !divides {
             return Todo::default();
         }
         let now = Instant::now();
         let now_ns = now.saturating_duration_since(self.epoch).as_nanos() as u64;
         let at = (now, now_ns);
         let (readings, worked) = self.meters.read(cores.pool(), &self.facts, &mut self.underway, at);
+        if divides {
+            self.divide(cores, now_ns);
+        }
+        if !plans {
+            let period = match (worked, self.division.divides()) {
+                (false, _) => IDLE_PERIOD,
+                (true, false) => WATCH_PERIOD,
+                (true, true) => BUSY_PERIOD,
+            };
+            return Todo { next: Some(period), ..Todo::default() };
+        }
         let mut todo = Todo::default();
         for decision in self.planner.plan(&readings, &self.topology) {
             self.take(decision, &readings, cores, &mut todo);
@@ -267,6 +288,17 @@ impl Inner {
         let busy = worked || !self.underway.moving.is_empty() || !self.underway.ending.is_empty();
         todo.next = Some(if busy { BUSY_PERIOD } else { IDLE_PERIOD });
         todo
+    }
+
+    /// Has the parts of weights that stand on each core follow what was read.
+    fn divide(&mut self, cores: &Cores, now_ns: u64) {
+        let uses: Vec<GroupUse> = self.meters.groups.values().copied().collect();
+        for (core, part) in self.division.look(&uses, now_ns, self.meters.period_ns) {
+            // One that has ended has no groups.
+            if let Ok(core) = cores.pool().core(CoreId(core)) {
+                let _ = core.sender().send(CoreMessage::Group(part));
+            }
+        }
     }
 
     /// Notes a decision, and what is to be done for it.
