@@ -9,7 +9,7 @@ use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 use serde_json::{Map, Value, json};
 
 /// Keys of `figures`.
-pub const FIGURES: [&str; 17] = [
+pub const FIGURES: [&str; 18] = [
     "idle_cpu_percent",
     "idle_queues_loss_percent",
     "idle_queue_bytes",
@@ -27,6 +27,7 @@ pub const FIGURES: [&str; 17] = [
     "limit_excess_requests",
     "move_pause_us",
     "file_depth32_per_cpu_vs_qsd",
+    "devices8_ratio",
 ];
 
 /// One figure.

@@ -92,6 +92,11 @@ impl Core {
         self.mailbox.upgrade().map_or(0, |m| m.queues())
     }
 
+    /// How old it is, ns: the present, as the times that it notes have it.
+    pub fn age_ns(&self) -> u64 {
+        self.shared.born.elapsed().as_nanos() as u64
+    }
+
     /// The meters of its queues.
     pub fn meters(&self) -> Vec<Arc<SlotMeter>> {
         self.mailbox.upgrade().map_or(Vec::new(), |m| m.meters.all())

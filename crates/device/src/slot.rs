@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_memory::mutation::{Invariant, removed};
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{LimitSet, LimitUnit};
 
 use crate::Armed;
 use crate::context::CoreContext;
@@ -80,6 +80,11 @@ impl PollerSlot {
     /// Its group, and the weight of that.
     pub fn share(&self) -> Share {
         self.share
+    }
+
+    /// What the limit counts that has held its requests back last.
+    pub fn held_by(&self) -> LimitUnit {
+        self.limits.as_ref().map_or(LimitUnit::Requests, |limits| limits.binding)
     }
 
     /// One turn of the poller. In a fresh slot it first looks at its ring again and signals once. After [`PollState::Parked`] the

@@ -1,7 +1,9 @@
-//! What a core says of one poller, published for the control plane.
+//! What a core says of one poller, published for the control plane: the time that it takes, its group, how its core learns of its requests.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ioplane_scheduler::ChoiceMeter;
 
 use crate::device::DeviceInfo;
 use crate::parked::PollerId;
@@ -19,6 +21,7 @@ pub struct SlotMeter {
     /// The group, and below it the weight.
     share: AtomicU64,
     wants_more: AtomicBool,
+    choices: ChoiceMeter,
 }
 
 fn packed(share: Share) -> u64 {
@@ -35,6 +38,7 @@ impl SlotMeter {
             busy_ns: AtomicU64::new(0),
             share: AtomicU64::new(packed(share)),
             wants_more: AtomicBool::new(false),
+            choices: ChoiceMeter::default(),
         }
     }
 
@@ -83,6 +87,11 @@ impl SlotMeter {
 
     pub(crate) fn join(&self, share: Share) {
         self.share.store(packed(share), Ordering::Relaxed);
+    }
+
+    /// How its core learns of the queue's requests, and why. Times are ns since the core was started; only the core writes.
+    pub fn choices(&self) -> &ChoiceMeter {
+        &self.choices
     }
 
     /// The core's side: the poller has used so much. One relaxed store.

@@ -41,7 +41,7 @@ use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
     PollerSlot, Share,
 };
-use ioplane_scheduler::{CoreObjective, FairTurns, Polled, poll_cost};
+use ioplane_scheduler::{CoreObjective, FairTurns, Polled, QueueMode, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -213,6 +213,7 @@ impl PollLoop {
         let notify = self.shared.notify();
         if notify != self.notify {
             self.notify = notify;
+            self.note_each();
             for &index in &self.awake {
                 if let Some(entry) = &mut self.slots[index]
                     && entry.state != SlotState::Fresh
@@ -287,6 +288,9 @@ impl PollLoop {
         self.join_group(at, slot.share());
         let adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
         let now = self.context.now();
+        let mode = if self.notify == Notify::Adaptive { QueueMode::Polled } else { QueueMode::Fixed };
+        slot.meter().choices().begin(mode, self.shared.age_ns(now));
+        adaptive.publish(slot.meter());
         self.slots[at] = Some(SlotEntry::new(slot, watched, state, adaptive, now));
         if state.is_awake() {
             self.awake(at);
@@ -411,7 +415,7 @@ impl PollLoop {
                     self.objective.took(requests, now.saturating_duration_since(entry.looked));
                 }
                 let now_ns = self.shared.age_ns(self.context.now());
-                entry.adaptive.worked(now_ns, requests, self.objective.asked());
+                entry.adaptive.worked(now_ns, requests, self.objective.asked(), entry.slot.meter());
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {
@@ -452,6 +456,7 @@ impl PollLoop {
     fn wake(&mut self, index: usize) {
         let Some(Some(entry)) = self.slots.get_mut(index) else { return };
         if entry.state.is_resting() {
+            let held = entry.slot.meter().choices().mode().is_held();
             entry.state = SlotState::Polled;
             entry.idle_since = None;
             // The request was there before the core was.
@@ -461,6 +466,9 @@ impl PollLoop {
                 self.timers.clear(Timer::Slot(index));
             }
             entry.slot.disarm(&self.context, self.notify.polls());
+            if self.notify == Notify::Adaptive || held {
+                self.note(index, QueueMode::Polled);
+            }
             self.awake(index);
         }
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ioplane_cores::Pool;
 use ioplane_device::{GroupId, PollerId};
-use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad};
+use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad, QueueLook};
 
 use super::divide::GroupUse;
 use super::facts::{DeviceRef, Facts};
@@ -80,6 +80,26 @@ impl Meters {
             period_ns: 1,
             numbers: DeviceNumbers::default(),
         }
+    }
+
+    /// What each core has chosen for its queues. Locks each core's table of queues for a moment.
+    pub fn choices(&mut self, pool: &Pool, facts: &Facts) -> Vec<QueueLook> {
+        let mut queues: BTreeMap<QueueKey, QueueLook> = BTreeMap::new();
+        for core in pool.cores() {
+            for meter in core.meters() {
+                let Some(device) = facts.device(&meter) else { continue };
+                let queue = QueueKey { device: self.numbers.number(&device.device), queue: meter.queue() };
+                let poller = meter.poller().number();
+                let (choices, now_ns) = (meter.choices().read(), core.age_ns());
+                let look = QueueLook { queue, poller, core: core.id().0, now_ns, choices };
+                let entry = queues.entry(queue).or_insert(look);
+                if entry.poller < poller {
+                    *entry = look;
+                }
+            }
+        }
+        self.numbers.forget(&queues.keys().map(|queue| queue.device).collect());
+        queues.into_values().collect()
     }
 
     /// How everything is at `now`, and whether any queue has had work since the last look. Locks each core's table of queues for a moment.

@@ -75,7 +75,7 @@ impl PollingCosts {
 }
 
 /// Why a queue is armed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ArmReason {
     /// Its gaps are longer than what looking on is worth.
     LongGaps,
@@ -83,6 +83,10 @@ pub enum ArmReason {
     SpunInVain,
     /// The core's CPU ceiling leaves no polling.
     Ceiling,
+    /// The core's p99 objective takes a longer spin than its settings allow, and it was looked at for that.
+    Objective,
+    /// Its requests wait for a disk for longer than a core polls meanwhile.
+    SlowDisk,
 }
 
 /// What to do with a queue that had no work.
@@ -95,9 +99,10 @@ pub enum IdleChoice {
 }
 
 /// Why a spin was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SpinReason {
     /// Too few gaps are known: as long as a wake-up costs, at most twice what the best choice would take.
+    #[default]
     FewGaps,
     /// It is the cheapest for the queue's gaps.
     Cheapest,
