@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-const DOORBELL: u16 = 0x0e60;
+pub const DOORBELL: u16 = 0x0e60;
 /// More than 256 sectors for each command, which takes libata all eleven writes: each register twice, and the device.
 pub const READ: &str =
     "dd if=/dev/sda of=/tmp/copy bs=256k iflag=direct 2>&1; cmp /tmp/copy /folder/disk && sync";

@@ -103,11 +103,17 @@ impl L1 {
 }
 
 impl Counting<'_> {
-    /// What has been counted so far.
+    /// What has been counted so far; there was something to count.
     pub fn read(&self) -> Result<UserExits> {
-        let counts = USER_EXITS.read(self.0)?;
-        ensure!(!counts.is_empty(), "no exit was counted");
-        let named = counts.into_iter().map(|(reason, count)| Ok((u32::try_from(reason)?, count)));
+        let exits = self.read_any()?;
+        ensure!(!exits.0.is_empty(), "no exit was counted");
+        Ok(exits)
+    }
+
+    /// What has been counted so far, also if that is nothing.
+    pub fn read_any(&self) -> Result<UserExits> {
+        let counts = USER_EXITS.read(self.0)?.into_iter();
+        let named = counts.map(|(reason, count)| Ok((u32::try_from(reason)?, count)));
         Ok(UserExits(named.collect::<Result<_>>()?))
     }
 }

@@ -311,42 +311,42 @@ pub const GOALS: &[Goal] = &[
         Some(AtLeast(90.0)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "ide_exits_plain",
         "exits for the 11 register writes of an IDE command of libata, stock QEMU",
         AtLeast(11.0),
         Some(AtLeast(11.0)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "ide_exits_clustered",
         "the same with clustering, the select before them included",
         AtMost(1.0),
         Some(AtMost(1.0)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "ide_exits_batch",
         "the same by batches, without clustering",
         AtMost(1.0),
         Some(AtMost(1.5)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "boot_user_exits_ratio",
         "exits to stock QEMU for a device access at boot, with clustering, as a part of those without",
         AtMost(0.1),
         Some(AtMost(0.15)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "ne2000_exits_per_ping",
         "NE2000 of stock QEMU, clustering: exits for a device access per ping",
         AtMost(20.0),
         Some(AtMost(20.0)),
     ),
     goal(
-        "exits",
+        "exits-clusters",
         "idle_vm_cost_percent",
         "processor time that clustering costs a VM which takes no exits for device accesses, percent",
         AtMost(0.5),
@@ -566,12 +566,12 @@ mod tests {
 
     #[test]
     fn what_is_unresolved_has_not_reached_its_goal() {
-        let run = json!({ "name": "exits", "commit": "c", "machine": {}, "figures": { "idle_vm_cost_percent": UNRESOLVED } });
+        let run = json!({ "name": "exits-clusters", "commit": "c", "machine": {}, "figures": { "idle_vm_cost_percent": UNRESOLVED } });
         let verdicts = judge(&run).unwrap();
         let verdict = verdicts.iter().find(|verdict| verdict.measured == Measured::Unresolved).unwrap();
         assert!(!verdict.reached() && verdict.kept());
         assert!(
-            verdict.to_string().starts_with("not known: exits.idle_vm_cost_percent = unresolved"),
+            verdict.to_string().starts_with("not known: exits-clusters.idle_vm_cost_percent = unresolved"),
             "{verdict}"
         );
     }

@@ -49,10 +49,12 @@ impl Cost {
         let ends = self
             .idle_vm_cost_interval_percent
             .map_or("none".into(), |[low, high]| format!("{low:.2} to {high:.2} %"));
+        let middle = self.idle_vm_cost_percent.as_f64();
         format!(
-            "\nA VM that takes no exits for device accesses, clustering on against off: {} % more processor time of L1; 95 % interval of the \
+            "\nA VM that takes no exits for device accesses, clustering on against off, processor time of L1: {} more; 95 % interval of the \
              median {ends}, {} pairs\n",
-            self.idle_vm_cost_percent, self.idle_vm_cost_pairs
+            middle.map_or(UNRESOLVED.into(), |middle| format!("{middle:.2} %")),
+            self.idle_vm_cost_pairs
         )
     }
 }
@@ -70,7 +72,7 @@ pub fn cost(l1: &L1, limit: Duration, say: &dyn Fn(&str)) -> Result<Cost> {
         let begun = l1.processor_time()?;
         guest.run(WORK)?;
         let time = l1.processor_time()?.saturating_sub(begun);
-        accesses.push(exits.read()?.accesses());
+        accesses.push(exits.read_any()?.accesses());
         Ok(time.as_secs_f64())
     };
     // The first one reads programs.

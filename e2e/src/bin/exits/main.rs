@@ -44,9 +44,12 @@ struct Options {
     /// Only what is measured in L1
     #[arg(long)]
     l1: bool,
-    /// Only what batches and clusters spare, and what the library costs
-    #[arg(long, conflicts_with = "native")]
+    /// Only what batches and clusters spare, and what the library costs: `script/bench exits-clusters`
+    #[arg(long, conflicts_with_all = ["native", "no_clusters"])]
     clusters: bool,
+    /// All but that
+    #[arg(long)]
+    no_clusters: bool,
     /// Seconds until what the library costs a VM without device accesses must be known
     #[arg(long, default_value_t = 240.0)]
     idle_seconds: f64,
@@ -112,7 +115,7 @@ fn main() -> Result<()> {
             Err(error) => say(&format!("the cost in L1 is not measured: {error:#}")),
         }
     }
-    if !options.native {
+    if !options.native && !options.no_clusters {
         // One of its own: only one guest at a time is counted.
         let l1 = L1::boot(1536, "", &say)?;
         let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
@@ -124,7 +127,8 @@ fn main() -> Result<()> {
         outcome.idle = Some(cost);
     }
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&envelope_of("exits", &outcome)?)?);
+        let name = if options.clusters { "exits-clusters" } else { "exits" };
+        println!("{}", serde_json::to_string_pretty(&envelope_of(name, &outcome)?)?);
         eprint!("{text}");
     } else {
         print!("{text}");
