@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis exits exits-clusters demo-exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -82,7 +82,8 @@ nightly_core() { judged core --quick; }
 nightly_network() { judged network --quick; }
 nightly_neighbour() { judged neighbour; }
 nightly_elvis() { judged elvis; }
-nightly_exits() { judged exits; }
+nightly_exits() { judged exits --no-clusters; }
+nightly_exits-clusters() { judged exits-clusters; }
 nightly_passthrough() { judged passthrough; }
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }

@@ -17,6 +17,7 @@
 pub mod accelerator;
 pub mod agent;
 pub mod assets;
+pub mod batching;
 pub mod clustering;
 pub mod daemon;
 pub mod exchange;

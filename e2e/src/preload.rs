@@ -12,14 +12,52 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
-const EVENT: &str = "/sys/kernel/tracing/events/kvm/kvm_userspace_exit";
+/// Returns of KVM_RUN.
+const USER_EXITS: Histogram =
+    Histogram { event: "kvm_userspace_exit", key: "reason", trigger: "hist:keys=reason" };
 /// Exits for ports: the reason that SVM has for them, or VMX; on both the first word of information has the port above bit 16.
-const PORT_EXITS: &str = "/sys/kernel/tracing/events/kvm/kvm_exit";
-const PORT_HISTOGRAM: &str = "hist:keys=info1 if exit_reason == 123 || exit_reason == 30";
+const PORT_EXITS: Histogram = Histogram {
+    event: "kvm_exit",
+    key: "info1",
+    trigger: "hist:keys=info1 if exit_reason == 123 || exit_reason == 30",
+};
 
 /// `libioplane_interposer.so`, as it was built with the test.
 pub fn library() -> Result<PathBuf> {
     built("libioplane_interposer.so").context("build it: cargo build -p ioplane-interposer")
+}
+
+/// A count by one key that L1's kernel keeps of one of KVM's tracepoints.
+#[derive(Debug)]
+struct Histogram {
+    event: &'static str,
+    key: &'static str,
+    trigger: &'static str,
+}
+
+impl Histogram {
+    fn file(&self, name: &str) -> String {
+        format!("/sys/kernel/tracing/events/kvm/{}/{name}", self.event)
+    }
+
+    /// Begins anew.
+    fn begin(&self, l1: &L1) -> Result<()> {
+        let (trigger, file) = (self.trigger, self.file("trigger"));
+        l1.run(
+            &format!(
+                "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+                 grep -q hist: {file} && echo '!{trigger}' >{file}
+                 echo '{trigger}' >{file}"
+            ),
+            MINUTE,
+        )
+        .map(drop)
+    }
+
+    /// What has been counted so far.
+    fn read(&self, l1: &L1) -> Result<Vec<(u64, u64)>> {
+        histogram(&l1.run(&format!("cat {}", self.file("hist")), MINUTE)?, &format!("{}:", self.key))
+    }
 }
 
 /// A count that runs in L1's kernel, of returns of KVM_RUN by their reason.
@@ -30,21 +68,6 @@ pub struct Counting<'a>(&'a L1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserExits(pub BTreeMap<u32, u64>);
 
-impl L1 {
-    /// Begins to count; one count at a time.
-    pub fn count_user_exits(&self) -> Result<Counting<'_>> {
-        self.run(
-            &format!(
-                "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
-                 grep -q hist: {EVENT}/trigger && echo '!hist:keys=reason' >{EVENT}/trigger
-                 echo 'hist:keys=reason' >{EVENT}/trigger"
-            ),
-            MINUTE,
-        )?;
-        Ok(Counting(self))
-    }
-}
-
 /// A count that runs in L1's kernel, of exits for ports.
 #[derive(Debug)]
 pub struct CountingPorts<'a>(&'a L1);
@@ -54,26 +77,52 @@ pub struct CountingPorts<'a>(&'a L1);
 pub struct PortExits(pub BTreeMap<u16, u64>);
 
 impl L1 {
+    /// Begins to count; one count at a time.
+    pub fn count_user_exits(&self) -> Result<Counting<'_>> {
+        USER_EXITS.begin(self)?;
+        Ok(Counting(self))
+    }
+
     /// Begins to count exits by port; one such count at a time.
     pub fn count_port_exits(&self) -> Result<CountingPorts<'_>> {
-        self.run(
-            &format!(
-                "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
-                 grep -q hist: {PORT_EXITS}/trigger && echo '!{PORT_HISTOGRAM}' >{PORT_EXITS}/trigger
-                 echo '{PORT_HISTOGRAM}' >{PORT_EXITS}/trigger"
-            ),
+        PORT_EXITS.begin(self)?;
+        Ok(CountingPorts(self))
+    }
+
+    /// All exits of L1's guests so far, by KVM's own counters.
+    pub fn guest_exits(&self) -> Result<u64> {
+        let said = self.run(
+            "mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+             cat /sys/kernel/debug/kvm/*-*/exits",
             MINUTE,
         )?;
-        Ok(CountingPorts(self))
+        said.lines()
+            .map(|line| line.trim().parse::<u64>().with_context(|| format!("{line:?} is a count")))
+            .sum()
+    }
+}
+
+impl Counting<'_> {
+    /// What has been counted so far; there was something to count.
+    pub fn read(&self) -> Result<UserExits> {
+        let exits = self.read_any()?;
+        ensure!(!exits.0.is_empty(), "no exit was counted");
+        Ok(exits)
+    }
+
+    /// What has been counted so far, also if that is nothing.
+    pub fn read_any(&self) -> Result<UserExits> {
+        let counts = USER_EXITS.read(self.0)?.into_iter();
+        let named = counts.map(|(reason, count)| Ok((u32::try_from(reason)?, count)));
+        Ok(UserExits(named.collect::<Result<_>>()?))
     }
 }
 
 impl CountingPorts<'_> {
     /// What has been counted so far.
     pub fn read(&self) -> Result<PortExits> {
-        let said = self.0.run(&format!("cat {PORT_EXITS}/hist"), MINUTE)?;
         let mut exits = BTreeMap::new();
-        for (info, count) in histogram(&said, "info1:")? {
+        for (info, count) in PORT_EXITS.read(self.0)? {
             *exits.entry(u16::try_from(info >> 16 & 0xffff)?).or_default() += count;
         }
         Ok(PortExits(exits))
@@ -85,28 +134,10 @@ impl PortExits {
     pub fn of(&self, ports: RangeInclusive<u16>) -> u64 {
         self.0.range(ports).map(|(_, count)| count).sum()
     }
-}
 
-/// The lines of a histogram of one key: `{ reason:          2 } hitcount:         17`.
-fn histogram(said: &str, key: &str) -> Result<Vec<(u64, u64)>> {
-    let line = |line: &str| -> Option<(u64, u64)> {
-        let (value, count) = line.strip_prefix('{')?.trim_start().strip_prefix(key)?.split_once('}')?;
-        Some((value.trim().parse().ok()?, count.trim().strip_prefix("hitcount:")?.trim().parse().ok()?))
-    };
-    let lines = said.lines().filter(|line| line.starts_with('{'));
-    lines.map(|text| line(text).with_context(|| format!("{text:?} counts {key}"))).collect()
-}
-
-impl Counting<'_> {
-    /// What has been counted so far.
-    pub fn read(&self) -> Result<UserExits> {
-        let said = self.0.run(&format!("cat {EVENT}/hist"), MINUTE)?;
-        let mut exits = BTreeMap::new();
-        for (reason, count) in histogram(&said, "reason:")? {
-            exits.insert(u32::try_from(reason)?, count);
-        }
-        ensure!(!exits.is_empty(), "no exit was counted: {said}");
-        Ok(UserExits(exits))
+    /// Those for all ports.
+    pub fn all(&self) -> u64 {
+        self.0.values().sum()
     }
 }
 
@@ -120,6 +151,16 @@ impl UserExits {
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
+}
+
+/// The lines of a histogram of one key: `{ reason:          2 } hitcount:         17`.
+fn histogram(said: &str, key: &str) -> Result<Vec<(u64, u64)>> {
+    let line = |line: &str| -> Option<(u64, u64)> {
+        let (value, count) = line.strip_prefix('{')?.trim_start().strip_prefix(key)?.split_once('}')?;
+        Some((value.trim().parse().ok()?, count.trim().strip_prefix("hitcount:")?.trim().parse().ok()?))
+    };
+    let lines = said.lines().filter(|line| line.starts_with('{'));
+    lines.map(|text| line(text).with_context(|| format!("{text:?} counts {key}"))).collect()
 }
 
 /// What [`access_trace`] needs in the arguments of a guest's QEMU.

@@ -2,116 +2,18 @@
 //! counts the exits of each port, QEMU traces what its IDE controller gets.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::assets::BATCH_MODULES;
-use ioplane_e2e::clustering::vcpus;
+use ioplane_e2e::batching::{
+    ACCESSES, COMMANDS, DEBUG, IdeWork, READ, RINGS, SELECT, WRITES, batches, grown,
+};
+use ioplane_e2e::clustering::saved;
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{PortExits, access_trace};
+use ioplane_e2e::preload::access_trace;
 use ioplane_e2e::{L1, L2, OldMachine, Version};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use serde_json::json;
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
-const DOORBELL: u16 = 0x0e60;
-/// More than 256 sectors for each command, which takes libata all eleven writes: each register twice, and the device.
-const READ: &str =
-    "dd if=/dev/sda of=/tmp/copy bs=256k iflag=direct 2>&1; cmp /tmp/copy /folder/disk && sync";
-/// As many commands as that takes for a disk of 1 MiB.
-const COMMANDS: u64 = 4;
-const WRITES: u64 = 11;
-/// Before them libata selects the device, by its register: that is not the module's.
-const SELECT: u64 = 1;
-/// The registers of a command, the status that follows them, the bus master's set-up and the command: what one command takes.
-const RINGS: u64 = 3;
-const ACCESSES: u64 = WRITES + 1 + 2 + 3;
-const DEBUG: &str = "/sys/kernel/debug/ioplane_batch";
-
-/// `name number` lines, as the module writes them.
-fn numbers(text: &str) -> Result<BTreeMap<String, u64>> {
-    let line = |line: &str| -> Option<(String, u64)> {
-        let (name, number) = line.split_once(' ')?;
-        Some((name.to_owned(), number.trim().parse().ok()?))
-    };
-    text.lines().map(|text| line(text).with_context(|| format!("{text:?} is no count"))).collect()
-}
-
-/// What the host says of the batches of a guest's only vCPU.
-fn batches(status: &Value) -> Result<BTreeMap<String, u64>> {
-    let [vcpu] = vcpus(status) else { anyhow::bail!("one vCPU: {status:#}") };
-    let counts = vcpu["batches"].as_object().context("counts of batches")?;
-    counts.iter().map(|(name, count)| Ok((name.clone(), count.as_u64().context("a count")?))).collect()
-}
-
-/// How each of these has grown.
-fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    now.iter()
-        .map(|(name, count)| {
-            (name.clone(), count.saturating_sub(before.get(name).copied().unwrap_or_default()))
-        })
-        .collect()
-}
-
-/// A guest whose libata uses the module, and what the module found.
-fn prepare(guest: &L2<'_>, modules: &Path, disk: &Path) -> Result<BTreeMap<String, u64>> {
-    guest.find_ide()?;
-    fs::copy(disk, guest.folder().join("disk"))?;
-    for name in BATCH_MODULES {
-        fs::copy(modules.join(name), guest.folder().join(name))?;
-    }
-    let loads: String = BATCH_MODULES.map(|name| format!("insmod /folder/{name}\n")).concat();
-    let said = guest.run(&format!(
-        "set -e; mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
-         {loads} dmesg | grep -e ioplane_batch: -e ioplane_ata:"
-    ))?;
-    eprintln!("{said}");
-    ensure!(said.contains("ports of ata_piix use batches"), "{said}");
-    let compared = numbers(&guest.run(&format!("cat {DEBUG}/compare"))?)?;
-    eprintln!("{compared:?}");
-    ensure!(compared["result"] == 0 && compared["different"] == 0, "{compared:?}");
-    Ok(compared)
-}
-
-/// What some work of a guest took.
-#[derive(Debug)]
-struct Work {
-    /// By the module.
-    counts: BTreeMap<String, u64>,
-    ports: PortExits,
-}
-
-impl Work {
-    /// Exits for the eleven registers of each command, by their own ports.
-    fn registers(&self) -> u64 {
-        self.ports.of(0x1f1..=0x1f6).saturating_sub(COMMANDS * SELECT)
-    }
-
-    fn all(&self) -> u64 {
-        self.ports.of(0..=u16::MAX)
-    }
-
-    fn doorbells(&self) -> u64 {
-        self.ports.of(DOORBELL..=DOORBELL)
-    }
-}
-
-fn counts(guest: &L2<'_>) -> Result<BTreeMap<String, u64>> {
-    numbers(&guest.run(&format!("cat {DEBUG}/counts"))?)
-}
-
-fn read(l1: &L1, guest: &L2<'_>) -> Result<Work> {
-    work(l1, guest, READ)
-}
-
-fn work(l1: &L1, guest: &L2<'_>, script: &str) -> Result<Work> {
-    let before = counts(guest)?;
-    let ports = l1.count_port_exits()?;
-    guest.run(script)?;
-    let ports = ports.read()?;
-    Ok(Work { counts: grown(&counts(guest)?, &before), ports })
-}
-
 /// What the registers of the IDE controller are told while the disk is read.
 fn written(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Vec<String>> {
     let trace = access_trace(l1, guest, name, &["ide"], READ)?;
@@ -129,6 +31,23 @@ fn machine<'a>(name: &'a str, before: &'a str) -> OldMachine<'a> {
     OldMachine { name, version: Version::Host, before, args: "", append: "" }
 }
 
+/// Each ring is one exit, and nothing else is spared: `before` accesses were by now.
+fn without_clusters(l1: &L1, guest: &L2<'_>, before: u64) -> Result<()> {
+    let status = l1.clustering("--vm batched")?;
+    ensure!(status["clustering"] == "off" && status["answers_batches"] == true, "{status:#}");
+    let begun = batches(&status)?;
+    let alone = guest.ide_commands(l1)?;
+    let status = l1.clustering("--vm batched")?;
+    let host = grown(&batches(&status)?, &begun);
+    eprintln!("without clusters: {alone:?}; the host: {host:?}");
+    ensure!(saved(&status) == before, "{before} before, and now {status:#}");
+    ensure!(alone.counts["batched"] == COMMANDS * ACCESSES && alone.counts["single"] == 0, "{alone:?}");
+    ensure!(host["answered"] == COMMANDS * RINGS + host["cut_short"], "{host:?}");
+    ensure!(alone.doorbells() == host["answered"] && host["left"] == 0, "{alone:?}, {host:?}");
+    ensure!(alone.registers_and_select() == COMMANDS * SELECT, "{alone:?}");
+    Ok(())
+}
+
 #[test]
 fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result<()> {
     let begun = Instant::now();
@@ -142,9 +61,9 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
 
     // Nobody is there: the modules issue each access by itself.
     let (guest, _) = l1.old_machine(&machine("plain", ""), &disk, &news)?;
-    let found = prepare(&guest, &modules, &disk)?;
+    let found = guest.use_batches(&modules, &disk)?;
     ensure!(found["offered"] == 0 && found["rings"] == 0 && found["single"] == 96, "{found:?}");
-    let plain = read(&l1, &guest)?;
+    let plain = guest.ide_commands(&l1)?;
     eprintln!("plain: {plain:?}");
     ensure!(plain.counts["rings"] == 0 && plain.counts["single"] == COMMANDS * ACCESSES, "{plain:?}");
     ensure!(plain.registers() == COMMANDS * WRITES && plain.doorbells() == 0, "{plain:?}");
@@ -152,12 +71,16 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
     guest.kill()?;
     step("without the library");
 
-    let command = l1.interposed_with("--batch")?;
+    let command = l1.interposed_with("--batch-only")?;
     let (guest, _) = l1.old_machine(&machine("batched", &command), &disk, &news)?;
-    let found = prepare(&guest, &modules, &disk)?;
+    let found = guest.use_batches(&modules, &disk)?;
     ensure!(found["offered"] == 128 && found["rings"] > 0 && found["single"] == 0, "{found:?}");
+    without_clusters(&l1, &guest, 0)?;
+    step("with batches and without clusters");
+    let on = l1.clustering("on --vm batched")?;
+    ensure!(on["clustering"] == "on" && on["answers_batches"] == true, "{on:#}");
     let before = batches(&l1.clustering("--vm batched")?)?;
-    let batched = read(&l1, &guest)?;
+    let batched = guest.ide_commands(&l1)?;
     let host = grown(&batches(&l1.clustering("--vm batched")?)?, &before);
     eprintln!("batched: {batched:?}; the host: {host:?}");
     ensure!(host["left"] == 0 && host["refused"] == 0 && host["not_stored"] == 0, "{host:?}");
@@ -169,11 +92,11 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
     ensure!(batched.registers() == 0, "{batched:?}");
     // Where a cluster is under way, the doorbell takes no exit either.
     ensure!(batched.doorbells() <= host["answered"], "{batched:?}, {host:?}");
-    let all = [&plain, &batched].map(Work::all);
+    let all = [&plain, &batched].map(|work: &IdeWork| work.ports.all());
     ensure!(all[1] * 4 <= all[0], "{all:?} exits for ports");
     ensure!(written(&l1, &guest, "batched")? == plain_written, "the controller was told something else");
     // No access of a device comes before these, so no cluster is under way.
-    let compared = work(&l1, &guest, &format!("for time in 1 2 3 4 5; do cat {DEBUG}/compare; done"))?;
+    let compared = guest.batch_work(&l1, &format!("for time in 1 2 3 4 5; do cat {DEBUG}/compare; done"))?;
     eprintln!("compared: {compared:?}");
     let text = l1.run(&format!("{} exits cluster --vm batched", binary()?.display()), MINUTE)?;
     ensure!(text.contains(" answered ("), "{text}");
@@ -184,13 +107,15 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
     step("with batches");
 
     let off = l1.clustering("off --vm batched")?;
-    ensure!(off["clustering"] == "off", "{off:#}");
-    let single = read(&l1, &guest)?;
+    ensure!(off["clustering"] == "off" && off["answers_batches"] == false, "{off:#}");
+    let single = guest.ide_commands(&l1)?;
     ensure!(single.counts["batched"] == 0 && single.counts["single"] == COMMANDS * ACCESSES, "{single:?}");
     ensure!(single.registers() == COMMANDS * WRITES, "{single:?}");
     l1.clustering("on --vm batched")?;
-    let again = read(&l1, &guest)?;
+    let again = guest.ide_commands(&l1)?;
     ensure!(again.counts["batched"] == COMMANDS * ACCESSES && again.registers() == 0, "{again:?}");
+    l1.clustering("batch-only --vm batched")?;
+    without_clusters(&l1, &guest, saved(&l1.clustering("--vm batched")?))?;
     guest.kill()?;
     step("switched off and on");
     ensure!(fs::read(&disk)? == content, "the disk has changed");
@@ -271,7 +196,7 @@ fn a_guest_that_migrates_to_a_host_without_the_library_goes_on_by_single_accesse
     let disk = l1.old_disk()?;
     let command = l1.interposed_with("--batch")?;
     let (source, _) = l1.old_machine(&machine("source", &command), &disk, &news)?;
-    prepare(&source, &modules, &disk)?;
+    source.use_batches(&modules, &disk)?;
     source.run(&TRAVELLER.replace("DEBUG", DEBUG))?;
     let there = wait_for_rounds(&l1, &source, 3)?;
     ensure!(

@@ -271,6 +271,10 @@ pub fn command() -> String {
     let program = words.first().map(|path| path.rsplit('/').next().unwrap_or(path).to_string());
     words.drain(..words.len().min(1));
     let name = match program.as_deref() {
+        Some("ioplane-exits-bench") if words.iter().any(|word| word == "--clusters") => {
+            words.retain(|word| word != "--clusters");
+            "exits-clusters "
+        }
         Some("ioplane-exits-bench") => "exits ",
         Some("ioplane-passthrough-bench") => "passthrough ",
         Some("ioplane-elvis") => "elvis-guests ",

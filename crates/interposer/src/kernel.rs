@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_ulong};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ioplane_vcpu::kvm::{Kernel, VcpuCounters};
+use ioplane_vcpu::kvm::{ClusterSwitch, Kernel, VcpuCounters};
 use kvm_bindings::kvm_run;
 
 use crate::shared::SharedPage;
@@ -55,9 +55,9 @@ pub(crate) struct Linux {
 }
 
 impl Linux {
-    /// `batches`: guests are offered them.
-    pub(crate) fn new(cycles_per_microsecond: u64, batches: bool) -> Self {
-        Self { shared: SharedPage::new(true, cycles_per_microsecond), batches }
+    /// `batches`: guests are offered them. `switch`: how it stands until somebody else switches it.
+    pub(crate) fn new(cycles_per_microsecond: u64, batches: bool, switch: ClusterSwitch) -> Self {
+        Self { shared: SharedPage::new(switch, batches, cycles_per_microsecond), batches }
     }
 }
 
@@ -85,8 +85,8 @@ impl Kernel for Linux {
         signals::faults_arrive()
     }
 
-    fn switched_on(&self) -> bool {
-        self.shared.as_ref().is_some_and(SharedPage::switched_on)
+    fn switched(&self) -> ClusterSwitch {
+        self.shared.as_ref().map_or(ClusterSwitch::Off, SharedPage::switched)
     }
 
     fn offers_batches(&self) -> bool {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone, as for programs other than QEMU unless it is `on`. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
-//! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042).
+//! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters.
 //!
 //! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
 #![allow(unsafe_code)]
@@ -25,7 +25,7 @@ use std::panic::catch_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ioplane_vcpu::kvm::{ClusterLimits, Interposer};
+use ioplane_vcpu::kvm::{ClusterLimits, ClusterSwitch, Interposer};
 
 use kernel::Linux;
 
@@ -78,7 +78,10 @@ fn interposer() -> &'static Interposer<Linux> {
         signals::install();
         let microseconds = std::env::var("IOPLANE_EXITS_CLUSTER_MICROSECONDS").ok();
         let microseconds = microseconds.and_then(|word| word.parse().ok()).unwrap_or(MICROSECONDS);
-        let batches = std::env::var_os("IOPLANE_EXITS_BATCH").is_some_and(|word| word == "on" || word == "1");
+        let (batches, switch) = match std::env::var_os("IOPLANE_EXITS_BATCH") {
+            Some(word) if word == "only" => (true, ClusterSwitch::BatchOnly),
+            word => (word.is_some_and(|word| word == "on" || word == "1"), ClusterSwitch::On),
+        };
         let speed = clock::cycles_per_microsecond();
         let limits = ClusterLimits {
             instructions: INSTRUCTIONS,
@@ -86,7 +89,7 @@ fn interposer() -> &'static Interposer<Linux> {
             cycles: speed.saturating_mul(microseconds),
             output_elements: if is_qemu() { OUTPUT_ELEMENTS } else { 1 },
         };
-        Interposer::new(Linux::new(speed, batches), limits)
+        Interposer::new(Linux::new(speed, batches, switch), limits)
     })
 }
 

@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, VcpuCounters};
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterSwitch, VcpuCounters};
 
 /// The mapping; it stays until the process ends.
 pub(crate) struct SharedPage(&'static ClusterPage);
@@ -15,13 +15,13 @@ const BYTES: usize = size_of::<ClusterPage>();
 
 impl SharedPage {
     /// Makes one that nobody else finds if the kernel refuses the file.
-    pub(crate) fn new(on: bool, cycles_per_microsecond: u64) -> Option<Self> {
+    pub(crate) fn new(switch: ClusterSwitch, batches: bool, cycles_per_microsecond: u64) -> Option<Self> {
         let mapped = file().and_then(|file| map(libc::MAP_SHARED, file));
         let mapped = mapped.or_else(|| map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1))?;
         // SAFETY: a mapping of that size, aligned to a page, of zeros, which are a value; it is never taken away, and all
         // fields are atomic.
         let page: &'static ClusterPage = unsafe { &*mapped.cast::<ClusterPage>() };
-        page.begin(on, cycles_per_microsecond);
+        page.begin(switch, batches, cycles_per_microsecond);
         Some(Self(page))
     }
 
@@ -29,8 +29,8 @@ impl SharedPage {
         self.0.next_vcpu()
     }
 
-    pub(crate) fn switched_on(&self) -> bool {
-        self.0.switched_on()
+    pub(crate) fn switched(&self) -> ClusterSwitch {
+        self.0.switched()
     }
 
     pub(crate) fn set_failed(&self) {

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage};
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterSwitch};
 
 mod vmm;
 
@@ -115,10 +115,12 @@ fn ioctl_is_ours_and_as_before() {
     assert_eq!(holder(kernel_handler(libc::SIGBUS)).as_deref(), ours);
     let file = page().expect("the counters can be found");
     let report = ClusterPage::read(&file).unwrap();
-    assert!(report.on && !report.failed && report.vcpus.is_empty(), "{report:?}");
+    assert!(report.switch == ClusterSwitch::On && !report.failed && report.vcpus.is_empty(), "{report:?}");
     assert!(report.cycles_per_microsecond > 10, "{report:?}");
-    ClusterPage::switch(&file, false).unwrap();
-    assert!(!ClusterPage::read(&file).unwrap().on);
+    for switch in [ClusterSwitch::BatchOnly, ClusterSwitch::Off] {
+        ClusterPage::switch(&file, switch).unwrap();
+        assert_eq!(ClusterPage::read(&file).unwrap().switch, switch);
+    }
     assert!(file.set_len(0).is_err(), "nobody can take the memory away");
 }
 

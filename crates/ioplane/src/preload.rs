@@ -35,8 +35,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(limit) = args.time_limit {
         command.env(MICROSECONDS, limit.as_micros().to_string());
     }
-    if args.batch {
-        command.env(BATCH, "on");
+    if args.batch || args.batch_only {
+        command.env(BATCH, if args.batch_only { "only" } else { "on" });
     }
     Err(command.exec()).with_context(|| format!("{} does not start", program.display()))
 }

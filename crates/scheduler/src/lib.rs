@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The left half is data that a core owns and asks: no call of it allocates, locks, blocks, or looks at a clock, and each takes some
-//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. Limits, turns, [`QueuePolling`] and [`PoolPlanner`] are wired in;
-//! docs/decisions/0041-scheduling.md says how the rest will be.
+//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. docs/decisions/0041-scheduling.md
+//! says who asks each of them.
 //!
 //! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one. A [`ChoiceMeter`] has one writer.
 //!
@@ -32,7 +32,7 @@ mod watch;
 pub use choice::{ChoiceMeter, ModeCount, QueueChoices, QueueMode};
 pub use fair::{
     FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST,
-    TenantReading, poll_cost,
+    TenantReading, WHOLE, poll_cost,
 };
 pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{

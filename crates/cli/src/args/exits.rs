@@ -113,6 +113,8 @@ pub enum ClusterWord {
     On,
     /// Switch it off: every exit is the kernel's again
     Off,
+    /// Answer batches, and switch clustering off
+    BatchOnly,
 }
 
 /// What is watched, how long, and what names are made of.

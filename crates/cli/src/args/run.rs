@@ -26,6 +26,9 @@ pub struct RunArgs {
     /// Tell the guest by CPUID that it can have many device accesses in one exit
     #[arg(long)]
     pub batch: bool,
+    /// The same, and no clusters: the guest has fewer exits only where it asks for it. `ioplane exits cluster on` begins clusters
+    #[arg(long, conflicts_with = "batch")]
+    pub batch_only: bool,
     /// The VMM and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -238,6 +238,10 @@ impl PollLoop {
             match message {
                 CoreMessage::Attach(slot) => self.attach(slot),
                 CoreMessage::Poller(id, command) => self.handle_command(id, command),
+                CoreMessage::Group(share) => {
+                    self.turns.part(share.group, share.part);
+                    self.turns.bound(share.group, share.in_flight);
+                }
             }
         }
         false
@@ -472,9 +476,11 @@ impl PollLoop {
     /// Tidies every poller that was stepped since the last time, and publishes the meters.
     fn tidy(&mut self) {
         self.untidy = false;
-        for entry in self.slots.iter_mut().flatten() {
+        for (index, entry) in self.slots.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
             let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
             if entry.state.is_awake() || stepped {
+                entry.slot.meter().publish_wants_more(self.turns.wants_more(index));
                 entry.slot.tidy();
             }
         }

@@ -4,14 +4,16 @@
 //!   cores: time of each queue --> Meters --PoolReadings--> PoolPlanner --[Decision]--> log
 //!   state file: pins, drains ---> Facts ------^                            | Grow, Shrink: Cores
 //!                                                                          \ Move: one at a time, at a parked point
+//!                      \--> Division --GroupPart--> cores: what of a group's weight stands on each
 //! ```
 //!
 //! Once a second, with or without a pool, what cores have chosen for each queue is read (`ChoiceMeter`), and what has lasted enters the same log (`ChoiceWatch`).
 //!
 //! Looks come every 20 ms while some queue has work or something is being carried out, and every second otherwise. Without `[pool]`, and while no core is
-//! drained or reserved, there are none.
+//! drained or reserved, nothing is planned; without a group or a second core there are no looks then.
 
 mod carry;
+mod divide;
 mod facts;
 mod readings;
 
@@ -22,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 use ioplane_api::spec::PoolSpec;
+use ioplane_device::{CoreId, CoreMessage};
 use ioplane_scheduler::{
     ChoiceWatch, CoreLook, CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings,
     PoolSettings, QueueKey,
@@ -31,11 +34,14 @@ use tokio::sync::Notify;
 use crate::cores::Cores;
 use crate::groups::Groups;
 use crate::state_file::StateFile;
+use divide::{Division, GroupUse};
 use facts::{DeviceRef, Facts};
 use readings::{Meters, Underway};
 
 /// Between two looks while some queue has work.
 const BUSY_PERIOD: Duration = Duration::from_millis(20);
+/// Between two looks while some queue has work, and nothing is to be done but to see whether a group has queues on several cores.
+const WATCH_PERIOD: Duration = Duration::from_millis(200);
 /// Between two looks while none has.
 const IDLE_PERIOD: Duration = Duration::from_secs(1);
 /// Between two looks at what was chosen for each queue.
@@ -79,6 +85,7 @@ struct Inner {
     topology: CpuTopology,
     facts: Facts,
     meters: Meters,
+    division: Division,
     underway: Underway,
     moves: VecDeque<PlannedMove>,
     watch: ChoiceWatch,
@@ -121,6 +128,7 @@ impl ElasticPool {
             topology,
             facts: Facts::default(),
             meters: Meters::new(),
+            division: Division::default(),
             underway: Underway::default(),
             moves: VecDeque::new(),
             watch: ChoiceWatch::default(),
@@ -251,13 +259,26 @@ impl Inner {
             self.planner.set(settings(spec));
         }
         self.facts.follow(state_file, groups);
-        if spec.is_none() && !self.facts.need_looks() && self.underway.ending.is_empty() {
+        let plans = spec.is_some() || self.facts.need_looks() || !self.underway.ending.is_empty();
+        let divides = self.division.divides() || (!groups.is_empty() && cores.count() > 1);
+        if !plans && !divides {
             return Todo::default();
         }
         let now = Instant::now();
         let now_ns = self.since_epoch(now);
         let at = (now, now_ns);
         let (readings, worked) = self.meters.read(cores.pool(), &self.facts, &mut self.underway, at);
+        if divides {
+            self.divide(cores, now_ns);
+        }
+        if !plans {
+            let period = match (worked, self.division.divides()) {
+                (false, _) => IDLE_PERIOD,
+                (true, false) => WATCH_PERIOD,
+                (true, true) => BUSY_PERIOD,
+            };
+            return Todo { next: Some(period), ..Todo::default() };
+        }
         let mut todo = Todo::default();
         for decision in self.planner.plan(&readings, &self.topology) {
             self.take(decision, &readings, cores, &mut todo);
@@ -277,6 +298,17 @@ impl Inner {
         let busy = worked || !self.underway.moving.is_empty() || !self.underway.ending.is_empty();
         todo.next = Some(if busy { BUSY_PERIOD } else { IDLE_PERIOD });
         todo
+    }
+
+    /// Has the parts of weights that stand on each core follow what was read.
+    fn divide(&mut self, cores: &Cores, now_ns: u64) {
+        let uses: Vec<GroupUse> = self.meters.groups.values().copied().collect();
+        for (core, part) in self.division.look(&uses, now_ns, self.meters.period_ns) {
+            // One that has ended has no groups.
+            if let Ok(core) = cores.pool().core(CoreId(core)) {
+                let _ = core.sender().send(CoreMessage::Group(part));
+            }
+        }
     }
 
     fn since_epoch(&self, now: Instant) -> u64 {

@@ -162,6 +162,7 @@ fn register(region: &Region, offset: u64) -> DevicePlace {
         (0x1af4, 0x1000..=0x107f) if bar == 4 => modern_virtio(offset),
         (0x8086, 0x100e | 0x100f | 0x10d3) if bar == 0 => e1000(offset),
         (0x10ec, 0x8139) => rtl8139(offset),
+        (0x10ec, 0x8029) => ne2000(offset),
         (0x8086, 0x7010 | 0x7111) if bar == 4 => bus_master(offset),
         _ => None,
     };
@@ -200,6 +201,8 @@ fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x8 => (Other, "STATUS"),
         0x14 => (Other, "EERD"),
         0x20 => (Other, "MDIC"),
+        0x28 | 0x2c | 0x30 | 0x170 => (Other, "flow control"),
+        0x38 => (Other, "VET (VLAN Ethernet type)"),
         0xc0 => (InterruptCause, "ICR (interrupt cause)"),
         0xc4 => (Other, "ITR (interrupt throttle)"),
         0xc8 => (Other, "ICS"),
@@ -207,11 +210,30 @@ fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0xd8 => (Other, "IMC (interrupt mask clear)"),
         0x100 => (Other, "RCTL"),
         0x400 => (Other, "TCTL"),
+        0x410 => (Other, "TIPG"),
+        0xe00 => (Other, "LEDCTL"),
+        0x1000 => (Other, "PBA (packet buffer allocation)"),
+        0x2160 | 0x2168 => (Other, "flow control"),
+        0x2800 | 0x2804 => (Other, "receive ring address"),
+        0x2808 => (Other, "RDLEN"),
         0x2810 => (Other, "RDH"),
         0x2818 => (Other, "RDT (receive tail)"),
+        0x2820 | 0x282c => (Other, "receive interrupt delay"),
+        0x2828 => (Other, "RXDCTL"),
+        0x3800 | 0x3804 => (Other, "transmit ring address"),
+        0x3808 => (Other, "TDLEN"),
         0x3810 => (Other, "TDH"),
         0x3818 => (Transmit, "TDT (transmit tail)"),
+        0x3820 | 0x382c => (Other, "transmit interrupt delay"),
+        0x3828 => (Other, "TXDCTL"),
         0x4000..=0x40ff => (Other, "statistics"),
+        0x5000 => (Other, "RXCSUM"),
+        0x5200..=0x53ff => (Other, "multicast table"),
+        0x5400..=0x54ff => (Other, "receive address"),
+        0x5600..=0x57ff => (Other, "VLAN filter"),
+        0x5800 => (Other, "WUC (wake-up control)"),
+        0x5808 => (Other, "WUFC (wake-up filter)"),
+        0x5820 => (Other, "MANC (management control)"),
         _ => return None,
     })
 }
@@ -222,15 +244,48 @@ fn rtl8139(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x10..=0x1f => (Transmit, "transmit status, or 8139C+ counters"),
         0x20..=0x2f => (Transmit, "transmit address"),
         0x30..=0x33 => (Other, "receive buffer"),
+        0x08..=0x0f => (Other, "multicast filter"),
         0x37 => (Other, "command"),
         0x38..=0x39 => (Other, "CAPR (receive read pointer)"),
         0x3c..=0x3d => (Other, "IMR (interrupt mask)"),
         0x3e..=0x3f => (InterruptCause, "ISR (interrupt status)"),
         0x40..=0x43 => (Other, "TCR"),
         0x44..=0x47 => (Other, "RCR"),
+        0x3a..=0x3b => (Other, "CBR (receive write pointer)"),
+        0x48..=0x4b => (Other, "timer"),
         0x4c..=0x4f => (Other, "missed packets"),
+        0x50 => (Other, "9346CR (EEPROM)"),
+        0x51..=0x57 | 0x59..=0x5a => (Other, "configuration"),
         0x58 => (Other, "media status"),
+        0x5c..=0x5d => (Other, "multiple interrupts"),
+        0x62..=0x6d => (Other, "PHY"),
+        0xd8 => (Other, "configuration"),
         0xd9 => (Transmit, "TPPoll (transmit poll, C+)"),
+        0xe0..=0xe1 => (Other, "command (C+)"),
+        0xe2..=0xe3 => (Other, "interrupt mitigation (C+)"),
+        0xe4..=0xeb => (Other, "receive ring address (C+)"),
+        0xec => (Other, "early transmit threshold (C+)"),
+        _ => return None,
+    })
+}
+
+/// What most registers are depends on the page that the command has chosen, which no exit tells: the names are of page 0.
+fn ne2000(offset: u64) -> Option<(RegisterRole, &'static str)> {
+    Some(match offset {
+        0x00 => (Other, "command"),
+        0x01..=0x02 => (Other, "ends of the receive ring"),
+        0x03 => (Other, "BNRY (receive read pointer)"),
+        0x04 => (Transmit, "TSR (transmit status), or start of a frame"),
+        0x05..=0x06 => (Other, "length of a frame"),
+        0x07 => (InterruptCause, "ISR (interrupt status), or CURR (receive write pointer) of page 1"),
+        0x08..=0x09 => (Other, "address of remote DMA"),
+        0x0a..=0x0b => (Other, "count of remote DMA"),
+        0x0c => (Other, "RCR"),
+        0x0d => (Other, "TCR"),
+        0x0e => (Other, "DCR"),
+        0x0f => (Other, "IMR (interrupt mask)"),
+        0x10..=0x17 => (Other, "data"),
+        0x18..=0x1f => (Other, "reset"),
         _ => return None,
     })
 }
@@ -275,6 +330,24 @@ mod tests {
         assert_eq!(layout.port(0xc050), None);
         assert_eq!(layout.memory(0xc042), None);
         assert_eq!(layout.functions().len(), 2);
+    }
+
+    #[test]
+    fn registers_of_old_nics_have_names() {
+        let nic = |id: u64, start: u64| {
+            json!({"bus": 0, "slot": 3, "function": 0, "qdev_id": "", "id": {"vendor": 0x10ec, "device": id},
+                   "regions": [{"bar": 0, "type": "io", "address": start, "size": 256}]})
+        };
+        let answer = json!([{"bus": 0, "devices": [nic(0x8029, 0xc000), nic(0x8139, 0xc100)]}]);
+        let layout = Layout::from_query_pci(&answer).unwrap();
+        let place = |port| layout.port(port).unwrap();
+        assert_eq!(
+            (place(0xc010).device.as_str(), place(0xc010).register.as_str()),
+            ("ne2k_pci at 00:03.0", "data")
+        );
+        assert!((0..0x20).all(|offset| place(0xc000 + offset).is_named()));
+        assert!(!place(0xc0ff).is_named() && !place(0xc1ff).is_named());
+        assert_eq!(place(0xc150).register, "9346CR (EEPROM)");
     }
 
     #[test]

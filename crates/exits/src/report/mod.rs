@@ -26,7 +26,7 @@ use crate::totals::Totals;
 use crate::vm::Vm;
 use crate::watch::WatchCounts;
 pub use finding::{Action, Certainty, Finding};
-use named::Named;
+use named::{Named, at_instruction};
 
 /// So many sites are listed.
 pub(crate) const SITES: usize = 1000;
@@ -299,6 +299,7 @@ impl Report {
         let reasons = group(&|site| Some(Group::Named(site.reason_name.clone())));
         let functions = if names.function.is_some() {
             group(&|site| match &site.function {
+                _ if !at_instruction(site.kind) => Some(Group::Unnamed(INTERRUPTS)),
                 Some(function) => Some(Group::Named(function.name.clone())),
                 None if site.nested => Some(Group::Unnamed(NESTED)),
                 None => {
@@ -385,6 +386,7 @@ fn uncut(tally: SiteCounts) -> SiteCounts {
 }
 
 /// What is said in place of a function's name for addresses that are not the kernel's.
+const INTERRUPTS: &str = "(interrupts, which come anywhere)";
 const NESTED: &str = "(a guest of this guest)";
 const ELSEWHERE: &str = "(user space or firmware)";
 

@@ -47,7 +47,7 @@ fn percent(part: u64, all: u64) -> f64 {
 }
 
 /// Exits that an instruction causes; host interrupts and the like come anywhere.
-fn at_instruction(kind: Kind) -> bool {
+pub(super) fn at_instruction(kind: Kind) -> bool {
     !matches!(kind, Kind::HostInterrupt | Kind::InterruptWindow | Kind::Timer)
 }
 

@@ -162,6 +162,19 @@ fn numbers_are_no_names() {
 }
 
 #[test]
+fn interrupts_are_charged_to_no_function() {
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let exits =
+        [(0x60, KERNEL, Detail::Nothing, 50), (0x64, KERNEL, Detail::Nothing, 7), (0x7b, KERNEL, timer, 30)];
+    let function = |_: u64| Some("acpi_pm_read+0xd".to_owned().into());
+    let report =
+        report_of(&untimed(&exits), WatchCounts { counted: 87, ..WatchCounts::default() }, 1, &function);
+    let rows: Vec<_> =
+        report.functions.iter().map(|row| (row.name.as_str(), row.count, row.unnamed)).collect();
+    assert_eq!(rows, [("(interrupts, which come anywhere)", 57, true), ("acpi_pm_read", 30, false)]);
+}
+
+#[test]
 fn a_kernel_of_32_bits_is_no_user_space() {
     let timer = Detail::Port { port: 0x608, width: 4, write: false };
     let profile = untimed(&[

@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_exits::Vm;
-use ioplane_vcpu::kvm::{BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, REASONS, VcpuReport};
+use ioplane_vcpu::kvm::{
+    BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport,
+};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
@@ -20,6 +22,8 @@ struct Status {
     pid: u32,
     /// `on`, `off`, or `failed`: a fault of the interposer has ended it.
     clustering: &'static str,
+    /// Batches of guests that use them are answered.
+    answers_batches: bool,
     vcpus: Vec<Vcpu>,
 }
 
@@ -80,17 +84,28 @@ struct Count {
 pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let path = find(&vm)?;
-    let write = args.action != ClusterWord::Status;
+    let switch = match args.action {
+        ClusterWord::Status => None,
+        ClusterWord::On => Some(ClusterSwitch::On),
+        ClusterWord::Off => Some(ClusterSwitch::Off),
+        ClusterWord::BatchOnly => Some(ClusterSwitch::BatchOnly),
+    };
+    let write = switch.is_some();
     // The process may have put anything there since it was found: a FIFO would be waited for.
     let no_waiting = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file = File::options().read(true).write(write).custom_flags(no_waiting).open(&path);
     let file = file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))?;
-    if write {
-        ClusterPage::switch(&file, args.action == ClusterWord::On)?;
+    if let Some(switch) = switch {
+        if switch == ClusterSwitch::BatchOnly && !ClusterPage::read(&file)?.batches {
+            let error = format!("{} (process {}) was not offered batches", vm.name, vm.pid);
+            let remedy = "start it by `ioplane run --batch -- COMMAND`";
+            bail!(CommandError::new(Code::Unsupported, error, remedy));
+        }
+        ClusterPage::switch(&file, switch)?;
     }
     let status = status(&vm, &ClusterPage::read(&file)?, args.sites);
     if write {
-        return print_done(json, &status, |status| format!("clustering is {}\n", status.clustering));
+        return print_done(json, &status, |status| format!("{}\n", state(status)));
     }
     print(json, &status, text)
 }
@@ -107,11 +122,12 @@ fn find(vm: &Vm) -> Result<PathBuf> {
 }
 
 fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
-    let clustering = match (report.failed, report.on) {
-        (true, _) => "failed",
-        (false, true) => "on",
-        (false, false) => "off",
+    let clustering = match report.switch {
+        _ if report.failed => "failed",
+        ClusterSwitch::On => "on",
+        ClusterSwitch::Off | ClusterSwitch::BatchOnly => "off",
     };
+    let answers_batches = report.batches && !report.failed && report.switch != ClusterSwitch::Off;
     let vcpu = |vcpu: &VcpuReport| {
         let mut sites: Vec<Site> = vcpu
             .sites
@@ -141,7 +157,7 @@ fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
         }
     };
     let vcpus = report.vcpus.iter().map(vcpu).collect();
-    Status { name: vm.name.clone(), pid: vm.pid, clustering, vcpus }
+    Status { name: vm.name.clone(), pid: vm.pid, clustering, answers_batches, vcpus }
 }
 
 fn batches(counts: BatchCounts) -> Batches {
@@ -165,8 +181,13 @@ fn list(counts: &[Count]) -> String {
     words.join(", ")
 }
 
+fn state(status: &Status) -> String {
+    let batches = if status.answers_batches { ", batches are answered" } else { "" };
+    format!("clustering is {}{batches}", status.clustering)
+}
+
 fn text(status: &Status) -> String {
-    let mut text = format!("{} (process {}): clustering is {}\n", status.name, status.pid, status.clustering);
+    let mut text = format!("{} (process {}): {}\n", status.name, status.pid, state(status));
     for (number, vcpu) in status.vcpus.iter().enumerate() {
         let all = vcpu.accesses.saturating_add(vcpu.saved);
         let percent = if all == 0 { 0.0 } else { 100.0 * vcpu.saved as f64 / all as f64 };

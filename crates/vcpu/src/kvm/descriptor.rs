@@ -2,6 +2,8 @@
 
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_vcpu_events};
 
+use super::page::ClusterSwitch;
+
 /// The calls that clustering makes on a vCPU's descriptor: none but those that VMMs make too. Each returns what the
 /// system call would have: 0, or an error number with a minus sign.
 pub trait VcpuDescriptor {
@@ -34,8 +36,8 @@ pub trait VcpuDescriptor {
     fn faults_arrive(&self) -> bool {
         true
     }
-    /// Whether clustering is switched on now.
-    fn switched_on(&self) -> bool {
-        true
+    /// What is switched on now.
+    fn switched(&self) -> ClusterSwitch {
+        ClusterSwitch::On
     }
 }

@@ -21,7 +21,7 @@ pub use counters::{
 };
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
-pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};
+pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
 pub use process::{Interposer, Kernel};
 pub use run_page::RunPage;

@@ -15,7 +15,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -24,12 +24,44 @@ pub struct ClusterPage {
     magic: AtomicU64,
     version: AtomicU32,
     vcpus: AtomicU32,
-    /// Written by others: not 0 switches clustering off.
-    off: AtomicU32,
+    /// Written by others: a [`ClusterSwitch`].
+    switch: AtomicU32,
+    /// Guests are offered batches.
+    batches: AtomicU32,
     /// The interposer has failed.
     failed: AtomicU32,
     cycles_per_microsecond: AtomicU64,
     counters: [VcpuCounters; MOST_VCPUS],
+}
+
+/// What is done for guests, as others have switched it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterSwitch {
+    /// Clusters and batches.
+    On,
+    /// Every exit is the kernel's.
+    Off,
+    /// Batches, and no clusters.
+    BatchOnly,
+}
+
+impl ClusterSwitch {
+    /// What others have written may be anything: what is not known is off.
+    fn of(word: u32) -> Self {
+        match word {
+            0 => Self::On,
+            2 => Self::BatchOnly,
+            _ => Self::Off,
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Self::On => 0,
+            Self::Off => 1,
+            Self::BatchOnly => 2,
+        }
+    }
 }
 
 /// What such a file says of one vCPU.
@@ -50,8 +82,10 @@ pub struct VcpuReport {
 /// What such a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterReport {
-    /// Clustering is switched on.
-    pub on: bool,
+    /// What is switched on.
+    pub switch: ClusterSwitch,
+    /// Guests were offered batches when they began.
+    pub batches: bool,
     /// The interposer has failed and does nothing any more.
     pub failed: bool,
     /// Of the time stamp counter.
@@ -61,10 +95,11 @@ pub struct ClusterReport {
 }
 
 impl ClusterPage {
-    /// Begins. `on` is how the switch stands at first.
-    pub fn begin(&self, on: bool, cycles_per_microsecond: u64) {
+    /// Begins. `switch` is how it stands at first, `batches` whether guests are offered them.
+    pub fn begin(&self, switch: ClusterSwitch, batches: bool, cycles_per_microsecond: u64) {
         self.cycles_per_microsecond.store(cycles_per_microsecond, Ordering::Relaxed);
-        self.off.store(u32::from(!on), Ordering::Relaxed);
+        self.switch.store(switch.word(), Ordering::Relaxed);
+        self.batches.store(u32::from(batches), Ordering::Relaxed);
         self.version.store(VERSION, Ordering::Relaxed);
         self.magic.store(MAGIC, Ordering::Release);
     }
@@ -79,9 +114,9 @@ impl ClusterPage {
         Some(counters)
     }
 
-    /// Whether nobody has switched it off.
-    pub fn switched_on(&self) -> bool {
-        self.off.load(Ordering::Relaxed) == 0
+    /// How it stands now.
+    pub fn switched(&self) -> ClusterSwitch {
+        ClusterSwitch::of(self.switch.load(Ordering::Relaxed))
     }
 
     /// Says that the interposer has failed.
@@ -89,10 +124,10 @@ impl ClusterPage {
         self.failed.store(1, Ordering::Relaxed);
     }
 
-    /// Switches clustering in the process that has this file.
-    pub fn switch(file: &File, on: bool) -> io::Result<()> {
+    /// Switches in the process that has this file.
+    pub fn switch(file: &File, to: ClusterSwitch) -> io::Result<()> {
         read_header(file)?;
-        file.write_all_at(&u32::from(!on).to_ne_bytes(), offset_of!(ClusterPage, off) as u64)
+        file.write_all_at(&to.word().to_ne_bytes(), offset_of!(ClusterPage, switch) as u64)
     }
 
     /// Reads such a file. What it says is another process's word.
@@ -118,7 +153,8 @@ impl ClusterPage {
             });
         }
         Ok(ClusterReport {
-            on: word(offset_of!(ClusterPage, off)) == 0,
+            switch: ClusterSwitch::of(word(offset_of!(ClusterPage, switch))),
+            batches: word(offset_of!(ClusterPage, batches)) != 0,
             failed: word(offset_of!(ClusterPage, failed)) != 0,
             cycles_per_microsecond: u64::from_ne_bytes(array(
                 &header,

@@ -24,6 +24,7 @@ use super::counters::{ClusterCounts, VcpuCounters};
 use super::cpuid::{self, BatchOffer};
 use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
+use super::page::ClusterSwitch;
 use super::run_page::RunPage;
 use super::vcpu::{ClusterLimits, ClusteredVcpu};
 use super::vm::{ClusterObstacle, GuestCpuid, InterruptController};
@@ -48,8 +49,8 @@ pub trait Kernel {
     fn has_shadow_tables(&self) -> bool;
     /// Whether the signals of a fault reach their handler on this thread. Asked once for each vCPU, on its thread.
     fn faults_arrive(&self) -> bool;
-    /// Whether clustering is switched on now. Asked often.
-    fn switched_on(&self) -> bool;
+    /// What is switched on now. Asked often.
+    fn switched(&self) -> ClusterSwitch;
     /// The interposer has failed: clustering is off from now on.
     fn failed(&self);
     /// Whether guests are offered batches ([`crate::batch`]), which changes what CPUID says to them.
@@ -153,8 +154,8 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
         (result == 0 && valid).then_some(registers.pdptrs)
     }
 
-    fn switched_on(&self) -> bool {
-        self.kernel.switched_on()
+    fn switched(&self) -> ClusterSwitch {
+        self.kernel.switched()
     }
 
     fn faults_arrive(&self) -> bool {

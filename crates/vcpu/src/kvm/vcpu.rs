@@ -25,6 +25,7 @@ use super::counters::{BatchEvent, Cluster, ClusterCounts, ClusterEnd, VcpuCounte
 use super::descriptor::VcpuDescriptor;
 use super::gate::SharedVm;
 use super::guest_clock::GuestClock;
+use super::page::ClusterSwitch;
 use super::predictor::Predictor;
 use super::run_page::{KvmExit, RunPage, general_of, regs_of};
 use super::vm::{GuestCpuid, VmState};
@@ -280,12 +281,30 @@ impl ClusteredVcpu {
         result
     }
 
-    /// Why nothing may be interpreted at all.
+    /// Why no cluster may begin or go on.
+    fn cluster_obstacle(&self, vm: &SharedVm, kvm: &impl VcpuDescriptor) -> Option<ClusterEnd> {
+        self.obstacle_if(vm, kvm, |switched| switched == ClusterSwitch::On)
+    }
+
+    /// Why there may be neither clusters nor batches.
     fn obstacle(&self, vm: &SharedVm, kvm: &impl VcpuDescriptor) -> Option<ClusterEnd> {
+        self.obstacle_if(vm, kvm, |switched| match switched {
+            ClusterSwitch::On => true,
+            ClusterSwitch::BatchOnly => self.batches,
+            ClusterSwitch::Off => false,
+        })
+    }
+
+    fn obstacle_if(
+        &self,
+        vm: &SharedVm,
+        kvm: &impl VcpuDescriptor,
+        on: impl FnOnce(ClusterSwitch) -> bool,
+    ) -> Option<ClusterEnd> {
         if vm.has_failed() {
             return Some(ClusterEnd::Panic);
         }
-        if !kvm.switched_on() {
+        if !on(kvm.switched()) {
             return Some(ClusterEnd::SwitchedOff);
         }
         let Some(state) = vm.read() else { return Some(ClusterEnd::Busy) };
@@ -334,7 +353,7 @@ impl ClusteredVcpu {
         kvm: &mut impl VcpuDescriptor,
     ) -> Attempt {
         let declined = |why| Attempt::Enter(Some(why));
-        if let Some(why) = self.obstacle(vm, kvm) {
+        if let Some(why) = self.cluster_obstacle(vm, kvm) {
             return declined(why);
         }
         if self.page.registers_in_use() {
@@ -514,7 +533,7 @@ impl ClusteredVcpu {
     /// Interprets until the next access. `None` if it was a doorbell that has got its answer.
     fn interpret(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Option<Attempt> {
         let enter = |why| Some(Attempt::Enter(Some(why)));
-        if let Some(why) = self.obstacle(vm, kvm) {
+        if let Some(why) = self.cluster_obstacle(vm, kvm) {
             return enter(why);
         }
         // The host has slept meanwhile, and its counter begins anew: the deadline is nowhere near.

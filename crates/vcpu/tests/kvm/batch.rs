@@ -8,8 +8,8 @@ use ioplane_vcpu::batch::{
     WRITE_MEMORY, WRITE_PORT,
 };
 use ioplane_vcpu::kvm::{
-    BatchCounts, ClusterLimits, ClusteredVcpu, InterruptController, SharedVm, VcpuCounters, VcpuDescriptor,
-    VmState,
+    BatchCounts, ClusterLimits, ClusterSwitch, ClusteredVcpu, InterruptController, SharedVm, VcpuCounters,
+    VcpuDescriptor, VmState,
 };
 use ioplane_vcpu::registers::{RAX, RBX, RCX, RDX, rflags};
 use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs};
@@ -274,7 +274,7 @@ fn a_batch_is_its_accesses() {
         let entries = random_batch(&mut Random(seed));
         let count = u16::try_from(entries.len()).unwrap();
         let mut plain = Vmm::new(&singly(&entries));
-        plain.kvm.off = true;
+        plain.kvm.switched = ClusterSwitch::Off;
         let wanted = plain.until_halt();
         assert_eq!(wanted.len(), entries.len());
         for limits in [LIMITS, ClusterLimits { accesses: 1, ..LIMITS }, ClusterLimits { cycles: 0, ..LIMITS }]
@@ -335,7 +335,7 @@ fn where_nobody_is_the_vmm_has_the_doorbell() {
     let all_left = BatchCounts { left: 1, ..Default::default() };
     assert_eq!(left(&|vmm| vmm.vcpu.offer_batches(false)), BatchCounts::default(), "not offered");
     // Switched off before the guest is entered: registers are not shared then.
-    assert_eq!(left(&|vmm| vmm.kvm.off = true), BatchCounts::default());
+    assert_eq!(left(&|vmm| vmm.kvm.switched = ClusterSwitch::Off), BatchCounts::default());
     assert_eq!(left(&|vmm| vmm.slot(false, true)), all_left, "logged");
 }
 
@@ -618,9 +618,41 @@ fn switched_off_in_the_middle_of_a_batch() {
     let mut vmm = Vmm::new(&until_done(4));
     vmm.array(&writes(4));
     assert_eq!(vmm.run(), out(0x1f0, &[0]));
-    vmm.kvm.off = true;
+    vmm.kvm.switched = ClusterSwitch::Off;
     assert_eq!(vmm.until_halt(), [doorbell()]);
     assert_eq!(vmm.said(), (1, 0));
+}
+
+/// Batches without clusters: other accesses are KVM's, and a cluster that is under way ends with the batch in it.
+#[test]
+fn batches_without_clusters() {
+    // OUT 0x80, AL; the doorbell; OUT 0x81, AL; OUT 0x82, AL; HLT
+    let code = [&[0xe6, 0x80][..], &ring(), &[0xe6, 0x81, 0xe6, 0x82, 0xf4]].concat();
+    let mut vmm = Vmm::new(&code);
+    vmm.kvm.switched = ClusterSwitch::BatchOnly;
+    vmm.array(&writes(11));
+    let seen = vmm.until_halt();
+    assert_eq!(seen.len(), 14);
+    assert_eq!(vmm.kvm.entries, 5, "each OUT, the doorbell and HLT");
+    assert_eq!(vmm.counts(), BatchCounts { answered: 1, accesses: 11, ..Default::default() });
+    assert_eq!(vmm.counters.counts().made_up_accesses, 0);
+
+    let mut vmm = Vmm::new(&code);
+    vmm.array(&writes(11));
+    assert_eq!(vmm.run(), out(0x80, &[0]));
+    assert_eq!(vmm.run(), out(0x1f0, &[0]));
+    assert_eq!(vmm.kvm.entries, 1, "in a cluster");
+    vmm.kvm.switched = ClusterSwitch::BatchOnly;
+    assert_eq!(vmm.until_halt().len(), 12);
+    assert_eq!(vmm.kvm.entries, 4, "each OUT and HLT");
+    assert_eq!(vmm.counts(), BatchCounts { answered: 1, accesses: 11, ..Default::default() });
+
+    // A guest that was offered none has exits as without the library.
+    let mut vmm = Vmm::new(&once());
+    vmm.vcpu.offer_batches(false);
+    vmm.kvm.switched = ClusterSwitch::BatchOnly;
+    vmm.array(&writes(2));
+    assert_eq!(vmm.until_halt(), [doorbell()]);
 }
 
 /// A fault of the interposer: the guest rings again, finds nobody, and the array says what is left.

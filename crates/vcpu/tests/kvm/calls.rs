@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use ioplane_vcpu::batch::BatchStatus;
 use ioplane_vcpu::kvm::{
-    ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, InterruptController, Kernel, REASONS,
-    VcpuCounters, VcpuDescriptor, VmState,
+    ClusterEnd, ClusterLimits, ClusterObstacle, ClusterSwitch, Interposer, InterruptController, Kernel,
+    REASONS, VcpuCounters, VcpuDescriptor, VmState,
 };
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
@@ -189,8 +189,8 @@ impl Kernel for FakeKernel {
         !self.faults_blocked.load(Ordering::Relaxed)
     }
 
-    fn switched_on(&self) -> bool {
-        !self.off.load(Ordering::Relaxed)
+    fn switched(&self) -> ClusterSwitch {
+        if self.off.load(Ordering::Relaxed) { ClusterSwitch::Off } else { ClusterSwitch::On }
     }
 
     fn failed(&self) {

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
+use ioplane_vcpu::kvm::{ClusterSwitch, VcpuDescriptor, VmState};
 use ioplane_vcpu::segments;
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
@@ -86,8 +86,7 @@ pub struct FakeKvm {
     pub panic_while_completing: bool,
     /// Asking whether clustering is switched on panics then; what is left of the questions until then.
     pub panic_when_asked: Cell<Option<u32>>,
-    /// Clustering is switched off.
-    pub off: bool,
+    pub switched: ClusterSwitch,
     pub dr7: u64,
     /// A signal waits: KVM_RUN does what is to be completed and leaves.
     pub leaves_at_once: bool,
@@ -149,7 +148,7 @@ impl FakeKvm {
             kick_while_completing: false,
             panic_while_completing: false,
             panic_when_asked: Cell::new(None),
-            off: false,
+            switched: ClusterSwitch::On,
             dr7: 0x400,
             leaves_at_once: false,
             leaves_after: None,
@@ -421,13 +420,13 @@ impl VcpuDescriptor for FakeKvm {
         self.pdptes.0
     }
 
-    fn switched_on(&self) -> bool {
+    fn switched(&self) -> ClusterSwitch {
         match self.panic_when_asked.get() {
             Some(0) => panic!("a fault that the test has made"),
             Some(left) => self.panic_when_asked.set(Some(left - 1)),
             None => {}
         }
-        !self.off
+        self.switched
     }
 
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {

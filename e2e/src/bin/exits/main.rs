@@ -5,12 +5,16 @@
 //!   L1, guests of stock QEMU:        a loop of port reads, alone, watched and sampled       --> profiler_cost, sampled_cost
 //!                                    Debian, PIIX3 IDE + e1000 + rtl8139, periodic tick     --> attributed, tables 1 to 3
 //!                                    Debian, virtio, the same loads at the same pace        --> remedies
+//!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
+//!                                    Debian, virtio, clustering on and off in turn          --> idle_vm_cost
 //! ```
 //!
 //! In L1 exits are counted by real KVM in a translated machine: counts and rates of paced loads are what they would be elsewhere, times
 //! are not.
 
+mod clusters;
 mod cost;
+mod idle;
 mod remedies;
 mod tables;
 
@@ -40,6 +44,15 @@ struct Options {
     /// Only what is measured in L1
     #[arg(long)]
     l1: bool,
+    /// Only what batches and clusters spare, and what the library costs: `script/bench exits-clusters`
+    #[arg(long, conflicts_with_all = ["native", "no_clusters"])]
+    clusters: bool,
+    /// All but that
+    #[arg(long)]
+    no_clusters: bool,
+    /// Seconds until what the library costs a VM without device accesses must be known
+    #[arg(long, default_value_t = 240.0)]
+    idle_seconds: f64,
 }
 
 /// What the issue asks for.
@@ -57,13 +70,19 @@ struct Outcome {
     /// Share of all exits whose function is named, and device and register if it is about one.
     attributed_percent: Option<f64>,
     remedies: Vec<remedies::Remedy>,
+    #[serde(flatten)]
+    clusters: Option<clusters::Figures>,
+    #[serde(flatten)]
+    idle: Option<idle::Cost>,
+    /// What one unit of each work takes in each mode.
+    modes: Vec<clusters::Row>,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
     let begun = Instant::now();
     let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let native = (!options.l1).then(|| cost::native(&say).context("natively"));
+    let native = (!options.l1 && !options.clusters).then(|| cost::native(&say).context("natively"));
     let native = native
         .and_then(|native| native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok());
     let mut outcome = Outcome {
@@ -74,9 +93,12 @@ fn main() -> Result<()> {
         ns_per_event: native.as_ref().map(|native| native.ns_per_event),
         attributed_percent: None,
         remedies: Vec::new(),
+        clusters: None,
+        idle: None,
+        modes: Vec::new(),
     };
     let mut text = native.as_ref().map(cost::Native::table).unwrap_or_default();
-    if !options.native {
+    if !options.native && !options.clusters {
         let l1 = L1::boot(2048, "", &say)?;
         remedies::serve(&l1).context("the other end of the network in L1")?;
         let (rows, tables) = tables::and_remedies(&l1, options.seconds, &say)?;
@@ -93,8 +115,20 @@ fn main() -> Result<()> {
             Err(error) => say(&format!("the cost in L1 is not measured: {error:#}")),
         }
     }
+    if !options.native && !options.no_clusters {
+        // One of its own: only one guest at a time is counted.
+        let l1 = L1::boot(1536, "", &say)?;
+        let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
+        text += &clusters::table(&modes.rows);
+        (outcome.clusters, outcome.modes) = (Some(modes.figures), modes.rows);
+        let cost = idle::cost(&l1, Duration::from_secs_f64(options.idle_seconds), &say);
+        let cost = cost.context("a VM without device accesses")?;
+        text += &cost.line();
+        outcome.idle = Some(cost);
+    }
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&envelope_of("exits", &outcome)?)?);
+        let name = if options.clusters { "exits-clusters" } else { "exits" };
+        println!("{}", serde_json::to_string_pretty(&envelope_of(name, &outcome)?)?);
         eprint!("{text}");
     } else {
         print!("{text}");

@@ -94,6 +94,7 @@ fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<T
         "\nOf {} exits {attributed:.2} % have a function and, if about one, a register with a name; {} lost\n",
         report["exits"], report["lost"]
     );
+    text += &unnamed(&report);
     for finding in report["findings"].as_array().into_iter().flatten() {
         text += &format!(
             "\n- {}: {}; expected {:.0} fewer",
@@ -104,6 +105,35 @@ fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<T
     }
     text.push('\n');
     Ok(Tables { attributed, text })
+}
+
+/// What the rest is: exits by reason and register, and whether the function or the register is missing. Sites beyond those that the report
+/// lists are not in it.
+fn unnamed(report: &Value) -> String {
+    let mut kinds: Vec<(String, u64)> = Vec::new();
+    for site in report["sites"].as_array().into_iter().flatten() {
+        let device = matches!(site["kind"].as_str(), Some("port" | "memory" | "msr"))
+            && site["detail"]["fault"].is_null();
+        let named = site["place"]["role"].as_str().is_some_and(|role| role != "unnamed");
+        let missing = match (site["function"].is_null(), device && !named) {
+            (false, false) => continue,
+            (true, _) => "no function",
+            (false, true) => "no register",
+        };
+        let place =
+            site["place"]["register"].as_str().map_or(String::new(), |register| format!(", {register}"));
+        let name = format!("{missing}: {}{place}", site["reason_name"].as_str().unwrap_or_default());
+        let count = site["count"].as_u64().unwrap_or(0);
+        match kinds.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, sum)) => *sum += count,
+            None => kinds.push((name, count)),
+        }
+    }
+    kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let all = report["exits"].as_f64().unwrap_or(0.0).max(1.0);
+    let line =
+        |(name, count): &(String, u64)| format!("\n- {name}: {count} ({:.2} %)", *count as f64 * 100.0 / all);
+    format!("\nWhat has no name:\n{}\n", kinds.iter().take(12).map(line).collect::<String>())
 }
 
 /// Of all exits, whatever caused them and wherever the guest was: the report's own count.

@@ -75,7 +75,7 @@ impl ClusteredVcpu {
         }
     }
 
-    /// The same as [`ClusteredVcpu::ring`], if a cluster could begin here.
+    /// The same as [`ClusteredVcpu::ring`], if a cluster could begin here or could if clusters were switched on.
     fn ring_after_exit(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Option<RingOutcome> {
         self.system = self.page.system();
         self.takes_interrupts = self.page.takes_interrupts();
