@@ -19,7 +19,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    fn holds(self, figure: f64) -> bool {
+    pub fn holds(self, figure: f64) -> bool {
         match self {
             Bound::AtLeast(bound) => figure >= bound,
             Bound::AtMost(bound) => figure <= bound,

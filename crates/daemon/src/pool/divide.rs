@@ -88,7 +88,8 @@ impl Division {
 
         let mut news = Vec::new();
         for together in joined(uses) {
-            let shared = together.iter().any(|one| !one.in_none() && cores_of(&together, one.share.group) > 1);
+            let shared =
+                together.iter().any(|one| !one.in_none() && cores_of(&together, one.share.group) > 1);
             let groups: BTreeSet<GroupId> = together.iter().map(GroupUse::stands_for).collect();
             if shared && groups.len() > 1 {
                 self.divide(&together, now_ns, &mut news);
@@ -222,7 +223,8 @@ mod tests {
         let first = cores.part(0, 1).0;
         assert!((75..=90).contains(&first), "{first} %");
         // What all have in flight together is bounded, but for the least that each may have.
-        let bounds: u64 = [(0, 1), (0, 2), (1, 1), (1, 3)].map(|(core, group)| cores.part(core, group).1).iter().sum();
+        let bounds: u64 =
+            [(0, 1), (0, 2), (1, 1), (1, 3)].map(|(core, group)| cores.part(core, group).1).iter().sum();
         assert!((4 << 10..(6 << 10)).contains(&bounds), "{bounds} KiB");
     }
 
@@ -255,7 +257,8 @@ mod tests {
         let mut cores = Cores::default();
         // Devices in no group are different VMs, on whichever cores they are.
         let none = Share::default().group.0;
-        let apart = [on(0, none, 500, true), on(0, 1, 500, true), on(1, none, 500, true), on(1, 2, 500, true)];
+        let apart =
+            [on(0, none, 500, true), on(0, 1, 500, true), on(1, none, 500, true), on(1, 2, 500, true)];
         cores.look(&apart, 20);
         assert!(cores.messages == 0 && !cores.division.divides());
         // A group by itself on two cores has nobody to divide with.
@@ -268,7 +271,11 @@ mod tests {
         let told: Vec<(u32, u32)> = cores.parts.keys().copied().collect();
         assert_eq!(told, [(0, none), (0, 1), (1, none), (1, 1), (1, 2)]);
         assert!(cores.division.divides() && cores.part(0, 1).0 < 100);
-        assert_eq!((cores.part(0, none).0, cores.part(1, none).0), (100, 100), "divided although they are apart");
+        assert_eq!(
+            (cores.part(0, none).0, cores.part(1, none).0),
+            (100, 100),
+            "divided although they are apart"
+        );
         cores.look(&apart, 1);
         assert!(!cores.division.divides());
         assert_eq!([(0, none), (0, 1), (1, 2)].map(|(core, group)| cores.part(core, group).0), [100; 3]);
