@@ -118,6 +118,10 @@ fn measure(name: Name) -> Result<()> {
             (options.json, report.json(), report.table())
         }
         Name::Elvis(options) => {
+            if let Some(table) = options.page()? {
+                print!("{table}");
+                return Ok(());
+            }
             let report = elvis::run(&options)?;
             (options.json, report.json(), report.table())
         }

@@ -19,7 +19,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    fn holds(self, figure: f64) -> bool {
+    pub fn holds(self, figure: f64) -> bool {
         match self {
             Bound::AtLeast(bound) => figure >= bound,
             Bound::AtMost(bound) => figure <= bound,
@@ -163,6 +163,20 @@ pub const GOALS: &[Goal] = &[
         Some(AtMost(0.9)),
     ),
     goal(
+        "elvis",
+        "adaptive_vs_best_min",
+        "adaptive against the better of polled and notified in its worst row: 1 to 7 guests, stream, request-response, paced",
+        AtLeast(0.95),
+        Some(AtLeast(0.7)),
+    ),
+    goal(
+        "elvis",
+        "adaptive_cpu_vs_notified_max",
+        "adaptive's processor time per frame against notified's below saturation, in its worst row: 1 to 7 guests with 2,000 requests per second each",
+        AtMost(1.1),
+        Some(AtMost(2.0)),
+    ),
+    goal(
         "neighbour",
         "p99_ratio",
         "p99 of a guest's reads beside a hostile neighbour on the same core, as a multiple of the quiet one",
@@ -267,6 +281,13 @@ pub const GOALS: &[Goal] = &[
         "requests per CPU second on a file, depth 32, against the cheapest way of qemu-storage-daemon with O_DIRECT",
         AtLeast(2.0),
         Some(AtLeast(0.9)),
+    ),
+    goal(
+        "core",
+        "devices8_ratio",
+        "requests per second over 8 devices of different VMs, as a part of those over one with the same total load, memory, 4 KiB reads, 32 in flight",
+        AtLeast(0.9),
+        Some(AtLeast(0.6)),
     ),
     goal(
         "exits",

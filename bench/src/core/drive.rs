@@ -29,6 +29,9 @@ pub struct Flow<'a> {
     pub interrupts: bool,
     /// Requests may fail: they are hostile.
     pub may_fail: bool,
+    /// Most requests that are submitted between two looks at the other queues. What the generator takes for more of them would be counted as
+    /// latency of the others.
+    pub at_once: u32,
 }
 
 /// A request that is done. Times in ns since the generator began.
@@ -60,6 +63,7 @@ impl<'a> Flow<'a> {
             empty_at: 0,
             interrupts: false,
             may_fail: false,
+            at_once: u32::MAX,
         }
     }
 
@@ -77,17 +81,17 @@ impl<'a> Flow<'a> {
 
     fn submit(&mut self, now: u64) {
         let stride = u64::from(self.bytes.next_multiple_of(512)) / 512;
-        let mut submitted = false;
-        while self.disk().next().is_some() {
+        let mut submitted = 0;
+        while submitted < self.at_once && self.disk().next().is_some() {
             let in_flight = self.disk().in_flight();
             let Some(due) = self.offered.due(now, in_flight) else { break };
             let (sector, bytes) = (self.scatter.below(self.places) * stride, self.bytes);
             if let Some(token) = self.disk().submit(DiskOp::Read, sector, bytes) {
                 self.times[token.slot()] = [due, now];
-                submitted = true;
+                submitted += 1;
             }
         }
-        if submitted {
+        if submitted > 0 {
             self.guest.kick_if_needed(self.queue);
         }
     }
@@ -123,15 +127,28 @@ impl<'a> Flow<'a> {
 }
 
 /// Drives `flows` for `time`, then takes what is in flight without telling of it. `done` must not take long.
-pub fn drive(flows: &mut [Flow<'_>], time: Duration, mut done: impl FnMut(Completion)) -> Result<()> {
+pub fn drive(flows: &mut [Flow<'_>], time: Duration, done: impl FnMut(Completion)) -> Result<()> {
+    drive_and_watch(flows, time, done, |_, _| {})
+}
+
+/// As [`drive`], and tells when each turn of the generator began and the one before, ns: by so much each queue may have been looked at too late.
+pub fn drive_and_watch(
+    flows: &mut [Flow<'_>],
+    time: Duration,
+    mut done: impl FnMut(Completion),
+    mut turn: impl FnMut(u64, u64),
+) -> Result<()> {
     flows.iter_mut().for_each(Flow::begin);
     let begin = Instant::now();
     let (end, mut progress) = (ns(time), 0);
+    let mut last = 0;
     loop {
         let now = ns(begin.elapsed());
         if now >= end {
             break;
         }
+        turn(now, last);
+        last = now;
         let mut waiting = 0;
         for (index, flow) in flows.iter_mut().enumerate() {
             if flow.reap(index, now, begin, &mut done)? {

@@ -13,10 +13,11 @@ use ioplane_figures::machine::CpuTimes;
 use ioplane_figures::report::median;
 use ioplane_testkit::driver::{DiskPlan, Shape};
 
-use super::drive::{Completion, Flow, drive, rate};
+use super::drive::{Completion, Flow, drive, drive_and_watch, ns, rate};
 use super::offered::{Arrivals, Offered};
 use super::report::Figure;
 use super::stage::{FORM, Stage};
+use super::taken::Taken;
 use super::{Bench, ROUNDS, SECOND};
 use crate::daemon::Configuration;
 use crate::exitless::backend::Backing;
@@ -166,6 +167,9 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
         for (kind, seen) in kinds.iter_mut().enumerate() {
             let one = run(&mut stage, bench, load, &capacity, seed, Some(kind))?;
             seen.p99_us.push(one.p99_us());
+            seen.turn_p99_us.push(one.turn_p99_us());
+            seen.whole_p99_us.push(one.whole_p99_us());
+            seen.taken_percent.push(one.taken.percent(one.ns));
             seen.add(&one);
         }
     }
@@ -241,6 +245,9 @@ fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> S
             .beside("beside", greedy.name)
             .beside("p99_us", median(kind.p99_us.iter().copied()))
             .beside("alone_p99_us", median(alone.iter().copied()))
+            .beside("p99_with_taken_time_us", median(kind.whole_p99_us.iter().copied()))
+            .beside("taken_percent", median(kind.taken_percent.iter().copied()))
+            .beside("generator_turn_p99_us", median(kind.turn_p99_us.iter().copied()))
             .beside("quanta_us", quanta_us);
         share = share
             .beside(&format!("beside_{}", greedy.name), kind.judged.iter().copied().reduce(f64::min))
@@ -259,6 +266,11 @@ fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> S
 struct Kind {
     /// The worst of the modest guests in each round.
     p99_us: Vec<f64>,
+    /// [`Run::turn_p99_us`] of each round.
+    turn_p99_us: Vec<f64>,
+    /// The worst of the modest guests, with what waited while others had a processor, and the part of the time in which that may be, percent.
+    whole_p99_us: Vec<f64>,
+    taken_percent: Vec<f64>,
     /// The smallest part of what it should have that any modest guest got, in each second that was not disturbed.
     judged: Vec<f64>,
     disturbed: u32,
@@ -272,6 +284,9 @@ impl Default for Kind {
     fn default() -> Self {
         Kind {
             p99_us: Vec::new(),
+            turn_p99_us: Vec::new(),
+            whole_p99_us: Vec::new(),
+            taken_percent: Vec::new(),
             judged: Vec::new(),
             disturbed: 0,
             least: f64::INFINITY,
@@ -310,8 +325,8 @@ fn parts(served: &[u64], arrived: &[u64], share: f64) -> Vec<f64> {
 
 /// A modest guest in one run.
 struct Modest {
-    /// ns from when a request was wanted.
-    latency: Histogram<u64>,
+    /// When each request was wanted and done, ns.
+    times: Vec<[u64; 2]>,
     /// By second.
     served: Vec<u64>,
     arrived: Vec<u64>,
@@ -320,15 +335,38 @@ struct Modest {
 struct Run {
     share: f64,
     modest: Vec<Modest>,
+    /// ns that turns of the generator took, each counted by its length: so long one was under way at a moment of which nothing else is known.
+    turns: Histogram<u64>,
+    taken: Taken,
+    /// How long it was.
+    ns: u64,
     undisturbed: Vec<bool>,
     /// What the greedy guest asked for and was answered, refused or not.
     greedy_bytes: u64,
 }
 
 impl Run {
-    /// Of the guest with the largest.
+    fn turn_p99_us(&self) -> f64 {
+        self.turns.value_at_quantile(0.99) as f64 / 1e3
+    }
+
+    /// Of the guest with the largest, without what may have waited while others had a processor.
     fn p99_us(&self) -> f64 {
-        let p99 = |one: &Modest| one.latency.value_at_quantile(0.99) as f64 / 1e3;
+        self.p99_of(|due, done| !self.taken.may_have_held(due, done))
+    }
+
+    /// With all.
+    fn whole_p99_us(&self) -> f64 {
+        self.p99_of(|_, _| true)
+    }
+
+    fn p99_of(&self, counts: impl Fn(u64, u64) -> bool) -> f64 {
+        let p99 = |one: &Modest| {
+            let counted = one.times.iter().filter(|[due, done]| counts(*due, *done));
+            let mut ns: Vec<u64> = counted.map(|[due, done]| done.saturating_sub(*due)).collect();
+            ns.sort_unstable();
+            ns.get(ns.len() * 99 / 100).map_or(0.0, |ns| *ns as f64 / 1e3)
+        };
         self.modest.iter().map(p99).fold(0.0, f64::max)
     }
 }
@@ -352,13 +390,15 @@ fn run(
     let mut modest = Vec::new();
     for number in 0..count {
         modest.push(Modest {
-            latency: Histogram::new_with_bounds(1, 100 * SECOND, 3)?,
+            times: Vec::with_capacity((2.0 * share * seconds as f64) as usize),
             served: vec![0; seconds],
             arrived: arrivals(number).per_second(seconds),
         });
     }
     let pids = stage.pids();
     let mut clocks = Clocks::new(&pids);
+    let mut turns = Histogram::new_with_bounds(1, 100 * SECOND, 3)?;
+    let mut taken = Taken::new(&pids)?;
     stage.turn(|stage| {
         let (modest_guests, greedy_guests) = stage.guests.split_at_mut(MODEST);
         let modest_flow = |(number, guest): (usize, _)| -> Flow<'_> {
@@ -371,25 +411,33 @@ fn run(
             let guest = greedy_guests.get_mut(kind).context("a greedy guest")?;
             let mut flow = Flow::new(guest, 0, Offered::Backlog(what.depth), what.bytes, seed);
             flow.may_fail = what.plan.segments > 1;
+            flow.at_once = 1;
             flows.push(flow);
         }
         clocks.begin();
-        drive(&mut flows, time, |completion: Completion| {
+        let done = |completion: Completion| {
             let Completion { flow, due, at, .. } = completion;
             let second = (at / SECOND) as usize;
             clocks.at(second);
             if let Some((_, what)) = greedy.filter(|_| flow == MODEST) {
                 greedy_bytes += u64::from(what.bytes);
             } else if let Some(one) = modest.get_mut(flow) {
-                one.latency.saturating_record(at.saturating_sub(due));
+                one.times.push([due, at]);
                 if let Some(served) = one.served.get_mut(second) {
                     *served += 1;
                 }
             }
-        })
+        };
+        let turn = |now: u64, last: u64| {
+            turns.saturating_record_n(now - last, now - last);
+            taken.at(now);
+        };
+        drive_and_watch(&mut flows, time, done, turn)
     })?;
     clocks.at(seconds);
-    Ok(Run { share, modest, undisturbed: clocks.undisturbed(seconds, !load.on_file), greedy_bytes })
+    let undisturbed = clocks.undisturbed(seconds, !load.on_file);
+    let ns = ns(time);
+    Ok(Run { share, modest, turns, taken, ns, undisturbed, greedy_bytes })
 }
 
 /// Processor time of both sides, read at the beginning of each second.
@@ -449,14 +497,14 @@ mod tests {
 
     #[test]
     fn what_was_disturbed_is_counted_and_not_judged() {
-        let modest = |served: [u64; 2]| Modest {
-            latency: Histogram::new(3).unwrap(),
-            served: served.to_vec(),
-            arrived: vec![100; 2],
-        };
+        let modest =
+            |served: [u64; 2]| Modest { times: Vec::new(), served: served.to_vec(), arrived: vec![100; 2] };
         let mut kind = Kind::default();
         let run = |undisturbed: [bool; 2]| Run {
             share: 200.0,
+            turns: Histogram::new(3).unwrap(),
+            taken: Taken::default(),
+            ns: 2 * SECOND,
             modest: vec![modest([100, 90]), modest([100, 30])],
             undisturbed: undisturbed.to_vec(),
             greedy_bytes: 0,

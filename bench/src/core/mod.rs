@@ -7,6 +7,7 @@
 //! Ratios are medians over alternating pairs of runs, with the interval of [`ioplane_figures::compare`]. Processor time is that of all
 //! threads of the daemon, io_uring's workers included.
 
+mod devices;
 mod drive;
 mod fair;
 mod file;
@@ -16,6 +17,7 @@ mod moving;
 mod offered;
 mod report;
 mod stage;
+mod taken;
 mod turns;
 mod weights;
 
@@ -136,7 +138,7 @@ impl Bench {
 type Measurement = fn(&Bench) -> Result<Vec<(&'static str, Figure)>>;
 
 /// Each with the keys of its figures.
-const MEASUREMENTS: [(&[&str], Measurement); 9] = [
+const MEASUREMENTS: [(&[&str], Measurement); 10] = [
     (&["idle_cpu_percent", "idle_queues_loss_percent", "idle_queue_bytes"], idle::measure),
     (&["wakeup_ratio"], turns::wakeup),
     (&["slow_load_cpu_ratio"], turns::slow_load),
@@ -156,6 +158,7 @@ const MEASUREMENTS: [(&[&str], Measurement); 9] = [
         fair::measure,
     ),
     (&["weight_error_percent"], weights::measure),
+    (&["devices8_ratio"], devices::measure),
 ];
 
 /// Measures. Fails if a byte was wrong, a request failed, or a daemon did not start.

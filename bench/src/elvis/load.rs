@@ -1,9 +1,10 @@
-//! The two loads of the paper, with all guests and the machine they talk to driven by one thread.
+//! The two loads of the paper and one below saturation, with all guests and the machine they talk to driven by one thread.
 //!
 //! ```text
 //!   guest 1 >--- 64-byte writes ---\                        stream: a window of frames each, acknowledged a batch at a time
 //!   guest 2 >----------------------->  switch  >---> remote
 //!   guest n >----------------------/      ^------------'    request-response: one frame each to and fro
+//!                                                           paced: the same, at [`PACE`] of each guest, all asleep in between
 //! ```
 
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ const WINDOW: u64 = 128;
 /// Most frames taken or sent at a NIC before the next one's turn.
 const BATCH: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest sleep.
+const SLEEP: Duration = Duration::from_millis(10);
 /// How long a guest waits for an answer before it asks again: what TCP or the application would do after a loss.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -32,7 +35,35 @@ pub enum Work {
     Stream,
     /// UDP request-response.
     Requests,
+    /// The same, at times of its own: the same work for every core, which none is saturated by.
+    Paced,
 }
+
+impl Work {
+    /// All of them.
+    pub const ALL: [Work; 3] = [Work::Stream, Work::Requests, Work::Paced];
+
+    /// As figures have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Work::Stream => "stream",
+            Work::Requests => "requests",
+            Work::Paced => "paced",
+        }
+    }
+
+    /// What is good, and the more the better: frames, or a short time for each request. Paced requests are as many whoever answers
+    /// them, unless somebody does not keep up.
+    pub fn goodness(self) -> fn(&Outcome) -> f64 {
+        match self {
+            Work::Stream | Work::Paced => |outcome| outcome.frames as f64 / outcome.account.seconds,
+            Work::Requests => |outcome| 1.0 / outcome.latency.mean(),
+        }
+    }
+}
+
+/// From one request of a guest to its next where they are paced: 2,000 per second.
+const PACE: Duration = Duration::from_micros(500);
 
 /// How long.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +96,8 @@ struct Guest {
     sent: u64,
     done: u64,
     since: Instant,
+    /// When it may send, where requests are paced.
+    due: Instant,
 }
 
 /// Everybody who takes part.
@@ -83,7 +116,8 @@ impl Party {
     pub fn new(guests: Vec<Nic>, remote: Nic, sleeps: bool) -> Self {
         let count = guests.len();
         let since = Instant::now();
-        let guests = guests.into_iter().map(|nic| Guest { nic, sent: 0, done: 0, since }).collect();
+        let guests =
+            guests.into_iter().map(|nic| Guest { nic, sent: 0, done: 0, since, due: since }).collect();
         Party { guests, remote, came: vec![0; count], answered: vec![0; count], sleeps }
     }
 
@@ -92,8 +126,11 @@ impl Party {
         let mut latency = Histogram::<u64>::new_with_bounds(1, 100_000_000_000, 2)?;
         self.quiet();
         let begin = Instant::now();
-        for guest in &mut self.guests {
+        let count = self.guests.len() as u32;
+        for (index, guest) in self.guests.iter_mut().enumerate() {
             (guest.done, guest.since) = (guest.sent, begin);
+            // One after the other.
+            guest.due = begin + PACE * index as u32 / count;
         }
         let (mut frames, mut until, mut progress) = (0u64, begin + span.warm, begin);
         let mut before: Option<(Books, u64, u64)> = None;
@@ -106,7 +143,7 @@ impl Party {
             if moved > 0 {
                 progress = now;
             } else if self.sleeps {
-                self.sleep()?;
+                self.sleep(work)?;
             } else {
                 std::hint::spin_loop();
             }
@@ -148,7 +185,7 @@ impl Party {
                 *done = stamp.number.max(*done);
                 Ok(())
             })?;
-            if took > 0 && work == Work::Requests {
+            if took > 0 && work != Work::Stream {
                 latency.saturating_record((now - guest.since).as_nanos() as u64);
             }
             if took == 0 && guest.sent > guest.done && now.saturating_duration_since(guest.since) > AGAIN {
@@ -157,12 +194,17 @@ impl Party {
             }
             let mut sent = 0;
             while guest.sent - guest.done < window && sent < BATCH {
+                if work == Work::Paced && now < guest.due {
+                    break;
+                }
                 let stamp = Stamp { flow: index as u16, number: guest.sent + 1 };
                 if !guest.nic.send_to(to, stamp)? {
                     break;
                 }
                 guest.sent += 1;
                 sent += 1;
+                // What could not be sent in time is not made up for.
+                guest.due = (guest.due + PACE).max(now);
             }
             if sent > 0 {
                 guest.nic.show();
@@ -203,7 +245,7 @@ impl Party {
     }
 
     /// As Linux: an interrupt at the next frame that comes, none for what was sent.
-    fn sleep(&mut self) -> Result<()> {
+    fn sleep(&mut self, work: Work) -> Result<()> {
         let mut idle = self.remote.wake();
         for guest in &mut self.guests {
             idle &= guest.nic.wake();
@@ -211,7 +253,10 @@ impl Party {
         if idle {
             let mut all: Vec<_> = self.guests.iter().map(|guest| &guest.nic).collect();
             all.push(&self.remote);
-            wait(&all, Duration::from_millis(10))?;
+            let waits = self.guests.iter().filter(|guest| work == Work::Paced && guest.sent == guest.done);
+            let due = waits.map(|guest| guest.due).min();
+            let time = due.map(|due| due.saturating_duration_since(Instant::now()));
+            wait(&all, time.unwrap_or(SLEEP).min(SLEEP))?;
             self.notifications();
         }
         self.quiet();

@@ -13,6 +13,7 @@
 //! megabits do not.
 
 mod load;
+mod page;
 mod plot;
 mod report;
 
@@ -48,6 +49,9 @@ pub struct Options {
     /// Fewer and shorter rounds, and noisier.
     #[arg(long)]
     quick: bool,
+    /// Measure nothing: the table for documents, and the plot, of a run whose JSON is there.
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["baseline", "quick", "json"])]
+    from: Option<PathBuf>,
     /// Write the plot there, as SVG.
     #[arg(long, conflicts_with = "baseline")]
     plot: Option<PathBuf>,
@@ -85,7 +89,7 @@ pub fn run(options: &Options) -> Result<Report> {
             sessions.push(Session::open(&backend, guests, &folder, &place)?);
         }
         for _ in 0..rounds {
-            for work in [Work::Stream, Work::Requests] {
+            for work in Work::ALL {
                 for session in &mut sessions {
                     report.outcome(guests, work, session.name, session.round(work, span)?);
                 }
@@ -94,9 +98,23 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     report.took(begin.elapsed());
     if let Some(path) = &options.plot {
-        std::fs::write(path, report.plot()).with_context(|| format!("writing {}", path.display()))?;
+        page::plot(&Value::Object(report.figures()), path)?;
     }
     Ok(report)
+}
+
+impl Options {
+    /// The table of a run whose JSON is there, as documents have it, if that is what is asked for; writes its plot.
+    pub fn page(&self) -> Result<Option<String>> {
+        let Some(from) = &self.from else { return Ok(None) };
+        let text = std::fs::read_to_string(from).with_context(|| format!("reading {}", from.display()))?;
+        let report: Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is no JSON of a run", from.display()))?;
+        if let Some(path) = &self.plot {
+            page::plot(&report["figures"], path)?;
+        }
+        Ok(Some(page::table(&report["figures"])))
+    }
 }
 
 /// One pair of runs of two builds.
@@ -115,7 +133,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
                 let folder = folder.path().join(format!("{}-{}-{guests}", side.name(), backend.name()));
                 sessions.push((side, Session::open(&backend, guests, &folder, pair.place)?));
             }
-            for work in [Work::Stream, Work::Requests] {
+            for work in Work::ALL {
                 for (side, session) in &mut sessions {
                     pair.go_on()?;
                     let outcome = session.round(work, PAIR_SPAN)?;

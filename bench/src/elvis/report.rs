@@ -1,4 +1,4 @@
-//! Medians by number of guests, as JSON, a table and a plot.
+//! Medians by number of guests, as JSON and a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Work};
-use super::plot::{self, Panel};
 use ioplane_figures::machine::Cpus;
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
@@ -34,6 +33,66 @@ struct Medians {
     notifications: f64,
     /// Processor time of the back end, percent of one.
     cpu_percent: f64,
+    /// The same per frame, us.
+    cpu_us: f64,
+}
+
+/// Processor time of the back end per frame, us.
+fn cpu_us(outcome: &Outcome) -> f64 {
+    outcome.account.cpu_ns as f64 / 1e3 / (outcome.frames as f64).max(1.0)
+}
+
+/// What a contender is called in figures.
+fn called(name: &'static str) -> &'static str {
+    if name == "ioplane" { "polled" } else { name }
+}
+
+/// The median over rounds of one contender's value as a multiple of the other's in the same round. Rounds alternate, so what disturbs
+/// one disturbs the other.
+fn ratio(one: &[Outcome], other: &[Outcome], value: fn(&Outcome) -> f64) -> f64 {
+    median(
+        one.iter().zip(other).map(|(one, other)| value(one) / value(other)).filter(|ratio| ratio.is_finite()),
+    )
+}
+
+/// Against whichever of the others has the larger median: the better one of each round would be the luckier one.
+fn against_better(
+    one: &[Outcome],
+    polled: &[Outcome],
+    notified: &[Outcome],
+    value: fn(&Outcome) -> f64,
+) -> f64 {
+    let of = |all: &[Outcome]| median(all.iter().map(value));
+    ratio(one, if of(polled) >= of(notified) { polled } else { notified }, value)
+}
+
+/// The worst rows of an adaptive core.
+#[derive(Default)]
+struct Worst {
+    /// Against the better of the others.
+    least: Option<(f64, String)>,
+    /// Its processor time against notified's, where the core is not saturated and the work is the same.
+    dearest: Option<(f64, String)>,
+}
+
+impl Worst {
+    fn row(&mut self, work: Work, guests: u16, better: f64, cpu: f64) {
+        let at = || format!("guests{guests}.{}", work.word());
+        if self.least.as_ref().is_none_or(|(least, _)| better < *least) {
+            self.least = Some((better, at()));
+        }
+        if work == Work::Paced && self.dearest.as_ref().is_none_or(|(most, _)| cpu > *most) {
+            self.dearest = Some((cpu, at()));
+        }
+    }
+
+    fn tell(self, figures: &mut Map<String, Value>) {
+        let worst = [("adaptive_vs_best_min", self.least), ("adaptive_cpu_vs_notified_max", self.dearest)];
+        for (key, (value, at)) in worst.into_iter().filter_map(|(key, worst)| Some((key, worst?))) {
+            figures.insert(key.into(), json!(rounded(value)));
+            figures.insert(format!("{key}_at"), json!(at));
+        }
+    }
 }
 
 impl Medians {
@@ -50,6 +109,7 @@ impl Medians {
             interrupts: of(&|o| per(o, o.interrupts)),
             notifications: of(&|o| rate(o, o.kicks + o.interrupts)),
             cpu_percent: of(&|o| o.account.cpu_ns as f64 / 1e7 / o.account.seconds),
+            cpu_us: of(&cpu_us),
         }
     }
 }
@@ -79,50 +139,51 @@ impl Report {
         envelope("elvis", &self.setup, self.figures())
     }
 
-    /// What was measured, by number of guests.
+    /// What was measured, by number of guests, and the worst row of what is asked of an adaptive core.
     pub fn figures(&self) -> Map<String, Value> {
         let mut figures = Map::new();
+        let mut worst = Worst::default();
         for ((work, guests, name), outcomes) in &self.outcomes {
             let m = Medians::of(outcomes);
             let cell = figures.entry(format!("guests{guests}")).or_insert_with(|| json!({}));
-            let load = if *work == Work::Stream { "stream" } else { "requests" };
-            let who = if *name == "ioplane" { "polled" } else { name };
+            let (load, who) = (work.word(), called(name));
             let mut put = |part: &str, value| cell[format!("{who}_{load}_{part}")] = json!(rounded(value));
-            match work {
-                Work::Stream => put("mbit_per_s", m.mbit),
-                Work::Requests => {
-                    put("mean_us", m.mean_us);
-                    put("p99_us", m.p99_us);
-                }
+            if *work == Work::Stream {
+                put("mbit_per_s", m.mbit);
+            } else {
+                put("mean_us", m.mean_us);
+                put("p99_us", m.p99_us);
             }
             put("frames_per_s", m.frames);
             put("kicks_per_frame", m.kicks);
             put("interrupts_per_frame", m.interrupts);
             put("notifications_per_s", m.notifications);
             put("back_end_cpu_percent", m.cpu_percent);
-            let of = |name| self.outcomes.get(&(*work, *guests, name)).map(|other| Medians::of(other));
+            put("cpu_us_per_frame", m.cpu_us);
+            let of = |name| self.outcomes.get(&(*work, *guests, name)).map(Vec::as_slice);
             let (polled, notified) = (of("ioplane"), of("notified"));
             // Against the others, in this run.
             match (*name, polled, notified) {
                 ("ioplane", _, Some(other)) => {
+                    let other = Medians::of(other);
                     let (part, ratio) = match work {
-                        Work::Stream => ("polled_vs_notified_stream", m.mbit / other.mbit),
-                        Work::Requests => ("polled_vs_notified_latency", m.mean_us / other.mean_us),
+                        Work::Stream => ("stream", m.mbit / other.mbit),
+                        Work::Requests | Work::Paced => ("latency", m.mean_us / other.mean_us),
                     };
-                    cell[part] = json!(rounded(ratio));
+                    let load = if *work == Work::Paced { "paced_" } else { "" };
+                    cell[format!("polled_vs_notified_{load}{part}")] = json!(rounded(ratio));
                 }
                 ("adaptive", Some(polled), Some(notified)) => {
-                    let (part, ratio) = match work {
-                        Work::Stream => ("adaptive_vs_best_stream", m.mbit / polled.mbit.max(notified.mbit)),
-                        Work::Requests => {
-                            ("adaptive_vs_best_latency", m.mean_us / polled.mean_us.min(notified.mean_us))
-                        }
-                    };
-                    cell[part] = json!(rounded(ratio));
+                    let better = against_better(outcomes, polled, notified, work.goodness());
+                    let cpu = ratio(outcomes, notified, cpu_us);
+                    cell[format!("adaptive_vs_best_{load}")] = json!(rounded(better));
+                    cell[format!("adaptive_cpu_vs_notified_{load}")] = json!(rounded(cpu));
+                    worst.row(*work, *guests, better, cpu);
                 }
                 _ => {}
             }
         }
+        worst.tell(&mut figures);
         figures
     }
 
@@ -137,8 +198,8 @@ impl Report {
         let _ = writeln!(out);
         for ((work, guests, name), outcomes) in &self.outcomes {
             let m = Medians::of(outcomes);
-            let who = if *name == "ioplane" { "polled" } else { name };
-            let _ = write!(out, "{:10}{guests:>7}  {who:9}", format!("{work:?}").to_lowercase());
+            let who = called(name);
+            let _ = write!(out, "{:10}{guests:>7}  {who:9}", work.word());
             let latency =
                 |value: f64| if *work == Work::Stream { String::new() } else { format!("{value:.2}") };
             let _ = writeln!(
@@ -156,29 +217,52 @@ impl Report {
         }
         out
     }
+}
 
-    /// The paper's two figures side by side: throughput and latency by number of guests.
-    pub fn plot(&self) -> String {
-        let line = |work: Work, name: &str, value: fn(&Medians) -> f64| -> Vec<(f64, f64)> {
-            let mine = self.outcomes.iter().filter(|((w, _, n), _)| *w == work && *n == name);
-            mine.map(|((_, guests, _), outcomes)| (f64::from(*guests), value(&Medians::of(outcomes))))
-                .collect()
-        };
-        let panel = |title, unit, work, value: fn(&Medians) -> f64| Panel {
-            title,
-            unit,
-            lines: vec![
-                ("polling", line(work, "ioplane", value)),
-                ("notification", line(work, "notified", value)),
-                ("adaptive", line(work, "adaptive", value)),
-            ],
-        };
-        plot::svg(&[
-            panel("TCP stream of 64-byte writes", "Mbit/s, all guests", Work::Stream, |m| m.mbit),
-            panel("UDP request-response", "mean latency, us", Work::Requests, |m| m.mean_us),
-            panel("Notifications of the stream", "kicks and interrupts a second", Work::Stream, |m| {
-                m.notifications
-            }),
-        ])
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(values: &[(Work, u16, &'static str, u64, u64)]) -> Report {
+        let mut report = Report::default();
+        for &(work, guests, name, frames, cpu_ns) in values {
+            // Each was as slow as it has few frames.
+            let mut latency = hdrhistogram::Histogram::new(2).unwrap();
+            latency.record(1_000_000_000 / frames).unwrap();
+            let account = ioplane_figures::machine::Account {
+                seconds: 1.0,
+                cpu_ns,
+                own_ns: 0,
+                kernel_ns: 0,
+                foreign: 0.0,
+            };
+            report.outcome(guests, work, name, Outcome { frames, kicks: 0, interrupts: 0, latency, account });
+        }
+        report
+    }
+
+    #[test]
+    fn the_worst_row_of_an_adaptive_core_is_told() {
+        let report = report(&[
+            (Work::Stream, 1, "ioplane", 1000, 9_000_000),
+            (Work::Stream, 1, "adaptive", 900, 9_000_000),
+            (Work::Stream, 1, "notified", 500, 9_000_000),
+            (Work::Requests, 2, "ioplane", 100, 9_000_000),
+            (Work::Requests, 2, "adaptive", 160, 9_000_000),
+            (Work::Requests, 2, "notified", 200, 9_000_000),
+            (Work::Paced, 3, "ioplane", 100, 9_000_000),
+            (Work::Paced, 3, "adaptive", 100, 1_200_000),
+            (Work::Paced, 3, "notified", 100, 1_000_000),
+        ]);
+        let figures = report.figures();
+        let part = |guests: &str, part: &str| figures[guests][part].as_f64().unwrap();
+        assert_eq!(part("guests1", "adaptive_vs_best_stream"), 0.9);
+        // A histogram of two digits.
+        assert!((part("guests2", "adaptive_vs_best_requests") - 0.8).abs() < 0.02);
+        assert_eq!(part("guests3", "adaptive_vs_best_paced"), 1.0);
+        assert_eq!(part("guests3", "adaptive_cpu_vs_notified_paced"), 1.2);
+        assert_eq!(figures["adaptive_vs_best_min_at"], "guests2.requests");
+        assert_eq!(figures["adaptive_cpu_vs_notified_max"], 1.2);
+        assert_eq!(figures["adaptive_cpu_vs_notified_max_at"], "guests3.paced");
     }
 }

@@ -37,7 +37,7 @@ impl Core {
     /// As [`Core::start`], with a clock of the caller's. How long the core sleeps is counted from its clock and slept by the host's.
     pub fn start_with(id: CoreId, settings: CoreSettings, clock: Arc<dyn Clock>) -> Result<Self, PoolError> {
         let start = |source: std::io::Error| PoolError::Start { core: id.0, source };
-        let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
+        let mailbox = Arc::new(Mailbox::new(id, clock.clone()).map_err(|e| start(e.into()))?);
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
         let shared = Arc::new(CoreShared::new(id, &settings, clock.now()));
@@ -90,6 +90,11 @@ impl Core {
     /// Queues that are attached or about to be.
     pub fn queues(&self) -> u32 {
         self.mailbox.upgrade().map_or(0, |m| m.queues())
+    }
+
+    /// How old it is, ns: the present, as the times that it notes have it.
+    pub fn age_ns(&self) -> u64 {
+        self.shared.born.elapsed().as_nanos() as u64
     }
 
     /// The meters of its queues.

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::SegQueue;
+use ioplane_device::clock::{Clock, since_epoch};
 use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -26,6 +28,10 @@ pub struct Mailbox {
     messages: SegQueue<CoreMessage>,
     pending: AtomicBool,
     event: OwnedFd,
+    /// The core's.
+    clock: Arc<dyn Clock>,
+    /// When the eventfd was written last, by the core's clock, ns since the epoch of limits.
+    asked_ns: AtomicU64,
     gate: AtomicU32,
     /// Queues that are attached or about to be.
     queues: AtomicU32,
@@ -34,12 +40,14 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    pub(crate) fn new(core: CoreId) -> Result<Self, rustix::io::Errno> {
+    pub(crate) fn new(core: CoreId, clock: Arc<dyn Clock>) -> Result<Self, rustix::io::Errno> {
         Ok(Mailbox {
             core,
             messages: SegQueue::new(),
             pending: AtomicBool::new(false),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            clock,
+            asked_ns: AtomicU64::new(0),
             gate: AtomicU32::new(0),
             queues: AtomicU32::new(0),
             meters: MeterTable::default(),
@@ -49,6 +57,7 @@ impl Mailbox {
     /// Makes the core read its mailbox and its settings. Any thread.
     pub(crate) fn wake(&self) {
         self.pending.store(true, Ordering::Release);
+        self.asked_ns.store(since_epoch(self.clock.now()), Ordering::Relaxed);
         // Fails only if the counter is full, and then the core is awake anyway.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
@@ -74,6 +83,11 @@ impl Mailbox {
     /// The core's side: there may be messages. The core does not sleep before it has looked.
     pub(crate) fn mark_pending(&self) {
         self.pending.store(true, Ordering::Relaxed);
+    }
+
+    /// The core's side: when it was woken last, ns since the epoch of limits.
+    pub(crate) fn asked_ns(&self) -> u64 {
+        self.asked_ns.load(Ordering::Relaxed)
     }
 
     /// The core's side: the next message.

@@ -16,6 +16,7 @@ mod access;
 mod api;
 mod capture;
 mod check;
+mod choices;
 pub mod config;
 mod context;
 mod cores;
@@ -53,10 +54,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{CoreReport, EventWord, StatusReport, UpgradeReport};
+use ioplane_api::report::{CoreReport, DiskReport, EventWord, NicReport, StatusReport, UpgradeReport};
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use crate::config::{Config, Problems};
+use choices::Choices;
 use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
@@ -372,10 +374,40 @@ impl Daemon {
         }
     }
 
+    /// How the disks are.
+    async fn disk_reports(&self) -> Vec<DiskReport> {
+        let mut disks = self.disks.report().await;
+        let choices = Choices::read(self.cores.pool(), |_| true);
+        disks.iter_mut().for_each(|disk| choices.enter_disk(disk));
+        disks
+    }
+
+    /// How one of them is.
+    async fn disk_report(&self, name: &str) -> Result<DiskReport, Refusal> {
+        let mut disk = self.disks.report_of(name).await?;
+        Choices::read(self.cores.pool(), |device| device == name).enter_disk(&mut disk);
+        Ok(disk)
+    }
+
+    /// How the NICs are.
+    async fn nic_reports(&self) -> Vec<NicReport> {
+        let mut nics = self.nics.report().await;
+        let choices = Choices::read(self.cores.pool(), |_| true);
+        nics.iter_mut().for_each(|nic| choices.enter_nic(nic));
+        nics
+    }
+
+    /// How one of them is.
+    async fn nic_report(&self, name: &str) -> Result<NicReport, Refusal> {
+        let mut nic = self.nics.report_of(name).await?;
+        Choices::read(self.cores.pool(), |device| device == name).enter_nic(&mut nic);
+        Ok(nic)
+    }
+
     /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.
     async fn status(&self) -> StatusReport {
         let (disks, nics, functions) =
-            tokio::join!(self.disks.report(), self.nics.report(), self.functions.report());
+            tokio::join!(self.disk_reports(), self.nic_reports(), self.functions.report());
         StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

@@ -73,6 +73,7 @@ pub fn queue(queue: QueueStatus) -> QueueReport {
         size: queue.size,
         core: queue.core,
         fault: queue.fault.map(fault),
+        choice: None,
         counts: counts(&queue.counts, queue.latency, queue.wait),
     }
 }
@@ -84,6 +85,7 @@ pub fn nic_queue(queue: QueueStatus) -> NicQueueReport {
         size: queue.size,
         core: queue.core,
         fault: queue.fault.map(fault),
+        choice: None,
         counts: counts(&queue.counts, queue.latency, queue.wait).into(),
     }
 }

@@ -1,6 +1,6 @@
 //! The limits of one slot. The core lends them to the poller for the length of a poll, in its [`crate::CoreContext`].
 
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{LimitSet, LimitUnit};
 
 /// What holds back the requests of one queue. Times are ns since [`crate::clock::epoch`].
 #[derive(Debug)]
@@ -8,25 +8,32 @@ pub struct SlotLimits {
     set: LimitSet,
     /// When the place may be used that was reserved for the request at the head of the queue.
     place: Option<u64>,
+    /// What has held the last request back that was.
+    pub(crate) binding: LimitUnit,
 }
 
 impl SlotLimits {
     /// `None` if nothing is limited.
     pub(crate) fn of(set: LimitSet) -> Option<Box<Self>> {
-        (!set.is_empty()).then(|| Box::new(SlotLimits { set, place: None }))
+        (!set.is_empty()).then(|| Box::new(SlotLimits { set, place: None, binding: LimitUnit::Requests }))
     }
 
     /// Lets a request of so many bytes pass, or says when to try again.
     pub(crate) fn admit(&mut self, now: u64, bytes: u64) -> Result<(), u64> {
         // The guest has put another request in the place of the one that had reserved.
         self.give_up_place();
-        self.set.admit(now, bytes)
+        let admitted = self.set.admit(now, bytes);
+        if admitted.is_err() {
+            self.binding = self.set.binding(bytes).unwrap_or(LimitUnit::Requests);
+        }
+        admitted
     }
 
     /// Takes a place for a request without bytes, once, and lets it pass when its time has come.
     pub(crate) fn reserve(&mut self, now: u64) -> Result<(), u64> {
         let at = *self.place.get_or_insert_with(|| self.set.reserve(now, 0));
         if at > now {
+            self.binding = LimitUnit::Requests;
             return Err(at);
         }
         self.place = None;

@@ -24,6 +24,17 @@ impl Share {
     }
 }
 
+/// What one core has of a group's weight, and of what the group may have in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupPart {
+    /// The group.
+    pub group: GroupId,
+    /// Of its weight, in parts of [`ioplane_scheduler::WHOLE`].
+    pub part: u32,
+    /// The most that it may have in flight from this core while others compete with it, bytes.
+    pub in_flight: u64,
+}
+
 /// One group for everybody who says nothing: they take turns.
 impl Default for Share {
     fn default() -> Self {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_memory::mutation::{Invariant, removed};
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{LimitSet, LimitUnit};
 
 use crate::Armed;
 use crate::context::CoreContext;
@@ -16,7 +16,7 @@ use crate::limits::SlotLimits;
 use crate::outcome::{PollOutcome, PollState};
 use crate::parked::{Parked, PollerId};
 use crate::poller::{Budget, Change, Poller, Stop, Wakers};
-use crate::share::Share;
+use crate::share::{GroupPart, Share};
 use crate::slot_meter::SlotMeter;
 use crate::watch;
 
@@ -50,7 +50,7 @@ impl PollerSlot {
         limits: LimitSet,
     ) -> Self {
         PollerSlot {
-            meter: Arc::new(SlotMeter::new(info, queue, PollerId::fresh())),
+            meter: Arc::new(SlotMeter::new(info, queue, PollerId::fresh(), share)),
             queue,
             poller: Some(poller),
             inbox,
@@ -80,6 +80,11 @@ impl PollerSlot {
     /// Its group, and the weight of that.
     pub fn share(&self) -> Share {
         self.share
+    }
+
+    /// What the limit counts that has held its requests back last.
+    pub fn held_by(&self) -> LimitUnit {
+        self.limits.as_ref().map_or(LimitUnit::Requests, |limits| limits.binding)
     }
 
     /// One turn of the poller. In a fresh slot it first looks at its ring again and signals once. After [`PollState::Parked`] the
@@ -143,7 +148,10 @@ impl PollerSlot {
             }
             PollerCommand::Apply(change, ack) => {
                 match change {
-                    Change::Share(share) => self.share = share,
+                    Change::Share(share) => {
+                        self.share = share;
+                        self.meter.join(share);
+                    }
                     Change::Limits(limits) => self.limits = SlotLimits::of(limits),
                     change => poller.apply(change),
                 }
@@ -260,6 +268,9 @@ pub enum CoreMessage {
     Attach(PollerSlot),
     /// A command for that poller. Dropped if the poller has parked meanwhile.
     Poller(PollerId, PollerCommand),
+    /// What stands on this core of a group that others have queues of, too. Dropped if the core has none of its queues; forgotten with the last
+    /// of them.
+    Group(GroupPart),
 }
 
 /// The core behind a [`CoreSender`] has ended. Returns the message.

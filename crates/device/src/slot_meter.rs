@@ -1,11 +1,15 @@
-//! The time that a core spends on one poller, published for the control plane.
+//! What a core says of one poller, published for the control plane: the time that it takes, its group, how its core learns of its requests.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ioplane_scheduler::ChoiceMeter;
 
 use crate::device::DeviceInfo;
 use crate::parked::PollerId;
+use crate::share::{GroupId, Share};
 
-/// The time of its core that one poller has used. One writer, the core that has the poller; any number of readers. A queue that moves
+/// The time of its core that one poller has used, and its group there. One writer, the core that has the poller; any number of readers. A queue that moves
 /// gets a new poller, and with it a new meter, which begins at zero.
 #[derive(Debug)]
 pub struct SlotMeter {
@@ -14,11 +18,28 @@ pub struct SlotMeter {
     queue: u16,
     poller: PollerId,
     busy_ns: AtomicU64,
+    /// The group, and below it the weight.
+    share: AtomicU64,
+    wants_more: AtomicBool,
+    choices: ChoiceMeter,
+}
+
+fn packed(share: Share) -> u64 {
+    u64::from(share.group.0) << 32 | u64::from(share.weight.get())
 }
 
 impl SlotMeter {
-    pub(crate) fn new(info: &DeviceInfo, queue: u16, poller: PollerId) -> Self {
-        SlotMeter { device: info.name.clone(), kind: info.kind, queue, poller, busy_ns: AtomicU64::new(0) }
+    pub(crate) fn new(info: &DeviceInfo, queue: u16, poller: PollerId, share: Share) -> Self {
+        SlotMeter {
+            device: info.name.clone(),
+            kind: info.kind,
+            queue,
+            poller,
+            busy_ns: AtomicU64::new(0),
+            share: AtomicU64::new(packed(share)),
+            wants_more: AtomicBool::new(false),
+            choices: ChoiceMeter::default(),
+        }
     }
 
     /// [`DeviceInfo::name`] of the poller's device.
@@ -44,6 +65,33 @@ impl SlotMeter {
     /// Time of the core that the poller has used, ns, as of the core's last look at its clock.
     pub fn busy_ns(&self) -> u64 {
         self.busy_ns.load(Ordering::Relaxed)
+    }
+
+    /// The group that the poller is in on its core.
+    pub fn share(&self) -> Share {
+        let packed = self.share.load(Ordering::Relaxed);
+        let weight = NonZeroU32::new(packed as u32).unwrap_or(NonZeroU32::MIN);
+        Share { group: GroupId((packed >> 32) as u32), weight }
+    }
+
+    /// Whether its group would have used more of the core, or had more in flight, than it might beside others. Of the last 10 ms in which the
+    /// poller was polled.
+    pub fn wants_more(&self) -> bool {
+        self.wants_more.load(Ordering::Relaxed)
+    }
+
+    /// The core's side: see [`SlotMeter::wants_more`].
+    pub fn publish_wants_more(&self, wants_more: bool) {
+        self.wants_more.store(wants_more, Ordering::Relaxed);
+    }
+
+    pub(crate) fn join(&self, share: Share) {
+        self.share.store(packed(share), Ordering::Relaxed);
+    }
+
+    /// How its core learns of the queue's requests, and why. Times are ns since the core was started; only the core writes.
+    pub fn choices(&self) -> &ChoiceMeter {
+        &self.choices
     }
 
     /// The core's side: the poller has used so much. One relaxed store.

@@ -162,7 +162,12 @@ fn main() -> Result<(), Failure> {
 fn run(vcpu: &mut VcpuFd) -> Result<i64, Failure> {
     let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     loop {
-        match vcpu.run()? {
+        let exit = match vcpu.run() {
+            // A signal came, or the kernel wanted the thread for a moment: the guest has not left by itself.
+            Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
+            exit => exit?,
+        };
+        match exit {
             VcpuExit::IoOut(0xf4, _) => break,
             VcpuExit::IoIn(_, data) => data.fill(0),
             VcpuExit::MmioRead(_, data) => data.fill(0),

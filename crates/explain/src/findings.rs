@@ -1,6 +1,6 @@
 //! The rules. Each looks at what one device did, and at its cores.
 
-use ioplane_api::report::{Slowdown, SlowdownCause};
+use ioplane_api::report::{ChoiceReason, Slowdown, SlowdownCause};
 
 use crate::interval::{CoreActivity, DeviceActivity, Interval};
 
@@ -27,6 +27,9 @@ const STARVED: f64 = 0.8;
 
 /// The part of a core's work from which a neighbour is greedy.
 const GREEDY: f64 = 0.6;
+
+/// The part of the time for which a ceiling has to keep a queue from being polled.
+const FORBIDDEN: f64 = 0.2;
 
 /// The part of a ring from which it is full.
 const FULL: f64 = 0.85;
@@ -64,6 +67,7 @@ pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
         findings.extend(slow);
     } else {
         findings.extend(cores(device, interval));
+        findings.extend(ceiling(device));
         findings.extend(slow);
         findings.extend(full_ring(device, interval));
         findings.extend(one_queue(device, interval));
@@ -167,6 +171,21 @@ fn greedy(device: &DeviceActivity, core: &CoreActivity, interval: &Interval, wai
         most.name, most.kind, most.name
     );
     Some(finding(SlowdownCause::GreedyNeighbour, device, text, remedy))
+}
+
+fn ceiling(device: &DeviceActivity) -> Option<Slowdown> {
+    let forbidden = device.queues.iter().find(|queue| {
+        let why = queue.chosen.most.as_ref().map(|(reason, _)| *reason);
+        queue.units >= FEWEST && queue.chosen.armed >= FORBIDDEN && why == Some(ChoiceReason::Ceiling)
+    })?;
+    let core = forbidden.core?;
+    let text = format!(
+        "the CPU ceiling of core {core} forbids polling: its driver was asked to kick {:.0} % of the time, and there were {:.2} kicks for each of its units",
+        forbidden.chosen.armed * 100.0,
+        forbidden.kicks as f64 / forbidden.units as f64,
+    );
+    let remedy = format!("ioplane core set {core} --cpu-percent N, or 0 for no ceiling");
+    Some(finding(SlowdownCause::Ceiling, device, text, remedy))
 }
 
 fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {

@@ -2,12 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use ioplane_api::report::{CoreReport, DeviceTimes, DiskReport, NicReport, StatusReport};
+use ioplane_api::report::{
+    ChoiceParts, ChoiceReport, ChoiceText, CoreReport, DeviceTimes, DiskReport, NicReport, StatusReport,
+};
 use ioplane_api::spec::LimitsSpec;
 use ioplane_device::Histogram;
 
 /// What a request costs a core beside its bytes, in bytes that could be copied meanwhile (docs/decisions/0017-work-per-poll.md).
 const REQUEST_COST: u64 = 512;
+
+/// The part of the time from which a queue is mostly polled, or mostly armed.
+const MOST: f64 = 0.8;
+
+/// The part of the time from which a limit is worth a word.
+const SOME: f64 = 0.05;
 
 /// Buckets of times, as differences of two readings.
 #[derive(Debug, Clone, Default)]
@@ -52,6 +60,8 @@ pub struct QueueActivity {
     pub limited: u64,
     pub waited: Times,
     pub took: Times,
+    /// How its core learned of its requests.
+    pub chosen: ChoiceParts,
     /// Why it has stopped, in words.
     pub fault: Option<String>,
 }
@@ -119,9 +129,34 @@ macro_rules! queue {
             limited: of(&|queue| queue.counts.limited),
             waited: Times::between(was(|queue| &queue.counts.wait), &after.counts.wait),
             took: Times::between(was(|queue| &queue.counts.latency), &after.counts.latency),
+            chosen: chosen(before.and_then(|queue| queue.choice.as_ref()), after.choice.as_ref()),
             fault: after.fault.as_ref().map(|fault| fault.text.clone()),
         }
     }};
+}
+
+/// How a queue was served. Of one that is on no core nothing is known.
+fn chosen(before: Option<&ChoiceReport>, after: Option<&ChoiceReport>) -> ChoiceParts {
+    after.map_or(ChoiceParts::default(), |after| after.since(before))
+}
+
+/// How a queue was served, in words; nothing where its core decided nothing.
+fn words(chosen: &ChoiceParts) -> Option<String> {
+    let ChoiceParts { polled, armed, held, most } = chosen;
+    let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+    let since = most.as_ref().map_or(String::new(), |(_, why)| format!(", since {why}"));
+    let (polled, armed, held) = (*polled, *armed, *held);
+    if held >= SOME {
+        Some(format!("held back {} of the time{since}", percent(held)))
+    } else if armed >= MOST {
+        Some(format!("armed most of the time ({}){since}", percent(armed)))
+    } else if polled >= MOST {
+        Some(format!("polled most of the time ({})", percent(polled)))
+    } else if armed + polled + held > 0.0 {
+        Some(format!("polled {}, armed {} of the time{since}", percent(polled), percent(armed)))
+    } else {
+        None
+    }
 }
 
 /// The limits of one direction: requests or frames, and bytes.
@@ -247,6 +282,15 @@ impl DeviceActivity {
     pub fn cost_on(&self, core: u32) -> u64 {
         let there = self.queues.iter().filter(|queue| queue.core == Some(core));
         there.map(|queue| queue.bytes + queue.units * REQUEST_COST).sum()
+    }
+
+    /// How the cores learned of the requests of each of its queues that had some, in words.
+    pub fn choices(&self) -> impl Iterator<Item = ChoiceText> {
+        let used = self.queues.iter().filter(|queue| queue.units > 0);
+        used.filter_map(|queue| {
+            let text = words(&queue.chosen)?;
+            Some(ChoiceText { device: self.name.clone(), queue: queue.index, text })
+        })
     }
 
     pub fn times(&self, seconds: f64) -> DeviceTimes {

@@ -37,6 +37,7 @@ pub fn explain(
     }
     let mut findings: Vec<_> = devices.iter().flat_map(|device| findings::of(device, &interval)).collect();
     findings.sort_by_key(|finding| finding.cause);
+    let choices = devices.iter().flat_map(|device| device.choices()).collect();
     let devices = devices.iter().map(|device| device.times(seconds)).collect();
-    Some(ExplainReport { name: name.to_owned(), seconds, devices, findings })
+    Some(ExplainReport { name: name.to_owned(), seconds, devices, choices, findings })
 }

@@ -1,6 +1,6 @@
 //! Each cause is found where it is planted, alone; a healthy device has none.
 
-use ioplane_api::report::{SlowdownCause, StatusReport};
+use ioplane_api::report::{ChoiceCount, ChoiceReason, ChoiceReport, ChoiceWord, SlowdownCause, StatusReport};
 use ioplane_explain::explain;
 use serde_json::{Value, json};
 
@@ -46,6 +46,8 @@ struct Daemon {
     busy: u64,
     slept: u64,
     ran: u64,
+    /// How each of web's queues was served: polled, and armed for this reason, percent.
+    chosen: Option<(u64, u64, ChoiceReason)>,
 }
 
 fn healthy() -> Daemon {
@@ -60,7 +62,22 @@ fn healthy() -> Daemon {
         busy: 3_000_000,
         slept: 6_000_000,
         ran: 4_000_000,
+        chosen: None,
     }
+}
+
+/// As it is after so many seconds.
+fn choice((polled, armed, reason): (u64, u64, ChoiceReason), seconds: u64) -> ChoiceReport {
+    let count = |choice, reason, percent| ChoiceCount {
+        choice,
+        reason,
+        why: format!("of {}", reason.word()),
+        times: seconds,
+        us: percent * 10_000 * seconds,
+    };
+    let counts =
+        vec![count(ChoiceWord::Polled, ChoiceReason::None, polled), count(ChoiceWord::Armed, reason, armed)];
+    ChoiceReport { counts, ..ChoiceReport::default() }
 }
 
 fn counts(units: &str, load: Option<Load>) -> Value {
@@ -137,6 +154,17 @@ impl Daemon {
             }],
         }))
         .unwrap();
+        for queue in &mut status.disks[0].queues {
+            // Before, it was served in another way for long.
+            queue.choice = self.chosen.map(|chosen| {
+                let mut choice = choice((50, 50, chosen.2), 1000);
+                let more = self::choice(chosen, if after { 10 } else { 0 });
+                for (all, more) in choice.counts.iter_mut().zip(more.counts) {
+                    all.us += more.us;
+                }
+                choice
+            });
+        }
         if after {
             for (queue, load) in status.disks[0].queues.iter_mut().zip(&self.web) {
                 queue.counts.wait = times(load.wait_us, load.units);
@@ -280,4 +308,30 @@ fn a_queue_that_has_stopped() {
         Daemon { fault: true, web: vec![IDLE], ..healthy() }.causes("web"),
         [SlowdownCause::StoppedQueue]
     );
+}
+
+#[test]
+fn how_a_queue_was_served_is_said_and_no_finding() {
+    let chosen = |polled, armed, reason| Daemon { chosen: Some((polled, armed, reason)), ..healthy() };
+    let said = |daemon: &Daemon| {
+        let report = explain(&daemon.status(false), &daemon.status(true), 10.0, "web").unwrap();
+        report.choices.into_iter().map(|one| one.text).collect::<Vec<_>>()
+    };
+    let armed = chosen(3, 97, ChoiceReason::LongGaps);
+    assert_eq!(said(&armed), ["armed most of the time (97 %), since of long_gaps"]);
+    assert_eq!(armed.causes("web"), []);
+    assert_eq!(said(&chosen(99, 1, ChoiceReason::SpunInVain)), ["polled most of the time (99 %)"]);
+    let both = chosen(60, 40, ChoiceReason::SpunInVain);
+    assert_eq!(said(&both), ["polled 60 %, armed 40 % of the time, since of spun_in_vain"]);
+    // A core that decides nothing, and a queue without requests.
+    assert_eq!(said(&healthy()), [""; 0]);
+    assert_eq!(said(&Daemon { web: vec![IDLE], ..chosen(3, 97, ChoiceReason::LongGaps) }), [""; 0]);
+}
+
+#[test]
+fn a_ceiling_that_forbids_polling() {
+    let ceiling = |armed, reason| Daemon { chosen: Some((100 - armed, armed, reason)), ..healthy() };
+    assert_eq!(ceiling(70, ChoiceReason::Ceiling).causes("web"), [SlowdownCause::Ceiling]);
+    assert_eq!(ceiling(10, ChoiceReason::Ceiling).causes("web"), []);
+    assert_eq!(ceiling(70, ChoiceReason::LongGaps).causes("web"), []);
 }

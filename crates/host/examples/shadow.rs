@@ -144,7 +144,12 @@ impl Guest {
         self.vcpu.set_regs(&registers)?;
         self.accesses += 1;
         loop {
-            match self.vcpu.run()? {
+            let exit = match self.vcpu.run() {
+                // A signal came, or the kernel wanted the thread for a moment: the guest has not left by itself.
+                Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
+                exit => exit?,
+            };
+            match exit {
                 VcpuExit::MmioRead(address, data) => {
                     self.exits += 1;
                     self.front.access(RegisterAddress::Bar(1, address - REGISTERS), Access::Read(data))?;

@@ -3,7 +3,7 @@
 mod daemon;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
 use daemon::reader::Reader;
@@ -66,6 +66,73 @@ fn a_driver_without_event_idx_is_found() {
     let guest = Reader::connect_with(&daemon, "a", Wants { features, ..Wants::default() });
     let report = found_while_reading(&daemon, guest, 1);
     assert_eq!(causes(&report), ["no_event_idx"], "{report}");
+}
+
+/// Reads now and then until `there` finds what it looks for in the log of decisions.
+fn decision(
+    daemon: &TestDaemon,
+    guest: &mut Reader,
+    at_once: usize,
+    there: impl Fn(&Value) -> bool,
+) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        guest.submit(at_once);
+        std::thread::sleep(Duration::from_millis(2));
+        guest.reap();
+        let (_, log) = daemon.http("GET", "/v1/pool/decisions?from=0", "");
+        if let Some(found) = log["decisions"].as_array().unwrap().iter().find(|one| there(one)) {
+            return found.clone();
+        }
+        assert!(Instant::now() < deadline, "was not decided: {log}");
+    }
+}
+
+#[test]
+fn how_a_queue_is_served_is_told_with_the_reason() {
+    let disk = "[[core]]\nnotify = \"adaptive\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n";
+    let daemon = TestDaemon::open(disk);
+    let mut guest = Reader::connect(&daemon, "a");
+    // One request every few ms: the driver is asked to kick.
+    let found = decision(&daemon, &mut guest, 1, |one| one["decision"] == "arm");
+    assert_eq!((&found["device"], &found["queue"], &found["from"]), (&"a".into(), &0.into(), &0.into()));
+    let text = found["text"].as_str().unwrap();
+    assert!(text.starts_with("a queue 0: armed ") && text.contains(", since "), "{text}");
+    let report = found_while_reading(&daemon, guest, 1);
+    let said = report["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{report}"));
+    assert!(said.starts_with("armed most of the time (") && said.contains(", since "), "{report}");
+    assert_eq!(causes(&report), [""; 0], "{report}");
+    // The same in the other places, of the queue of another front end.
+    let mut guest = Reader::connect(&daemon, "a");
+    decision(&daemon, &mut guest, 1, |_| true);
+    let (_, disk) = daemon.http("GET", "/v1/disks/a", "");
+    let choice = &disk["queues"][0]["choice"];
+    let counts = choice["counts"].as_array().unwrap();
+    assert!(
+        counts.iter().any(|count| count["choice"] == "armed" && count["us"].as_u64() > Some(0)),
+        "{choice}"
+    );
+    assert!(daemon.cli(&["disk", "show", "a"]).out.contains("polled "), "{disk}");
+    assert!(daemon.cli(&["core", "decisions"]).out.contains("a queue 0: armed "));
+    let top = daemon.json(&["top", "--once", "--interval", "1s"]);
+    assert_eq!(top["queues"][0]["armed_percent"].as_f64().map(f64::round), Some(100.0), "{top}");
+}
+
+#[test]
+fn a_limit_that_begins_to_bite_and_ends_is_in_the_log() {
+    let config =
+        format!("{CORE}[[disk]]\nname = \"a\"\nmemory = \"1M\"\niops_limit = 200\niops_burst = 10\n");
+    let daemon = TestDaemon::open(&config);
+    let mut guest = Reader::connect(&daemon, "a");
+    let found = decision(&daemon, &mut guest, 64, |one| one["decision"] == "throttle");
+    let text = found["text"].as_str().unwrap();
+    assert!(text.contains("since a limit of requests per second holds them back"), "{text}");
+    assert_eq!(found["device"], "a");
+    daemon.cli(&["disk", "set", "a", "--iops-limit", "0"]);
+    let ended = decision(&daemon, &mut guest, 64, |one| {
+        one["decision"] == "throttle" && one["number"].as_u64() > found["number"].as_u64()
+    });
+    assert!(ended["text"].as_str().unwrap().contains("throttled no longer"), "{ended}");
 }
 
 #[test]

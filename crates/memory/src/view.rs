@@ -152,6 +152,27 @@ impl GuestView {
         });
     }
 
+    /// For a store to `current` that goes on at the beginning of `next`: asks for eight lines there, if `current` is long enough for them to come
+    /// meanwhile. The processor finds by itself what follows a store, but not where it goes on in another page.
+    #[inline]
+    pub fn prefetch_store_after(&self, current: GuestRange, next: Option<&GuestRange>) {
+        const LONG: u32 = 1024;
+        const LINES: usize = 8;
+        let Some(next) = next.filter(|_| current.len >= LONG) else { return };
+        if let Ok((region, at)) = self.find(next.gpa, next.len.into()) {
+            // SAFETY: inside the mapping, by find.
+            let first = unsafe { region.base().add(at) };
+            for line in 0..LINES.min((next.len as usize).div_ceil(64)) {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: inside the mapping; as in prefetch_store.
+                unsafe {
+                    let line = first.add(line * 64);
+                    std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn each_line(&self, range: GuestRange, ask: impl Fn(*const u8)) {
         const LINE: u32 = 64;

@@ -6,19 +6,20 @@
 //!   | QueuePolling  poll or arm, by the gaps      |          | divide       a group's weight by cores |
 //!   | CpuCeiling    how much polling is left      | readings | PoolPlanner  cores and queues          |
 //!   | FairTurns     who is next, for how much     |--------->| DecisionLog  what, when, why           |
-//!   | RateBucket    whether a request may pass    |<---------|                                        |
-//!   +---------------------------------------------+  weights +----------------------------------------+
-//!                                                    limits, moves
+//!   | RateBucket    whether a request may pass    |<---------| ChoiceWatch  which choices have lasted |
+//!   | ChoiceMeter   what was chosen, why, how long|  weights +----------------------------------------+
+//!   +---------------------------------------------+  limits, moves
 //! ```
 //!
 //! The left half is data that a core owns and asks: no call of it allocates, locks, blocks, or looks at a clock, and each takes some
-//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. Limits, turns, [`QueuePolling`] and [`PoolPlanner`] are wired in;
-//! docs/decisions/0041-scheduling.md says how the rest will be.
+//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. docs/decisions/0041-scheduling.md
+//! says who asks each of them.
 //!
-//! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one.
+//! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one. A [`ChoiceMeter`] has one writer.
 //!
 //! Must not know: rings, pollers, threads, files but sysfs, the daemon.
 
+mod choice;
 mod fair;
 mod limit;
 mod log;
@@ -26,10 +27,12 @@ mod polling;
 mod pool;
 mod split;
 mod topology;
+mod watch;
 
+pub use choice::{ChoiceMeter, ModeCount, QueueChoices, QueueMode};
 pub use fair::{
     FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST,
-    TenantReading, poll_cost,
+    TenantReading, WHOLE, poll_cost,
 };
 pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{
@@ -42,3 +45,4 @@ pub use polling::{
 pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
 pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};
 pub use topology::{CpuPlace, CpuTopology, TopologyError};
+pub use watch::{ChoiceWatch, CoreLook, QueueLook};

@@ -134,7 +134,7 @@ impl RateBucket {
 }
 
 /// What a bucket counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LimitUnit {
     /// Requests, or frames.
     Requests,
@@ -192,6 +192,13 @@ impl LimitSet {
             }
         }
         Ok(())
+    }
+
+    /// What holds a request of so many bytes back for longest; nothing without limits. For whoever was refused.
+    pub fn binding(&self, bytes: u64) -> Option<LimitUnit> {
+        let counts = |unit: LimitUnit| unit == LimitUnit::Requests || bytes > 0;
+        let binding = self.buckets.iter().flatten().filter(|(unit, _)| counts(*unit));
+        binding.max_by_key(|(_, bucket)| bucket.ready_at()).map(|(unit, _)| *unit)
     }
 
     /// The place of one request in the order of its limits: from the returned time on it may pass, whatever others take meanwhile. For

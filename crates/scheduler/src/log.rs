@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::fair::GroupId;
+use crate::choice::QueueMode;
 use crate::limit::LimitUnit;
-use crate::polling::SpinReason;
+use crate::polling::ObjectiveReport;
 
 /// A queue, as whoever carries decisions out calls it: the daemon numbers devices and their queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,14 +18,18 @@ pub struct QueueKey {
 /// What was decided, with what it was decided by. Loads and shares are thousandths of a core, times ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// From now on the queue is looked at for so long before it is armed.
-    Spin {
+    /// The queue is mostly in another mode than before, and has been for some seconds.
+    Mode {
         /// Which.
         queue: QueueKey,
-        /// For how long; 0 is armed at once, `u64::MAX` is polled.
+        /// The core that decides it.
+        core: u32,
+        /// In which mode, and why.
+        mode: QueueMode,
+        /// Thousandths of the last second in which it was polled, or armed.
+        permille: u32,
+        /// For how long it is looked at before it is armed.
         spin_ns: u64,
-        /// Why.
-        reason: SpinReason,
     },
     /// The core's CPU ceiling has begun to forbid polling, or no longer does.
     Ceiling {
@@ -34,12 +38,23 @@ pub enum Decision {
         /// Whether queues may be polled.
         may_poll: bool,
     },
-    /// A limit has begun to hold the group back.
+    /// Something else has come of what is asked of the core.
+    Objective {
+        /// Which.
+        core: u32,
+        /// What.
+        outcome: ObjectiveReport,
+    },
+    /// A limit has begun to hold the queue's requests back, or no longer does.
     Throttled {
         /// Which.
-        group: GroupId,
-        /// What is limited.
-        unit: LimitUnit,
+        queue: QueueKey,
+        /// The core that it is on.
+        core: u32,
+        /// What is limited; nothing: no longer.
+        unit: Option<LimitUnit>,
+        /// Thousandths of the last second in which something was held back.
+        permille: u32,
     },
     /// One core more.
     Grow {
@@ -158,15 +173,15 @@ impl Decision {
     /// The decision in words, with each queue called what `name` calls it.
     pub fn words(&self, name: impl Fn(QueueKey) -> String) -> String {
         match *self {
-            Decision::Spin { queue, spin_ns: 0, reason } => {
-                format!("{}: armed at once, {reason}", name(queue))
+            Decision::Mode { queue, mode: mode @ QueueMode::Armed(_), permille, .. } => {
+                format!("{}: armed {} % of the time, since {mode}", name(queue), percent(permille))
             }
-            Decision::Spin { queue, spin_ns: u64::MAX, reason } => {
-                format!("{}: polled, {reason}", name(queue))
-            }
-            Decision::Spin { queue, spin_ns, reason } => {
-                let (queue, us) = (name(queue), spin_ns.div_ceil(1000));
-                format!("{queue}: polled for {us} us before it is armed, {reason}")
+            Decision::Mode { queue, permille, spin_ns, .. } => {
+                let for_long = match spin_ns {
+                    u64::MAX => "for as long as nothing comes".to_owned(),
+                    ns => format!("for {} us after each request", ns.div_ceil(1000)),
+                };
+                format!("{}: polled {} % of the time, {for_long}", name(queue), percent(permille))
             }
             Decision::Ceiling { core, may_poll: false } => {
                 format!("core {core}: no polling, its CPU ceiling is reached")
@@ -174,9 +189,13 @@ impl Decision {
             Decision::Ceiling { core, may_poll: true } => {
                 format!("core {core}: polling again, below its CPU ceiling")
             }
-            Decision::Throttled { group, unit } => {
-                let unit = if unit == LimitUnit::Requests { "requests" } else { "bytes" };
-                format!("group {}: held back by its limit of {unit} per second", group.0)
+            Decision::Objective { core, outcome } => format!("core {core}: {outcome}"),
+            Decision::Throttled { queue, unit: Some(unit), permille, .. } => {
+                let (queue, held) = (name(queue), QueueMode::Held(unit));
+                format!("{queue}: throttled {} % of the time, since {held}", percent(permille))
+            }
+            Decision::Throttled { queue, unit: None, .. } => {
+                format!("{}: throttled no longer, its limits let everything pass", name(queue))
             }
             Decision::Grow { cpu, reason } => {
                 let on = cpu.map_or(String::new(), |cpu| format!(", on CPU {cpu}"));
@@ -198,13 +217,22 @@ impl fmt::Display for Decision {
     }
 }
 
-impl fmt::Display for SpinReason {
+impl fmt::Display for ObjectiveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SpinReason::FewGaps => "since too little is known of it",
-            SpinReason::Cheapest => "the cheapest for its recent gaps",
-            SpinReason::Objective => "since a wake-up would miss the p99 objective",
-        })
+        let part = |permille: u32| f64::from(permille) / 10.0;
+        match *self {
+            ObjectiveReport::Unknown => f.write_str("nothing is known of its objective"),
+            ObjectiveReport::Kept => f.write_str("its objective is kept"),
+            ObjectiveReport::LateByCeiling(permille) => {
+                write!(f, "{:.1} % of requests late, since its CPU ceiling forbids polling", part(permille))
+            }
+            ObjectiveReport::LateByLoad(permille) => {
+                write!(f, "{:.1} % of requests late although polled: it has too much to do", part(permille))
+            }
+            ObjectiveReport::OverCeiling(ns) => {
+                write!(f, "work alone is {:.1} % of a processor above its CPU ceiling", ns as f64 / 1e7)
+            }
+        }
     }
 }
 
@@ -268,30 +296,57 @@ impl fmt::Display for StuckReason {
 /// One decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoggedDecision {
+    /// They rise by one, from 0 on.
+    pub number: u64,
     /// When, ns since the caller's epoch.
     pub at_ns: u64,
     /// What.
     pub decision: Decision,
 }
 
-/// The last decisions. One per core and one for the pool; after it is made nothing allocates but [`DecisionLog::since`].
+/// The last decisions: so many about how many cores there are and where queues go, and as many about how queues are served, since a thousand queues
+/// that all change at once are no reason to forget why a core was started. After it is made nothing allocates but [`DecisionLog::since`].
 #[derive(Debug)]
 pub struct DecisionLog {
-    ring: Box<[Option<LoggedDecision>]>,
+    places: Ring,
+    choices: Ring,
     /// Decisions ever made: also the number of the next one.
     made: u64,
 }
 
-impl DecisionLog {
-    /// A log of the last `room` decisions, at least one.
-    pub fn new(room: usize) -> Self {
-        DecisionLog { ring: vec![None; room.max(1)].into_boxed_slice(), made: 0 }
+#[derive(Debug)]
+struct Ring {
+    kept: Box<[Option<LoggedDecision>]>,
+    next: usize,
+}
+
+impl Ring {
+    fn new(room: usize) -> Self {
+        Ring { kept: vec![None; room.max(1)].into_boxed_slice(), next: 0 }
     }
 
-    /// Enters a decision, over the oldest one if there is no room.
+    fn enter(&mut self, one: LoggedDecision) {
+        self.kept[self.next] = Some(one);
+        self.next = (self.next + 1) % self.kept.len();
+    }
+}
+
+impl DecisionLog {
+    /// A log of the last `room` decisions of each of the two kinds, at least one.
+    pub fn new(room: usize) -> Self {
+        DecisionLog { places: Ring::new(room), choices: Ring::new(room), made: 0 }
+    }
+
+    /// Enters a decision, over the oldest one of its kind if there is no room.
     pub fn enter(&mut self, at_ns: u64, decision: Decision) {
-        let at = (self.made % self.ring.len() as u64) as usize;
-        self.ring[at] = Some(LoggedDecision { at_ns, decision });
+        let ring = match decision {
+            Decision::Mode { .. }
+            | Decision::Ceiling { .. }
+            | Decision::Objective { .. }
+            | Decision::Throttled { .. } => &mut self.choices,
+            _ => &mut self.places,
+        };
+        ring.enter(LoggedDecision { number: self.made, at_ns, decision });
         self.made += 1;
     }
 
@@ -302,10 +357,11 @@ impl DecisionLog {
 
     /// Those from number `from` on that are still there, oldest first, and how many of them are not.
     pub fn since(&self, from: u64) -> (Vec<LoggedDecision>, u64) {
-        let kept = self.made.saturating_sub(self.ring.len() as u64);
-        let start = from.max(kept);
-        let entry = |number: u64| self.ring[(number % self.ring.len() as u64) as usize];
-        ((start..self.made).filter_map(entry).collect(), kept.saturating_sub(from))
+        let all = self.places.kept.iter().chain(&self.choices.kept).flatten();
+        let mut kept: Vec<_> = all.filter(|one| one.number >= from).copied().collect();
+        kept.sort_unstable_by_key(|one| one.number);
+        let lost = self.made.saturating_sub(from) - kept.len() as u64;
+        (kept, lost)
     }
 }
 
@@ -338,9 +394,25 @@ mod tests {
         assert_eq!(moved.to_string(), said);
         let said = "web queue 1 moves from core 0 to core 2: 94 % busy against 12 %";
         assert_eq!(moved.words(|queue| format!("web queue {}", queue.queue)), said);
-        let spin = Decision::Spin { queue, spin_ns: 24_576, reason: SpinReason::Cheapest };
-        let said =
-            "queue 1 of device 3: polled for 25 us before it is armed, the cheapest for its recent gaps";
-        assert_eq!(spin.to_string(), said);
+        let core = 1;
+        let polled = Decision::Mode { queue, core, mode: QueueMode::Polled, permille: 996, spin_ns: 24_576 };
+        let said = "queue 1 of device 3: polled 100 % of the time, for 25 us after each request";
+        assert_eq!(polled.to_string(), said);
+        let unit = Some(LimitUnit::Requests);
+        let throttled = Decision::Throttled { queue, core, unit, permille: 931 };
+        let said = "queue 1 of device 3: throttled 93 % of the time, since a limit of requests per second holds them back";
+        assert_eq!(throttled.to_string(), said);
+        let late = Decision::Objective { core, outcome: ObjectiveReport::LateByCeiling(23) };
+        let said = "core 1: 2.3 % of requests late, since its CPU ceiling forbids polling";
+        assert_eq!(late.to_string(), said);
+    }
+
+    #[test]
+    fn a_flood_of_one_kind_leaves_the_other() {
+        let mut log = DecisionLog::new(3);
+        log.enter(1, Decision::Shrink { core: 7, reason: ShrinkReason::Drained });
+        (0..10).for_each(|core| log.enter(2, Decision::Ceiling { core, may_poll: false }));
+        let (kept, lost) = log.since(0);
+        assert_eq!((kept.iter().map(|one| one.number).collect::<Vec<_>>(), lost), (vec![0, 8, 9, 10], 7));
     }
 }

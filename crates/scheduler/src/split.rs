@@ -6,9 +6,9 @@
 //! but at the price of one that has less for its weight (weighted max-min fairness): it is the proportional response of buyers in
 //! a market of divisible goods (Zhang 2011), with one good per core.
 //!
-//! Called by the control plane every few tens of milliseconds; what comes out arrives on the cores as `Change::Share`.
+//! Called by the control plane every few tens of milliseconds; what comes out arrives on the cores as `CoreMessage::Group`.
 
-use crate::fair::{GroupId, IN_FLIGHT, LARGEST_SLICE};
+use crate::fair::{GroupId, IN_FLIGHT, LARGEST_SLICE, WHOLE};
 
 /// What one group did on one core in the last period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub struct LocalShare {
     pub group: GroupId,
     /// The core.
     pub core: u32,
-    /// Its weight there, for [`crate::FairTurns::weigh`].
-    pub weight: u32,
+    /// How much of its weight stands there, of [`WHOLE`], for [`crate::FairTurns::part`].
+    pub part: u32,
     /// What it may have in flight from there, for [`crate::FairTurns::bound`], bytes.
     pub in_flight: u64,
 }
@@ -50,9 +50,6 @@ impl Default for InFlightSettings {
         InFlightSettings { total: IN_FLIGHT, least: LARGEST_SLICE }
     }
 }
-
-/// Weights on a core are this many times the group's, so that parts of them can be told apart.
-const SCALE: f64 = 4096.0;
 
 /// The part of a group's weight that stands on each of its cores even where it had nothing, over the number of its cores: a queue that wakes
 /// there is not starved until the next period.
@@ -89,7 +86,7 @@ pub fn divide(
             LocalShare {
                 group: one.group,
                 core: one.core,
-                weight: ((pair.weight * part * SCALE).round() as u32).max(1),
+                part: ((part * f64::from(WHOLE)).round() as u32).clamp(1, WHOLE),
                 in_flight: bound.max(in_flight.least),
             }
         })
@@ -189,7 +186,8 @@ mod tests {
     fn totals(on: &[GroupOnCore], weight: impl Fn(GroupId) -> u32) -> Vec<u32> {
         let shares = divide(on, &weight, &InFlightSettings::default());
         let pairs = pairs(on, &weight);
-        let bids: Vec<f64> = shares.iter().map(|share| f64::from(share.weight)).collect();
+        let bid = |share: &LocalShare| f64::from(share.part) * f64::from(weight(share.group));
+        let bids: Vec<f64> = shares.iter().map(bid).collect();
         let got = served(&pairs, &bids, 8);
         groups(on)
             .iter()
@@ -237,7 +235,7 @@ mod tests {
     fn a_quiet_group_keeps_a_part_of_each_core() {
         let all = [on(0, 0, 0, false), on(0, 1, 900, true), on(1, 0, 900, true)];
         let shares = divide(&all, |_| 4, &InFlightSettings::default());
-        assert!(shares[0].weight * 64 > shares[2].weight, "{shares:?}");
+        assert!(shares[0].part * 64 > WHOLE && shares[2].part == WHOLE, "{shares:?}");
         assert!(shares.iter().all(|share| share.in_flight >= 128 << 10));
         let sum: u64 = shares.iter().map(|share| share.in_flight).sum();
         assert!(sum <= (4 << 20) + 3 * (128 << 10));

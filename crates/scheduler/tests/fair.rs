@@ -578,7 +578,7 @@ fn a_group_on_two_cores_gets_what_its_weight_is_worth_in_all() {
                 }
             }
             for share in divide(&readings, |_| 1, &InFlightSettings::default()) {
-                cores[share.core as usize].turns.weigh(share.group, share.weight);
+                cores[share.core as usize].turns.part(share.group, share.part);
             }
         }
         for (group, part) in wanted {

@@ -202,7 +202,8 @@ impl MemoryChannel {
     fn read(&self, view: &GuestView, offset: u64, into: &[GuestRange]) -> Outcome {
         self.check(view, offset, into)?;
         let mut at = offset as usize;
-        for range in into {
+        for (number, range) in into.iter().enumerate() {
+            view.prefetch_store_after(*range, into.get(number + 1));
             view.copy_from(range.gpa, &self.disk.window, at, range.len as usize)?;
             at += range.len as usize;
         }

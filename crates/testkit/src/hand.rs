@@ -88,6 +88,8 @@ impl HandCore {
                             slot.handle(context, command);
                         }
                     }
+                    // It takes no turns by weight.
+                    CoreMessage::Group(_) => {}
                 }
             }
             let (mut done, before) = (0, slots.len());

@@ -86,6 +86,7 @@ impl<'a> Writer<'a> {
         let mut written = 0;
         while written < bytes.len() {
             let Some(range) = self.cursor.next(bytes.len() - written) else { break };
+            self.view.prefetch_store_after(range, self.cursor.ranges.get(1));
             self.view.write(range.gpa, &bytes[written..written + range.len as usize])?;
             written += range.len as usize;
         }

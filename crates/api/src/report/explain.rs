@@ -12,8 +12,23 @@ pub struct ExplainReport {
     pub seconds: f64,
     /// The devices: the one of this name, or those of the VM.
     pub devices: Vec<DeviceTimes>,
+    /// How the cores learned of the requests of each queue that had some, and why, in words; nothing of queues whose core decides nothing.
+    #[serde(default)]
+    pub choices: Vec<ChoiceText>,
     /// What slows them down, the worst first; none if nothing stands out.
     pub findings: Vec<Slowdown>,
+}
+
+/// How a core learned of the requests of one queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ChoiceText {
+    /// The device.
+    pub device: String,
+    /// The queue.
+    pub queue: u16,
+    /// How, and why.
+    pub text: String,
 }
 
 /// Where the time of one device's requests went. A unit is a request of a disk or a frame of a NIC.
@@ -67,6 +82,8 @@ pub enum SlowdownCause {
     Limit,
     /// The core does not get the processor time that it wants.
     StarvedCore,
+    /// The CPU ceiling of the core forbids polling, so that requests wait for a wake-up.
+    Ceiling,
     /// Another device takes most of the core.
     GreedyNeighbour,
     /// The disk below is slow.

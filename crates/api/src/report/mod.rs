@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 use crate::spec::{LimitsSpec, limits_of};
 
+mod choice;
 mod configuration;
 mod daemon;
 mod explain;
@@ -21,9 +22,10 @@ mod network;
 mod pool;
 mod queue;
 
+pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
-pub use explain::{DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
+pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
@@ -325,6 +327,9 @@ pub struct QueueReport {
     pub core: Option<u32>,
     /// Why it has stopped for good.
     pub fault: Option<FaultReport>,
+    /// How its core learns of its requests, and why; nothing while it is on none.
+    #[serde(default)]
+    pub choice: Option<ChoiceReport>,
     /// What it did.
     #[serde(flatten)]
     pub counts: Counts,
@@ -410,7 +415,7 @@ pub struct Errors {
 impl QueueReport {
     /// One of which nothing is known.
     pub fn blank(index: u16) -> Self {
-        QueueReport { index, size: 0, core: None, fault: None, counts: Counts::default() }
+        QueueReport { index, size: 0, core: None, fault: None, choice: None, counts: Counts::default() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Counts, FaultReport, RetryReport, ServedState, VmReport};
+use super::{ChoiceReport, Counts, FaultReport, RetryReport, ServedState, VmReport};
 use crate::size::Size;
 use crate::spec::{LimitsSpec, limits_of};
 
@@ -243,6 +243,9 @@ pub struct NicQueueReport {
     pub core: Option<u32>,
     /// Why it has stopped for good.
     pub fault: Option<FaultReport>,
+    /// How its core learns of its frames, and why; nothing while it is on none.
+    #[serde(default)]
+    pub choice: Option<ChoiceReport>,
     /// What it did.
     #[serde(flatten)]
     pub counts: FrameCounts,
@@ -316,6 +319,7 @@ impl NicQueueReport {
     /// One of which nothing is known.
     pub fn blank(index: u16) -> Self {
         let role = Role::of(index);
-        NicQueueReport { index, role, size: 0, core: None, fault: None, counts: FrameCounts::default() }
+        let counts = FrameCounts::default();
+        NicQueueReport { index, role, size: 0, core: None, fault: None, choice: None, counts }
     }
 }

@@ -43,6 +43,14 @@ words! {
     Move "move",
     /// A queue stays where it is, and something about that is not well.
     Stuck "stuck",
+    /// A queue is armed for most of the time: its driver is asked to kick.
+    Arm "arm",
+    /// A queue is polled for most of the time.
+    Poll "poll",
+    /// A limit, or the CPU ceiling of a core, begins to bite or no longer does.
+    Throttle "throttle",
+    /// Something else has come of what is asked of a core.
+    Objective "objective",
     /// Something else: `text` says what.
     Other "other",
 }

@@ -1,6 +1,6 @@
 //! What is the same of the queues of all kinds of devices, for those who show or count them without knowing the kind.
 
-use super::{FaultReport, NicQueueReport, QueueReport, Role};
+use super::{ChoiceReport, FaultReport, NicQueueReport, QueueReport, Role};
 
 /// What a queue did. A unit is a request of a disk or a frame of a NIC.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -46,6 +46,8 @@ pub trait DeviceQueue {
     fn core(&self) -> Option<u32>;
     /// Why it has stopped for good.
     fn fault(&self) -> Option<&FaultReport>;
+    /// How its core learns of its requests, and why.
+    fn choice(&self) -> Option<&ChoiceReport>;
     /// What it did.
     fn work(&self) -> QueueWork;
 }
@@ -74,6 +76,10 @@ macro_rules! device_queue {
 
             fn fault(&self) -> Option<&FaultReport> {
                 self.fault.as_ref()
+            }
+
+            fn choice(&self) -> Option<&ChoiceReport> {
+                self.choice.as_ref()
             }
 
             fn work(&self) -> QueueWork {

@@ -5,9 +5,14 @@
 
 use std::time::Duration;
 
-use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling, SpinReason};
+use ioplane_device::SlotMeter;
+use ioplane_scheduler::{
+    ArmReason, CoreObjective, IdleChoice, PollingCosts, QueueMode, QueuePolling, SpinReason,
+};
 
 use super::PollLoop;
+use super::slot::SlotState;
+use crate::settings::Notify;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
 const LOOK_NS: u64 = 60;
@@ -30,8 +35,15 @@ impl Adaptive {
     }
 
     /// Something else is asked of the core.
-    pub(super) fn rechoose(&mut self, objective: &CoreObjective) {
+    pub(super) fn rechoose(&mut self, objective: &CoreObjective, meter: &SlotMeter) {
         self.queue.rechoose(&self.costs, objective);
+        self.publish(meter);
+    }
+
+    /// Shows for how long the slot is looked at in vain.
+    pub(super) fn publish(&self, meter: &SlotMeter) {
+        let (spin_ns, reason) = self.queue.spin();
+        meter.choices().spin(spin_ns, reason);
     }
 
     /// From a kick until the slot is stepped.
@@ -51,8 +63,16 @@ impl Adaptive {
 
     /// A poll had work, of so many requests, `now_ns` after the core was started.
     #[inline]
-    pub(super) fn worked(&mut self, now_ns: u64, requests: u32, objective: &CoreObjective) {
-        self.queue.worked(now_ns, requests, &self.costs, objective);
+    pub(super) fn worked(
+        &mut self,
+        now_ns: u64,
+        requests: u32,
+        objective: &CoreObjective,
+        meter: &SlotMeter,
+    ) {
+        if self.queue.worked(now_ns, requests, &self.costs, objective) {
+            self.publish(meter);
+        }
     }
 
     /// A poll found nothing but requests that wait for a disk.
@@ -60,9 +80,12 @@ impl Adaptive {
         self.queue.waits();
     }
 
-    /// A poll found nothing. Whether the slot has been looked at for long enough, or may not be looked at in vain.
-    pub(super) fn idle(&mut self, now_ns: u64, may_poll: bool) -> bool {
-        self.queue.idle(now_ns, may_poll) != IdleChoice::Poll
+    /// A poll found nothing. Why the slot is to be armed, if it is.
+    pub(super) fn idle(&mut self, now_ns: u64, may_poll: bool) -> Option<ArmReason> {
+        match self.queue.idle(now_ns, may_poll) {
+            IdleChoice::Poll => None,
+            IdleChoice::Arm(reason) => Some(reason),
+        }
     }
 
     /// The slot rests, and the look after it was armed has found nothing.
@@ -83,11 +106,49 @@ impl Adaptive {
 }
 
 impl PollLoop {
+    /// Notes that the slot is in another mode from now on. On a core that decides nothing by itself only limits are noted.
+    #[inline]
+    pub(super) fn note(&self, index: usize, mode: QueueMode) {
+        let Some(Some(entry)) = self.slots.get(index) else { return };
+        let mode = match mode {
+            QueueMode::Polled | QueueMode::Armed(_) if self.notify != Notify::Adaptive => QueueMode::Fixed,
+            mode => mode,
+        };
+        entry.slot.meter().choices().enter(mode, self.shared.age_ns(self.context.now()));
+    }
+
+    /// Notes that nothing holds the slot back any more, if something did. It goes on resting.
+    pub(super) fn note_unheld(&self, index: usize) {
+        let Some(Some(entry)) = self.slots.get(index) else { return };
+        if entry.slot.meter().choices().mode().is_held() {
+            self.note(index, QueueMode::Fixed);
+        }
+    }
+
+    /// As [`PollLoop::note`], after the mode of the core has changed.
+    pub(super) fn note_each(&self) {
+        for (index, entry) in self.slots.iter().enumerate() {
+            let Some(entry) = entry else { continue };
+            // For what reason a resting one is armed is known when it rests for the next time.
+            let mode = match entry.state {
+                SlotState::Held => QueueMode::Held(entry.slot.held_by()),
+                state if state.is_awake() => QueueMode::Polled,
+                _ => QueueMode::Fixed,
+            };
+            self.note(index, mode);
+        }
+    }
+
+    /// What a wake-up takes, ns, if one was measured: by a message, else by a timer.
+    pub(super) fn wake_ns(&self) -> Option<u64> {
+        self.wake_ups.median_ns().or(self.wait_policy.wake_ns())
+    }
+
     /// What looking costs each slot, from what the core did since the last call.
     pub(super) fn price_polling(&mut self) {
         let (period_ns, busy_ns, turns) = self.account.since_priced(self.context.now());
         let turn_ns = busy_ns / turns.max(1);
-        let wake_ns = self.wait_policy.wake_ns();
+        let wake_ns = self.wake_ns();
         for entry in self.slots.iter_mut().flatten() {
             let own = entry.charge.time_ns - entry.adaptive.priced_ns;
             entry.adaptive.priced_ns = entry.charge.time_ns;

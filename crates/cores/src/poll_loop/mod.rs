@@ -28,6 +28,7 @@ mod rest;
 mod slot;
 mod timers;
 mod wait;
+mod wake_up;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
     PollerSlot, Share,
 };
-use ioplane_scheduler::{CoreObjective, FairTurns, Polled, poll_cost};
+use ioplane_scheduler::{CoreObjective, FairTurns, Polled, QueueMode, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -54,6 +55,7 @@ use objective::Objective;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
+use wake_up::WakeUps;
 
 /// How often every awake poller is tidied.
 const TIDY: Duration = Duration::from_millis(10);
@@ -94,6 +96,7 @@ pub(crate) struct PollLoop {
     notify: Notify,
     spin: Duration,
     wait_policy: WaitPolicy,
+    wake_ups: WakeUps,
     objective: Objective,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
@@ -147,6 +150,7 @@ impl PollLoop {
             notify: settings.notify,
             spin: settings.spin,
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
+            wake_ups: WakeUps::default(),
             objective: Objective::new(CoreObjective::default(), now),
             waited: false,
             unkicked_until: now,
@@ -209,6 +213,7 @@ impl PollLoop {
         let notify = self.shared.notify();
         if notify != self.notify {
             self.notify = notify;
+            self.note_each();
             for &index in &self.awake {
                 if let Some(entry) = &mut self.slots[index]
                     && entry.state != SlotState::Fresh
@@ -233,6 +238,10 @@ impl PollLoop {
             match message {
                 CoreMessage::Attach(slot) => self.attach(slot),
                 CoreMessage::Poller(id, command) => self.handle_command(id, command),
+                CoreMessage::Group(share) => {
+                    self.turns.part(share.group, share.part);
+                    self.turns.bound(share.group, share.in_flight);
+                }
             }
         }
         false
@@ -277,8 +286,11 @@ impl PollLoop {
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
         self.join_group(at, slot.share());
-        let adaptive = Adaptive::new(self.objective.asked(), self.wait_policy.wake_ns());
+        let adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
         let now = self.context.now();
+        let mode = if self.notify == Notify::Adaptive { QueueMode::Polled } else { QueueMode::Fixed };
+        slot.meter().choices().begin(mode, self.shared.age_ns(now));
+        adaptive.publish(slot.meter());
         self.slots[at] = Some(SlotEntry::new(slot, watched, state, adaptive, now));
         if state.is_awake() {
             self.awake(at);
@@ -403,7 +415,7 @@ impl PollLoop {
                     self.objective.took(requests, now.saturating_duration_since(entry.looked));
                 }
                 let now_ns = self.shared.age_ns(self.context.now());
-                entry.adaptive.worked(now_ns, requests, self.objective.asked());
+                entry.adaptive.worked(now_ns, requests, self.objective.asked(), entry.slot.meter());
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {
@@ -444,6 +456,7 @@ impl PollLoop {
     fn wake(&mut self, index: usize) {
         let Some(Some(entry)) = self.slots.get_mut(index) else { return };
         if entry.state.is_resting() {
+            let held = entry.slot.meter().choices().mode().is_held();
             entry.state = SlotState::Polled;
             entry.idle_since = None;
             // The request was there before the core was.
@@ -453,6 +466,9 @@ impl PollLoop {
                 self.timers.clear(Timer::Slot(index));
             }
             entry.slot.disarm(&self.context, self.notify.polls());
+            if self.notify == Notify::Adaptive || held {
+                self.note(index, QueueMode::Polled);
+            }
             self.awake(index);
         }
     }
@@ -460,9 +476,11 @@ impl PollLoop {
     /// Tidies every poller that was stepped since the last time, and publishes the meters.
     fn tidy(&mut self) {
         self.untidy = false;
-        for entry in self.slots.iter_mut().flatten() {
+        for (index, entry) in self.slots.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
             let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
             if entry.state.is_awake() || stepped {
+                entry.slot.meter().publish_wants_more(self.turns.wants_more(index));
                 entry.slot.tidy();
             }
         }

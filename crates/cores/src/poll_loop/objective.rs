@@ -83,7 +83,7 @@ impl PollLoop {
         self.objective.ceiling = ceiling.map(|permille| CpuCeiling::new(permille, now_ns));
         self.objective.cpu_ns = self.context.thread_cpu().map_or(0, |cpu| cpu.as_nanos() as u64);
         for entry in self.slots.iter_mut().flatten() {
-            entry.adaptive.rechoose(&asked);
+            entry.adaptive.rechoose(&asked, entry.slot.meter());
             entry.looked = now;
         }
         self.shared.report(ObjectiveReport::default(), now);

@@ -1,9 +1,11 @@
 //! Arming, the last look, sleeping (also for completions only) and waking.
 
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ioplane_device::clock::since_epoch;
 use ioplane_device::{Armed, PollOutcome, PollState};
+use ioplane_scheduler::QueueMode;
 
 use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
@@ -41,17 +43,17 @@ impl PollLoop {
             let (notify, spin, shared) = (self.notify, self.spin, &self.shared);
             let may_poll = self.objective.may_poll();
             let is_over = |entry: &mut SlotEntry| {
-                entry.idle_since.is_some_and(|since| {
-                    let idle = now.saturating_duration_since(since);
-                    match notify {
-                        Notify::Notified => true,
-                        Notify::Polled => idle >= spin,
-                        Notify::Adaptive => entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll),
+                let idle = now.saturating_duration_since(entry.idle_since?);
+                match notify {
+                    Notify::Notified => Some(QueueMode::Fixed),
+                    Notify::Polled => (idle >= spin).then_some(QueueMode::Fixed),
+                    Notify::Adaptive => {
+                        entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll).map(QueueMode::Armed)
                     }
-                })
+                }
             };
-            let over = self.slots[index].as_mut().is_some_and(is_over);
-            if over && self.rest(index) {
+            let over = self.slots[index].as_mut().and_then(is_over);
+            if over.is_some_and(|mode| self.rest(index, mode)) {
                 self.leave_awake(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
                     self.free_slot(index);
@@ -62,8 +64,8 @@ impl PollLoop {
         }
     }
 
-    /// Has the slot ask to be kicked and looks at it once more. True if it is not to be stepped in the next turn.
-    fn rest(&mut self, index: usize) -> bool {
+    /// Has the slot ask to be kicked and looks at it once more. True if it is not to be stepped in the next turn. `mode`: which it is then in.
+    fn rest(&mut self, index: usize, mode: QueueMode) -> bool {
         let Some(entry) = &mut self.slots[index] else { return true };
         let polls = self.notify.polls();
         let tidies = match self.notify {
@@ -93,6 +95,9 @@ impl PollLoop {
                     self.timers.ensure(Timer::Unwakeable, self.context.now() + RECHECK_INTERVAL);
                 }
                 self.set_timer(index, outcome);
+                if mode != QueueMode::Fixed {
+                    self.note(index, mode);
+                }
             }
             PollState::Limited => {
                 entry.slot.disarm(&self.context, true);
@@ -126,6 +131,8 @@ impl PollLoop {
         }
         self.untidy |= newly;
         if newly {
+            let held = QueueMode::Held(entry.slot.held_by());
+            self.note(index, held);
             self.timers.ensure(Timer::Tidy, self.last_tidy + TIDY);
         }
         self.set_timer(index, outcome);
@@ -321,12 +328,23 @@ impl PollLoop {
         let by_work = !self.watch.fired().is_empty();
         let then = self.context.look();
         self.wait_policy.slept(time, then.saturating_duration_since(now), by_work);
+        self.learn_wake_up(now, then);
         self.account.slept(then);
         // The wait has checked the resting slots too.
         self.last_event_check = then;
         if by_work {
             self.account.counts.wakes += 1;
             self.handle_events();
+        }
+    }
+
+    /// The core has slept from `from` to `to`. If a message ended that, it tells what a wake-up takes.
+    fn learn_wake_up(&mut self, from: Instant, to: Instant) {
+        if self.watch.fired().contains(&Readable::Mailbox) {
+            let asked_ns = self.mailbox.asked_ns();
+            if asked_ns > since_epoch(from) {
+                self.wake_ups.took(since_epoch(to).saturating_sub(asked_ns));
+            }
         }
     }
 
@@ -355,6 +373,7 @@ impl PollLoop {
         let then = self.context.look();
         let by_work = !self.watch.fired().is_empty();
         self.wait_policy.slept(timeout, then.saturating_duration_since(now), by_work);
+        self.learn_wake_up(now, then);
         self.account.slept(then);
         if self.shared.life.load(Ordering::Relaxed) == ENDING {
             // The last of what queues have left on the ring may have ended.
@@ -393,7 +412,10 @@ impl PollLoop {
         match outcome.state() {
             // Nothing is held back any more, and it has not asked to be kicked.
             PollState::Idle | PollState::Waiting if held => self.wake(index),
-            PollState::Idle | PollState::Waiting => self.set_timer(index, outcome),
+            PollState::Idle | PollState::Waiting => {
+                self.set_timer(index, outcome);
+                self.note_unheld(index);
+            }
             PollState::Limited => self.hold(index, outcome),
             PollState::Busy => {
                 self.account.work(outcome.units());

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, PollerSlot};
+use ioplane_scheduler::ArmReason;
 
 use super::adaptive::Adaptive;
 use super::charge::Charge;
@@ -108,7 +109,7 @@ impl SlotEntry {
         outcome
     }
 
-    /// Whether an adaptive core has looked at it for long enough, after it was without work for `idle`. `spin`: for how long it is looked at
+    /// Why an adaptive core arms it, if it does, after it was without work for `idle`. `spin`: for how long it is looked at
     /// while it waits for a disk, and at most for an objective. `may_poll`: the core's ceiling leaves polling.
     pub(super) fn spin_is_over(
         &mut self,
@@ -116,15 +117,20 @@ impl SlotEntry {
         idle: Duration,
         spin: Duration,
         may_poll: bool,
-    ) -> bool {
+    ) -> Option<ArmReason> {
+        let reason = |holds: bool, reason: ArmReason| holds.then_some(reason);
         if self.state != SlotState::Waiting {
             let over = self.adaptive.idle(now_ns, may_poll);
             // A polled core asks for a kick then, so nobody can expect more of an objective.
-            return over || (idle >= spin && self.adaptive.spins_for_objective());
+            let longest = idle >= spin && self.adaptive.spins_for_objective();
+            return over.or(reason(longest, ArmReason::Objective));
         }
         // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
         self.adaptive.waits();
-        idle >= spin || !may_poll || !self.adaptive.spins()
+        let (forbidden, slow) = (!may_poll, !self.adaptive.spins());
+        reason(forbidden, ArmReason::Ceiling)
+            .or(reason(slow, ArmReason::LongGaps))
+            .or(reason(idle >= spin, ArmReason::SlowDisk))
     }
 
     /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.

@@ -137,11 +137,11 @@ impl Owner {
         match self {
             Owner::Disk => {
                 daemon.disks.tell(EventWord::Changed, name, text);
-                json(MovedReport::Disk(Box::new(daemon.disks.report_of(name).await?)))
+                json(MovedReport::Disk(Box::new(daemon.disk_report(name).await?)))
             }
             Owner::Nic => {
                 daemon.nics.tell(EventWord::Changed, name, text);
-                json(MovedReport::Nic(Box::new(daemon.nics.report_of(name).await?)))
+                json(MovedReport::Nic(Box::new(daemon.nic_report(name).await?)))
             }
             Owner::Switch => {
                 daemon.tell(EventWord::Changed, "switch", name, text);

@@ -71,6 +71,7 @@ impl Daemon {
         }
         let text = words(&wanted);
         self.groups.set(GroupRecord { configured: None, now: wanted })?;
+        self.pool.look_soon();
         tracing::info!(group = name, text, "group added");
         self.tell(EventWord::Served, "group", &name, &text);
         Ok(true)

@@ -103,6 +103,10 @@ impl Groups {
         })
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.slots().is_empty()
+    }
+
     pub fn records(&self) -> BTreeMap<String, GroupRecord> {
         self.slots().iter().map(|(name, slot)| (name.clone(), slot.record.clone())).collect()
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ioplane_api::report::EventWord;
 use tokio::task::JoinHandle;
 
-use super::PlannedMove;
 use super::facts::DeviceRef;
+use super::{CHOICES_PERIOD, PlannedMove};
 use crate::Daemon;
 use crate::refusal::Refusal;
 use crate::served::blocking;
@@ -82,6 +82,14 @@ impl Daemon {
             if moving.is_none() {
                 moving = self.begin_move();
             }
+        }
+    }
+
+    /// Looks at what cores choose for their queues, for as long as the daemon lives.
+    pub(crate) async fn watch_choices(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(CHOICES_PERIOD).await;
+            self.pool.watch_choices(&self.cores, &self.groups, &self.state_file);
         }
     }
 

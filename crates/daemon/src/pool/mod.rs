@@ -4,12 +4,16 @@
 //!   cores: time of each queue --> Meters --PoolReadings--> PoolPlanner --[Decision]--> log
 //!   state file: pins, drains ---> Facts ------^                            | Grow, Shrink: Cores
 //!                                                                          \ Move: one at a time, at a parked point
+//!                      \--> Division --GroupPart--> cores: what of a group's weight stands on each
 //! ```
 //!
+//! Once a second, with or without a pool, what cores have chosen for each queue is read (`ChoiceMeter`), and what has lasted enters the same log (`ChoiceWatch`).
+//!
 //! Looks come every 20 ms while some queue has work or something is being carried out, and every second otherwise. Without `[pool]`, and while no core is
-//! drained or reserved, there are none.
+//! drained or reserved, nothing is planned; without a group or a second core there are no looks then.
 
 mod carry;
+mod divide;
 mod facts;
 mod readings;
 
@@ -20,22 +24,29 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 use ioplane_api::spec::PoolSpec;
+use ioplane_device::{CoreId, CoreMessage};
 use ioplane_scheduler::{
-    CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings, PoolSettings, QueueKey,
+    ChoiceWatch, CoreLook, CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings,
+    PoolSettings, QueueKey,
 };
 use tokio::sync::Notify;
 
 use crate::cores::Cores;
 use crate::groups::Groups;
 use crate::state_file::StateFile;
+use divide::{Division, GroupUse};
 use facts::{DeviceRef, Facts};
 use readings::{Meters, Underway};
 
 /// Between two looks while some queue has work.
 const BUSY_PERIOD: Duration = Duration::from_millis(20);
+/// Between two looks while some queue has work, and nothing is to be done but to see whether a group has queues on several cores.
+const WATCH_PERIOD: Duration = Duration::from_millis(200);
 /// Between two looks while none has.
 const IDLE_PERIOD: Duration = Duration::from_secs(1);
-/// Decisions that are kept.
+/// Between two looks at what was chosen for each queue.
+const CHOICES_PERIOD: Duration = Duration::from_secs(1);
+/// Decisions that are kept, of each of the log's kinds.
 const LOG: usize = 512;
 
 /// One queue that is to be moved.
@@ -74,8 +85,10 @@ struct Inner {
     topology: CpuTopology,
     facts: Facts,
     meters: Meters,
+    division: Division,
     underway: Underway,
     moves: VecDeque<PlannedMove>,
+    watch: ChoiceWatch,
     log: DecisionLog,
     /// The epoch of the policy's times, and what the wall clock said then, ms since 1970.
     epoch: Instant,
@@ -115,8 +128,10 @@ impl ElasticPool {
             topology,
             facts: Facts::default(),
             meters: Meters::new(),
+            division: Division::default(),
             underway: Underway::default(),
             moves: VecDeque::new(),
+            watch: ChoiceWatch::default(),
             log: DecisionLog::new(LOG),
             // The policy takes a time of zero for never.
             epoch: Instant::now() - Duration::from_millis(1),
@@ -142,6 +157,11 @@ impl ElasticPool {
     /// One look: reads, plans, and says what is to be done beside moving queues.
     fn look(&self, spec: Option<&PoolSpec>, cores: &Cores, groups: &Groups, state_file: &StateFile) -> Todo {
         self.lock().look(spec, cores, groups, state_file)
+    }
+
+    /// Enters what cores have chosen for their queues, as far as it has lasted.
+    fn watch_choices(&self, cores: &Cores, groups: &Groups, state_file: &StateFile) {
+        self.lock().watch_choices(cores, groups, state_file);
     }
 
     /// The next queue to move.
@@ -221,9 +241,7 @@ impl ElasticPool {
         let inner = self.lock();
         let (kept, lost) = inner.log.since(from);
         let next = inner.log.made();
-        let first = next - kept.len() as u64;
-        let decisions = (first..).zip(kept);
-        let decisions = decisions.map(|(number, one)| inner.reported(number, one.at_ns, &one.decision));
+        let decisions = kept.iter().map(|one| inner.reported(one.number, one.at_ns, &one.decision));
         DecisionsReport { decisions: decisions.collect(), lost, next }
     }
 }
@@ -241,13 +259,26 @@ impl Inner {
             self.planner.set(settings(spec));
         }
         self.facts.follow(state_file, groups);
-        if spec.is_none() && !self.facts.need_looks() && self.underway.ending.is_empty() {
+        let plans = spec.is_some() || self.facts.need_looks() || !self.underway.ending.is_empty();
+        let divides = self.division.divides() || (!groups.is_empty() && cores.count() > 1);
+        if !plans && !divides {
             return Todo::default();
         }
         let now = Instant::now();
-        let now_ns = now.saturating_duration_since(self.epoch).as_nanos() as u64;
+        let now_ns = self.since_epoch(now);
         let at = (now, now_ns);
         let (readings, worked) = self.meters.read(cores.pool(), &self.facts, &mut self.underway, at);
+        if divides {
+            self.divide(cores, now_ns);
+        }
+        if !plans {
+            let period = match (worked, self.division.divides()) {
+                (false, _) => IDLE_PERIOD,
+                (true, false) => WATCH_PERIOD,
+                (true, true) => BUSY_PERIOD,
+            };
+            return Todo { next: Some(period), ..Todo::default() };
+        }
         let mut todo = Todo::default();
         for decision in self.planner.plan(&readings, &self.topology) {
             self.take(decision, &readings, cores, &mut todo);
@@ -267,6 +298,36 @@ impl Inner {
         let busy = worked || !self.underway.moving.is_empty() || !self.underway.ending.is_empty();
         todo.next = Some(if busy { BUSY_PERIOD } else { IDLE_PERIOD });
         todo
+    }
+
+    /// Has the parts of weights that stand on each core follow what was read.
+    fn divide(&mut self, cores: &Cores, now_ns: u64) {
+        let uses: Vec<GroupUse> = self.meters.groups.values().copied().collect();
+        for (core, part) in self.division.look(&uses, now_ns, self.meters.period_ns) {
+            // One that has ended has no groups.
+            if let Ok(core) = cores.pool().core(CoreId(core)) {
+                let _ = core.sender().send(CoreMessage::Group(part));
+            }
+        }
+    }
+
+    fn since_epoch(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_nanos() as u64
+    }
+
+    fn watch_choices(&mut self, cores: &Cores, groups: &Groups, state_file: &StateFile) {
+        self.facts.follow(state_file, groups);
+        let queues = self.meters.choices(cores.pool(), &self.facts);
+        let readings = cores.pool().read();
+        let looks: Vec<_> = readings
+            .iter()
+            .map(|reading| CoreLook { core: reading.core, objective: reading.objective })
+            .collect();
+        let at_ns = self.since_epoch(Instant::now());
+        for decision in self.watch.look(&queues, &looks) {
+            tracing::debug!("choice: {}", self.words(&decision));
+            self.log.enter(at_ns, decision);
+        }
     }
 
     /// Notes a decision, and what is to be done for it.
@@ -305,7 +366,15 @@ impl Inner {
             Decision::Shrink { core, .. } => (DecisionWord::Shrink, None, Some(core), None),
             Decision::Move { queue, from, to, .. } => (DecisionWord::Move, Some(queue), Some(from), Some(to)),
             Decision::Stuck { queue, .. } => (DecisionWord::Stuck, Some(queue), None, None),
-            _ => (DecisionWord::Other, None, None, None),
+            Decision::Mode { queue, core, mode, .. } => {
+                let word = if mode.is_armed() { DecisionWord::Arm } else { DecisionWord::Poll };
+                (word, Some(queue), Some(core), None)
+            }
+            Decision::Throttled { queue, core, .. } => {
+                (DecisionWord::Throttle, Some(queue), Some(core), None)
+            }
+            Decision::Ceiling { core, .. } => (DecisionWord::Throttle, None, Some(core), None),
+            Decision::Objective { core, .. } => (DecisionWord::Objective, None, Some(core), None),
         };
         let device = queue.and_then(|queue| self.meters.numbers.device(queue.device));
         DecisionReport {

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ioplane_cores::Pool;
-use ioplane_device::PollerId;
-use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad};
+use ioplane_device::{GroupId, PollerId};
+use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad, QueueLook};
 
+use super::divide::GroupUse;
 use super::facts::{DeviceRef, Facts};
 
 /// Devices that are gone and whose names are kept for the log.
@@ -53,6 +54,9 @@ impl DeviceNumbers {
 pub struct Meters {
     looked: Instant,
     used_ns: BTreeMap<PollerId, u64>,
+    /// What each group did on each core before the last look, by core and group, and in how long that was.
+    pub groups: BTreeMap<(u32, GroupId), GroupUse>,
+    pub period_ns: u64,
     pub numbers: DeviceNumbers,
 }
 
@@ -69,7 +73,33 @@ pub struct Underway {
 
 impl Meters {
     pub fn new() -> Self {
-        Meters { looked: Instant::now(), used_ns: BTreeMap::new(), numbers: DeviceNumbers::default() }
+        Meters {
+            looked: Instant::now(),
+            used_ns: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            period_ns: 1,
+            numbers: DeviceNumbers::default(),
+        }
+    }
+
+    /// What each core has chosen for its queues. Locks each core's table of queues for a moment.
+    pub fn choices(&mut self, pool: &Pool, facts: &Facts) -> Vec<QueueLook> {
+        let mut queues: BTreeMap<QueueKey, QueueLook> = BTreeMap::new();
+        for core in pool.cores() {
+            for meter in core.meters() {
+                let Some(device) = facts.device(&meter) else { continue };
+                let queue = QueueKey { device: self.numbers.number(&device.device), queue: meter.queue() };
+                let poller = meter.poller().number();
+                let (choices, now_ns) = (meter.choices().read(), core.age_ns());
+                let look = QueueLook { queue, poller, core: core.id().0, now_ns, choices };
+                let entry = queues.entry(queue).or_insert(look);
+                if entry.poller < poller {
+                    *entry = look;
+                }
+            }
+        }
+        self.numbers.forget(&queues.keys().map(|queue| queue.device).collect());
+        queues.into_values().collect()
     }
 
     /// How everything is at `now`, and whether any queue has had work since the last look. Locks each core's table of queues for a moment.
@@ -81,7 +111,8 @@ impl Meters {
         (now, now_ns): (Instant, u64),
     ) -> (PoolReadings, bool) {
         let period_ns = now.saturating_duration_since(self.looked).as_nanos().max(1) as u64;
-        self.looked = now;
+        (self.looked, self.period_ns) = (now, period_ns);
+        self.groups.clear();
         let mut used_ns = BTreeMap::new();
         // A queue that has been moved just now may still be known to the core that it was on: its last poller counts.
         let mut queues: BTreeMap<QueueKey, (PollerId, QueueLoad)> = BTreeMap::new();
@@ -107,6 +138,15 @@ impl Meters {
                 let before = self.used_ns.get(&meter.poller()).copied().unwrap_or(0);
                 worked |= used > before;
                 used_ns.insert(meter.poller(), used);
+                let share = meter.share();
+                let group = self.groups.entry((id, share.group)).or_insert(GroupUse {
+                    core: id,
+                    share,
+                    used_ns: 0,
+                    wants_more: false,
+                });
+                group.used_ns += used - before.min(used);
+                group.wants_more |= used > before && meter.wants_more();
                 let Some(device) = facts.device(&meter) else { continue };
                 let key = QueueKey { device: self.numbers.number(&device.device), queue: meter.queue() };
                 let load = QueueLoad {

@@ -35,6 +35,9 @@ pub const IN_FLIGHT: u64 = 4 << 20;
 /// The largest transfer that is handed to a backing in one piece. Each group may have this in flight at least.
 pub const LARGEST_SLICE: u64 = 128 << 10;
 
+/// The whole of a group's weight, as [`FairTurns::part`] counts it.
+pub const WHOLE: u32 = 4096;
+
 /// The most that is owed: some 16 polls that each cost what a poll may. A poller that says that it has cost more is forgiven.
 const MOST_OWED: i64 = 16 * MOST_PER_POLL as i64;
 
@@ -88,6 +91,11 @@ struct Member {
 #[derive(Debug, Clone)]
 struct Tenant {
     id: GroupId,
+    /// Of the group on all cores.
+    whole: u32,
+    /// What of it stands on this core, of [`WHOLE`].
+    part: u32,
+    /// The product of both.
     weight: u32,
     attached: u32,
     awake: u32,
@@ -193,6 +201,17 @@ impl FairTurns {
                 tenant.room(tenant.bound_among(self.weights))
             }
             _ => u64::MAX,
+        }
+    }
+
+    /// Whether the group of this queue would use more of the core, or have more in flight, than it may while others compete with it.
+    pub fn wants_more(&self, slot: usize) -> bool {
+        match self.members.get(slot) {
+            Some(Some(member)) if self.competes() => {
+                let tenant = &self.tenants[member.group as usize];
+                tenant.cut_short || tenant.room(tenant.bound_among(self.weights)) == 0
+            }
+            _ => false,
         }
     }
 

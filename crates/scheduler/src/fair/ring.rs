@@ -1,7 +1,7 @@
 //! Who takes part: queues that come, wake, rest and go. Each group's awake members stand in a ring that is linked through their slots, so that
 //! nothing is allocated but when a queue comes.
 
-use super::{FairTurns, GroupId, Member, NOBODY, Tenant};
+use super::{FairTurns, GroupId, Member, NOBODY, Tenant, WHOLE};
 
 impl FairTurns {
     /// Puts a queue that rests into `slot`, which is free. Allocates.
@@ -32,7 +32,9 @@ impl FairTurns {
     fn new_tenant(&mut self, id: GroupId) -> usize {
         let tenant = Tenant {
             id,
-            weight: 1,
+            whole: 1,
+            part: WHOLE,
+            weight: WHOLE,
             attached: 0,
             awake: 0,
             weights: 0,
@@ -68,24 +70,39 @@ impl FairTurns {
         }
     }
 
-    /// The group's weight on this core, against the core's other groups. Holds from the next turn on.
+    fn tenant(&mut self, group: GroupId) -> Option<&mut Tenant> {
+        self.tenants.iter_mut().find(|tenant| tenant.id == group && tenant.attached > 0)
+    }
+
+    /// The group's weight, against other groups. Holds from the next turn on.
     pub fn weigh(&mut self, group: GroupId, weight: u32) {
-        let Some(at) = self.tenants.iter().position(|tenant| tenant.id == group && tenant.attached > 0)
-        else {
-            return;
-        };
-        let tenant = &mut self.tenants[at];
-        let before = std::mem::replace(&mut tenant.weight, weight.max(1));
+        if let Some(tenant) = self.tenant(group) {
+            tenant.whole = weight.max(1);
+            self.reweigh(group);
+        }
+    }
+
+    /// How much of the group's weight stands on this core, of [`WHOLE`], which it is at first. Holds from the next turn on.
+    pub fn part(&mut self, group: GroupId, part: u32) {
+        if let Some(tenant) = self.tenant(group) {
+            tenant.part = part.clamp(1, WHOLE);
+            self.reweigh(group);
+        }
+    }
+
+    fn reweigh(&mut self, group: GroupId) {
+        let Some(tenant) = self.tenant(group) else { return };
+        let weight = tenant.whole.saturating_mul(tenant.part);
+        let before = std::mem::replace(&mut tenant.weight, weight);
         if tenant.awake > 0 {
-            self.weights = self.weights - u64::from(before) + u64::from(tenant.weight);
+            self.weights = self.weights - u64::from(before) + u64::from(weight);
         }
     }
 
     /// The most that the group may have in flight from this core, in bytes, if that is less than its part of [`super::IN_FLIGHT`] by weight; and
     /// [`super::LARGEST_SLICE`] at least.
     pub fn bound(&mut self, group: GroupId, bytes: u64) {
-        if let Some(tenant) = self.tenants.iter_mut().find(|tenant| tenant.id == group && tenant.attached > 0)
-        {
+        if let Some(tenant) = self.tenant(group) {
             tenant.bound = bytes;
         }
     }

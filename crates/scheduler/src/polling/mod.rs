@@ -75,7 +75,7 @@ impl PollingCosts {
 }
 
 /// Why a queue is armed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ArmReason {
     /// Its gaps are longer than what looking on is worth.
     LongGaps,
@@ -83,6 +83,10 @@ pub enum ArmReason {
     SpunInVain,
     /// The core's CPU ceiling leaves no polling.
     Ceiling,
+    /// The core's p99 objective takes a longer spin than its settings allow, and it was looked at for that.
+    Objective,
+    /// Its requests wait for a disk for longer than a core polls meanwhile.
+    SlowDisk,
 }
 
 /// What to do with a queue that had no work.
@@ -95,9 +99,10 @@ pub enum IdleChoice {
 }
 
 /// Why a spin was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SpinReason {
     /// Too few gaps are known: as long as a wake-up costs, at most twice what the best choice would take.
+    #[default]
     FewGaps,
     /// It is the cheapest for the queue's gaps.
     Cheapest,
@@ -339,6 +344,30 @@ mod tests {
             changes += u32::from(queue.worked(now, 1, &COSTS, &NONE));
         }
         assert!(changes < 20, "changed {changes} times in {} choices", 10_000 / GAPS_PER_CHOICE);
+    }
+
+    #[test]
+    fn bursts_that_a_wake_up_would_shorten_are_waited_for() {
+        // 100 requests in 500 us, then 500 us of silence.
+        let wave = |wake_ns: u64| {
+            let costs = PollingCosts { wake_ns, ..COSTS };
+            let mut queue = QueuePolling::new(&costs, &NONE);
+            let mut now = 0;
+            for turn in 0..10_000u64 {
+                queue.idle(now, true);
+                let gap = if turn % 100 == 0 { 500_000 } else { 5_000 };
+                let armed = gap > queue.spin().0;
+                if armed {
+                    queue.armed();
+                    now += wake_ns;
+                }
+                now += gap;
+                queue.worked(now, 1, &costs, &NONE);
+            }
+            queue.spin().0 > 500_000
+        };
+        assert!(wave(50_000), "a tenth of each burst");
+        assert!(!wave(5_000), "a hundredth");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ioplane_api::report::{DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport};
+use ioplane_api::report::{
+    ChoiceReport, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport,
+};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{LimitsSpec, LinkWord};
 
@@ -47,7 +49,33 @@ fn queue<Q: DeviceQueue>(queue: &Q) -> String {
                 "device time p50 {p50_us:.0} us, p99 {p99_us:.0} us; wait p50 {wait_p50_us:.0} us, p99 {wait_p99_us:.0} us"
             ),
         );
+        text += &queue.choice().map_or(String::new(), choice);
     }
+    text
+}
+
+/// How the core learns of a queue's requests, and what was chosen for it so far; nothing where nothing ever was.
+fn choice(choice: &ChoiceReport) -> String {
+    let parts = choice.since(None);
+    if parts.polled + parts.armed + parts.held == 0.0 {
+        return String::new();
+    }
+    let now =
+        choice.counts.iter().find(|count| (count.choice, count.reason) == (choice.choice, choice.reason));
+    let why = now.map_or(String::new(), |count| format!(", since {}", count.why));
+    let all: u64 = choice.counts.iter().map(|count| count.us).sum();
+    let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+    let mut text = fact("", format!("{} for {:.1} s{why}", choice.choice.word(), choice.for_us as f64 / 1e6));
+    text += &fact(
+        "",
+        format!(
+            "of {:.0} s polled {}, armed {}, held back by limits {}",
+            all as f64 / 1e6,
+            percent(parts.polled),
+            percent(parts.armed),
+            percent(parts.held)
+        ),
+    );
     text
 }
 

@@ -1,6 +1,6 @@
 //! Where the time goes, in words.
 
-use ioplane_api::report::{DeviceTimes, ExplainReport};
+use ioplane_api::report::{ChoiceText, DeviceTimes, ExplainReport};
 
 use crate::command::table::Table;
 
@@ -29,6 +29,13 @@ pub fn explain(report: &ExplainReport) -> String {
     report.devices.iter().for_each(|device| table.row(row(device)));
     let mut text = format!("{table}\n");
     let several = report.devices.len() > 1;
+    for ChoiceText { device, queue, text: how } in &report.choices {
+        let whose = if several { format!("{device} ") } else { String::new() };
+        text += &format!("{whose}queue {queue}: {how}\n");
+    }
+    if !report.choices.is_empty() {
+        text += "\n";
+    }
     for finding in &report.findings {
         let whose = if several { format!("{}: ", finding.device) } else { String::new() };
         text += &format!("{whose}{}\n  hint: {}\n", finding.text, finding.remedy);

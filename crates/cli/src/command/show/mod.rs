@@ -119,6 +119,7 @@ fn queue_row(device: &str, queue: &impl DeviceQueue) -> Vec<String> {
         format!("{:.0}", work.wait_p99_us),
         format!("{:.0}", work.p50_us),
         format!("{:.0}", work.p99_us),
+        queue.choice().map_or("-", |choice| choice.choice.word()).to_owned(),
     ]
 }
 
@@ -149,6 +150,7 @@ pub fn status(status: &StatusReport) -> String {
         "WAIT P99",
         "P50 US",
         "P99 US",
+        "NOW",
         "ERRORS",
     ]);
     let mut faults = String::new();

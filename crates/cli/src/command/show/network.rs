@@ -128,6 +128,7 @@ pub fn status(status: &StatusReport) -> String {
         "WAIT P99",
         "P50 US",
         "P99 US",
+        "NOW",
     ]);
     let mut faults = String::new();
     for nic in &status.nics {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use ioplane_api::report::{
-    DeviceQueue, FailureReport, FunctionReport, QueueWork, Role, StatusReport, VmReport,
+    ChoiceParts, ChoiceReport, DeviceQueue, FailureReport, FunctionReport, QueueWork, Role, StatusReport,
+    VmReport,
 };
 use serde::Serialize;
 
@@ -71,6 +72,12 @@ pub struct QueueRates {
     pub p50_us: f64,
     /// Device time, 99 of 100.
     pub p99_us: f64,
+    /// Part of the time in which its core asked its driver to kick, percent; nothing where its core decides nothing for it.
+    pub armed_percent: Option<f64>,
+    /// Part of the time in which a limit held its requests back, percent.
+    pub held_percent: f64,
+    /// Why it was armed or held back for longest: `long_gaps`, `spun_in_vain`, ...
+    pub why: Option<String>,
     /// Why it has stopped.
     pub fault: Option<String>,
 }
@@ -143,8 +150,11 @@ impl Sort {
     }
 }
 
+/// A queue at one moment: its work, how its core learned of its requests, and what does not need a difference.
+type Looked = (QueueWork, Option<ChoiceReport>, QueueRates);
+
 /// A queue at one moment, whatever its device: what grows, and what does not need a difference.
-fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> (QueueWork, QueueRates) {
+fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> Looked {
     let work = queue.work();
     let rates = QueueRates {
         device: device.to_owned(),
@@ -161,12 +171,15 @@ fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> (Queu
         wait_p99_us: work.wait_p99_us,
         p50_us: work.p50_us,
         p99_us: work.p99_us,
+        armed_percent: None,
+        held_percent: 0.0,
+        why: None,
         fault: queue.fault().map(|fault| fault.name.clone()),
     };
-    (work, rates)
+    (work, queue.choice().cloned(), rates)
 }
 
-fn queues(status: &StatusReport) -> Vec<(QueueWork, QueueRates)> {
+fn queues(status: &StatusReport) -> Vec<Looked> {
     let disks = status
         .disks
         .iter()
@@ -220,11 +233,20 @@ impl Rates {
             Some(more) if seconds > 0.0 => more as f64 / seconds,
             _ => 0.0,
         };
-        let old: HashMap<(String, u16), QueueWork> =
-            queues(before).into_iter().map(|(sums, row)| ((row.device, row.queue), sums)).collect();
-        let rated = queues(after).into_iter().map(|(sums, row)| {
-            let was = old.get(&(row.device.clone(), row.queue)).copied().unwrap_or(sums);
+        let old: HashMap<(String, u16), (QueueWork, Option<ChoiceReport>)> = queues(before)
+            .into_iter()
+            .map(|(sums, choice, row)| ((row.device, row.queue), (sums, choice)))
+            .collect();
+        let rated = queues(after).into_iter().map(|(sums, choice, row)| {
+            let before = old.get(&(row.device.clone(), row.queue));
+            let was = before.map_or(sums, |(was, _)| *was);
+            let chosen = before.and_then(|(_, choice)| choice.as_ref());
+            let parts = choice.map_or(ChoiceParts::default(), |choice| choice.since(chosen));
+            let decided = parts.polled + parts.armed > 0.0;
             QueueRates {
+                armed_percent: decided.then_some(100.0 * parts.armed),
+                held_percent: 100.0 * parts.held,
+                why: parts.most.map(|(reason, _)| reason.word().to_owned()),
                 units_per_s: per_s(sums.units, was.units),
                 mb_per_s: per_s(sums.bytes, was.bytes) / 1e6,
                 kicks_per_s: per_s(sums.kicks, was.kicks),

@@ -10,9 +10,9 @@ use super::rates::{Rates, Sort};
 use crate::command::table::Table as Text;
 
 const CORES: [&str; 7] = ["CORE", "MODE", "QUEUES", "BUSY %", "CPU %", "UNITS/S", "SLEEPS/S"];
-const QUEUES: [&str; 14] = [
+const QUEUES: [&str; 16] = [
     "DEVICE", "KIND", "Q", "VM", "CORE", "UNITS/S", "MB/S", "KICKS/S", "AVOIDED", "INTR/S", "AVOIDED",
-    "WAIT99", "P50", "P99",
+    "WAIT99", "P50", "P99", "ARMED %", "WHY",
 ];
 const FUNCTIONS: [&str; 9] =
     ["PCI", "MODE", "VM", "ACCESSES/S", "HOOKED %", "INTR/S", "DMA/S", "DENIED", "STATE"];
@@ -57,6 +57,8 @@ fn queues(rates: &Rates) -> Vec<Cells> {
             whole(queue.wait_p99_us),
             whole(queue.p50_us),
             whole(queue.p99_us),
+            queue.armed_percent.map_or("-".to_owned(), whole),
+            queue.why.clone().unwrap_or("-".to_owned()),
         ]
     };
     rates.queues.iter().map(row).collect()
@@ -185,6 +187,12 @@ mod tests {
                 "received_bytes": 0, "received_drops": {{}}}}"#,
             frames / 4
         );
+        let choice = format!(
+            r#"{{"choice": "armed", "reason": "long_gaps", "for_us": 5, "spin_us": 0, "counts": [
+                 {{"choice": "polled", "reason": "none", "why": "", "times": 1, "us": {requests}}},
+                 {{"choice": "armed", "reason": "long_gaps", "why": "", "times": 1, "us": {}}}]}}"#,
+            requests * 3
+        );
         let text = format!(
             r#"{{"version": "0.1.0", "pid": 1, "uptime_s": 5, "config": "/x",
                "disks": [{{"name": "root", "state": "served", "error": null, "remedy": null, "origin": "config",
@@ -192,7 +200,7 @@ mod tests {
                  "backing": {{"kind": "memory", "path": null, "engine": null, "why_threads": null, "direct": null}},
                  "read_only": false, "serial": "s", "queue_size": 128, "core": null, "features": 0,
                  "front_end_faults": {{}}, "last_front_end_fault": null, "totals": {{{disk_counts}}},
-                 "queues": [{{"index": 0, "size": 128, "core": 0, "fault": null, {disk_counts}}}]}}],
+                 "queues": [{{"index": 0, "size": 128, "core": 0, "fault": null, "choice": {choice}, {disk_counts}}}]}}],
                "switches": [{{"name": "lan", "origin": "config", "uplink": null, "uplink_core": null, "error": null,
                  "remedy": null, "ports": [{port}], "learned": 0}}],
                "nics": [{{"name": "net0", "state": "served", "error": null, "remedy": null, "origin": "added",
@@ -213,7 +221,7 @@ mod tests {
     #[test]
     fn a_screen_shows_cores_ports_and_queues_in_order() {
         let mut rates = Rates::between(&status(1000, 100), &status(3000, 20_100), 2.0);
-        let mut terminal = Terminal::new(TestBackend::new(110, 14)).unwrap();
+        let mut terminal = Terminal::new(TestBackend::new(130, 14)).unwrap();
         let mut screen = |rates: &mut Rates, sort| {
             rates.sort(sort);
             terminal.draw(|frame| draw(frame, rates, sort)).unwrap();
@@ -227,10 +235,26 @@ mod tests {
         assert_eq!(words(&lines[6]), ["lan", "net0", "10000", "0", "2500"]);
         let nic = [
             "net0", "transmit", "1", "web", "0", "10000", "41.0", "100", "1000", "5000", "0", "9", "12",
-            "340",
+            "340", "-", "-",
         ];
-        let disk =
-            ["root", "disk", "0", "web", "0", "1000", "4.1", "10", "100", "500", "0", "9", "12", "340"];
+        let disk = [
+            "root",
+            "disk",
+            "0",
+            "web",
+            "0",
+            "1000",
+            "4.1",
+            "10",
+            "100",
+            "500",
+            "0",
+            "9",
+            "12",
+            "340",
+            "75",
+            "long_gaps",
+        ];
         assert_eq!(
             (words(&lines[9]), words(&lines[10])),
             (nic.map(str::to_owned).into(), disk.map(str::to_owned).into())
