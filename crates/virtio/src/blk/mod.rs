@@ -9,6 +9,7 @@
 mod lists;
 mod poller;
 mod request;
+mod scratch;
 pub mod spec;
 
 use std::sync::Arc;

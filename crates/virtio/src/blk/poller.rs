@@ -10,20 +10,20 @@ use std::time::Instant;
 
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
-use ioplane_memory::GuestRange;
 use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
 use super::lists::BufferLists;
-use super::request::{BlkRequest, Parser, cut};
+use super::request::{BlkRequest, cut};
+use super::scratch::{self, Scratch};
 use super::spec::*;
 use crate::buffers::Writer;
 use crate::cost::{self, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
-use crate::ring::{Chain, RingFault, RingRequest};
+use crate::ring::{RingFault, RingRequest};
 
 /// Requests taken between two publications.
 const BATCH: u32 = 8;
@@ -94,16 +94,12 @@ struct Work {
     shared: Arc<Shared>,
     /// The driver cannot flush.
     flushless: bool,
-    chain: Chain,
-    parser: Parser,
     /// Requests that the storage has not answered yet, by head.
     pending: Box<[Option<PendingRequest>]>,
     /// The buffers of reads among them, to mark them in the dirty log when they have ended, and of what is carried out in slices.
     lists: BufferLists,
     /// Requests whose next slice has not been submitted, by head.
     waiting: VecDeque<u16>,
-    /// The buffers of the slice in hand.
-    cut: Vec<GuestRange>,
     /// [`IoChannel::slice`].
     slice: u32,
     /// What is left of what this poll may cost.
@@ -134,12 +130,9 @@ impl BlkPoller {
             channel,
             shared,
             flushless,
-            chain: Chain::new(),
-            parser: Parser::new(),
             pending: (0..size).map(|_| None).collect(),
             lists: BufferLists::new(size),
             waiting: VecDeque::with_capacity(size),
-            cut: Vec::with_capacity(SEG_MAX as usize + 2),
             left: 0,
             room: None,
             roomless: false,
@@ -171,6 +164,7 @@ impl Work {
     #[inline]
     fn take(
         &mut self,
+        scratch: &mut Scratch,
         context: &mut CoreContext,
         queue: &mut Queue,
         budget: u32,
@@ -178,14 +172,17 @@ impl Work {
     ) -> Result<u32, RingFault> {
         let mut count = 0;
         while count < budget && self.left > 0 {
-            let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { break };
+            let Some((taken, replayed)) = queue.ring.take(&mut scratch.chain)? else { break };
             count += 1;
-            self.charge(u64::from(self.chain.descriptors()) * COST_OF_BUFFER);
+            self.charge(u64::from(scratch.chain.descriptors()) * COST_OF_BUFFER);
             let now = *now.get_or_insert_with(Instant::now);
             let head = taken.head();
-            match self.parser.parse(queue.ring.view(), &self.chain, head) {
-                Ok(ask) if self.has_room(&ask) && self.admits(context, &ask) => {
-                    self.begin(context, queue, taken, ask, now);
+            match scratch.parser.parse(queue.ring.view(), &scratch.chain, head) {
+                Ok(ask)
+                    if self.has_room(&ask, scratch.parser.data_bytes())
+                        && self.admits(context, &ask, scratch.parser.data_bytes()) =>
+                {
+                    self.begin(scratch, context, queue, taken, ask, now);
                 }
                 Ok(_) => {
                     // It stays the guest's, as those behind it do: a stop does not wait for a limit, nor for others of its group.
@@ -221,21 +218,20 @@ impl Work {
         fits
     }
 
-    /// Whether what is handed to the storage first may be, of the request that was parsed last.
+    /// Whether what is handed to the storage first may be, of a request with so much data.
     #[inline]
-    fn has_room(&mut self, ask: &BlkRequest) -> bool {
+    fn has_room(&mut self, ask: &BlkRequest, bytes: u64) -> bool {
         let transfers = matches!(ask, BlkRequest::Read { .. } | BlkRequest::Write { .. });
-        self.room.is_none() || !transfers || self.fits(self.piece(self.parser.data_bytes() as u32))
+        self.room.is_none() || !transfers || self.fits(self.piece(bytes as u32))
     }
 
-    /// Whether the limits let the request pass that was parsed last.
+    /// Whether the limits let a request with so much data pass.
     #[inline]
-    fn admits(&self, context: &mut CoreContext, ask: &BlkRequest) -> bool {
-        !context.has_limits() || self.ask_limits(context, ask)
+    fn admits(&self, context: &mut CoreContext, ask: &BlkRequest, bytes: u64) -> bool {
+        !context.has_limits() || self.ask_limits(context, ask, bytes)
     }
 
-    fn ask_limits(&self, context: &mut CoreContext, ask: &BlkRequest) -> bool {
-        let bytes = self.parser.data_bytes();
+    fn ask_limits(&self, context: &mut CoreContext, ask: &BlkRequest, bytes: u64) -> bool {
         let passed = match ask {
             // One that cannot be done moves no bytes, however many it names: a limit that is its group's as well does not pay for them.
             BlkRequest::Read { offset } if self.shared.allows(*offset, bytes, false).is_ok() => {
@@ -257,6 +253,7 @@ impl Work {
     #[inline]
     fn begin(
         &mut self,
+        scratch: &mut Scratch,
         context: &mut CoreContext,
         queue: &mut Queue,
         taken: RingRequest,
@@ -271,7 +268,8 @@ impl Work {
             matches!(ask, BlkRequest::Read { .. }),
             matches!(ask, BlkRequest::Write { .. } | BlkRequest::WriteZeroes { .. }),
         );
-        let (data, bytes, status) = (self.parser.data(), self.parser.data_bytes(), self.parser.status());
+        let parser = &scratch.parser;
+        let (data, bytes, status) = (parser.data(), parser.data_bytes(), parser.status());
         let offset = match ask {
             BlkRequest::Read { offset } | BlkRequest::Write { offset } => offset,
             _ => 0,
@@ -318,7 +316,7 @@ impl Work {
         };
         let cost = match op {
             Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.piece(bytes) => {
-                return self.begin_slices(context, queue, pending);
+                return self.begin_slices(scratch, context, queue, pending);
             }
             Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
             Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => cost_of_freeing(len),
@@ -330,7 +328,7 @@ impl Work {
         match submitted {
             Ok(Submitted::Pending) => {
                 if pending.read {
-                    self.lists.keep(tag.0, self.parser.data());
+                    self.lists.keep(tag.0, scratch.parser.data());
                 }
                 self.park(context, queue, pending);
             }
@@ -347,31 +345,43 @@ impl Work {
 
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
-    fn begin_slices(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
+    fn begin_slices(
+        &mut self,
+        scratch: &mut Scratch,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        mut pending: PendingRequest,
+    ) {
         // Checked whole before anything is moved, as the channel does with what comes at once.
         let view = queue.ring.view();
-        if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
+        if let Some(wrong) = scratch.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
             return self.ended(context, queue, pending, Err(wrong.into()));
         }
-        self.lists.keep(pending.taken.head(), self.parser.data());
+        self.lists.keep(pending.taken.head(), scratch.parser.data());
         pending.slice = 0;
-        self.submit_slice(context, queue, pending);
+        self.submit_slice(scratch, context, queue, pending);
     }
 
     /// Submits the next slice of a transfer.
-    fn submit_slice(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
+    fn submit_slice(
+        &mut self,
+        scratch: &mut Scratch,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        mut pending: PendingRequest,
+    ) {
         let tag = Tag(pending.taken.head());
         pending.slice = self.piece(pending.left());
-        self.cut.clear();
-        cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
+        scratch.cut.clear();
+        cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut scratch.cut);
         let offset = pending.offset + u64::from(pending.done);
         let op = if pending.read {
-            Op::Read { offset, into: &self.cut }
+            Op::Read { offset, into: &scratch.cut }
         } else {
-            Op::Write { offset, from: &self.cut }
+            Op::Write { offset, from: &scratch.cut }
         };
         let submitted = self.channel.submit(context, queue.ring.view(), &op, tag);
-        self.charge(u64::from(pending.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
+        self.charge(u64::from(pending.slice) + scratch.cut.len() as u64 * COST_OF_BUFFER);
         match submitted {
             Submitted::Pending => self.park(context, queue, pending),
             Submitted::Done(outcome) => self.ended(context, queue, pending, outcome),
@@ -381,7 +391,13 @@ impl Work {
     /// Submits the next slices of those that wait for it, each in its turn, until only `keep` is left of what this poll may
     /// cost; says how many.
     #[inline]
-    fn go_on(&mut self, context: &mut CoreContext, queue: &mut Queue, keep: u64) -> u32 {
+    fn go_on(
+        &mut self,
+        scratch: &mut Scratch,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        keep: u64,
+    ) -> u32 {
         let mut count = 0;
         while self.left > keep
             && queue.fault().is_none()
@@ -398,7 +414,7 @@ impl Work {
             };
             count += 1;
             queue.ring.touch(&pending.taken);
-            self.submit_slice(context, queue, pending);
+            self.submit_slice(scratch, context, queue, pending);
         }
         count
     }
@@ -490,7 +506,7 @@ impl Work {
 
     /// Takes in what the storage has ended, and answers some of it.
     #[inline]
-    fn reap(&mut self, context: &mut CoreContext, queue: &mut Queue) -> u32 {
+    fn reap(&mut self, scratch: &mut Scratch, context: &mut CoreContext, queue: &mut Queue) -> u32 {
         if self.channel.in_flight() > 0 {
             // By the core, since the last poll.
             kill::here(KillPoint::Pushed);
@@ -515,9 +531,9 @@ impl Work {
             if pending.stage == Stage::Own && pending.read {
                 // The kernel wrote there, perhaps in part, perhaps in vain: invariant 6.
                 let ranges = if pending.sliced() {
-                    self.cut.clear();
-                    cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut self.cut);
-                    &self.cut
+                    scratch.cut.clear();
+                    cut(self.lists.of(tag.0), pending.done.into(), pending.slice.into(), &mut scratch.cut);
+                    &scratch.cut
                 } else {
                     self.lists.of(tag.0)
                 };
@@ -566,9 +582,9 @@ fn count(queue: &mut Queue, fault: Fault) {
     }
 }
 
-impl Poller for BlkPoller {
+impl BlkPoller {
     #[inline]
-    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+    fn poll_with(&mut self, scratch: &mut Scratch, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let BlkPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
             work.channel.detach(context);
@@ -578,13 +594,13 @@ impl Poller for BlkPoller {
         work.left = whole;
         work.room = (budget.room != Budget::UNBOUNDED).then_some(budget.room.into());
         work.roomless = false;
-        let mut done = work.reap(context, queue);
+        let mut done = work.reap(scratch, context, queue);
         work.publish(queue);
         let mut left = budget.requests;
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still; of a poll that is not worth
         // two slices, every other one.
         if !std::mem::take(&mut work.sliced_last) {
-            done += work.go_on(context, queue, whole / 2);
+            done += work.go_on(scratch, context, queue, whole / 2);
             work.sliced_last = work.left == 0 || work.roomless;
         }
         // New requests may be shorter than the slice that did not fit.
@@ -594,7 +610,7 @@ impl Poller for BlkPoller {
             let before = done;
             while left > 0 && context.limited().is_none() && !work.roomless {
                 // Published in small batches: the driver can go on with the first while we do the next.
-                match work.take(context, queue, left.min(BATCH), &mut now) {
+                match work.take(scratch, context, queue, left.min(BATCH), &mut now) {
                     Ok(0) => break,
                     Ok(taken) => {
                         left -= taken;
@@ -619,7 +635,7 @@ impl Poller for BlkPoller {
                 _ => queue.found_dry(context),
             }
         }
-        done += work.go_on(context, queue, 0);
+        done += work.go_on(scratch, context, queue, 0);
         work.roomless |= slices_wait && work.has_more(queue);
         if done > 0 {
             work.publish(queue);
@@ -649,6 +665,16 @@ impl Poller for BlkPoller {
             }
         }
     }
+}
+
+impl Poller for BlkPoller {
+    #[inline]
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+        let mut scratch = scratch::borrow();
+        let outcome = self.poll_with(&mut scratch, context, budget);
+        scratch::give_back(scratch);
+        outcome
+    }
 
     fn drain(&mut self) {
         self.queue.drain();
@@ -663,6 +689,8 @@ impl Poller for BlkPoller {
     }
 
     fn resume(&mut self) {
+        // So that no poll allocates.
+        scratch::give_back(scratch::borrow());
         self.queue.resume();
     }
 
