@@ -10,8 +10,8 @@ use std::time::Duration;
 use counter::{BYTES, Counter, Line, eventually, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::clock::ManualClock;
-use ioplane_device::{Change, CoreId, Device, QueueSet, Running, Share};
-use ioplane_scheduler::{IN_FLIGHT, LimitSet, LimitUnit, RateBucket, RateLimit, poll_cost};
+use ioplane_device::{Change, CoreId, CoreMessage, CoreSender, Device, GroupPart, QueueSet, Running, Share};
+use ioplane_scheduler::{IN_FLIGHT, LimitSet, LimitUnit, RateBucket, RateLimit, WHOLE, poll_cost};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -126,6 +126,56 @@ fn groups_that_always_have_work_are_polled_in_proportion_to_their_weights() {
     let share = all[1].0.device().share();
     assert!(all[0].0.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
     check(&all, [2, 2, 10]);
+    end(all);
+}
+
+#[test]
+fn of_a_group_on_two_cores_as_much_stands_on_each_as_that_core_is_told() {
+    let cores = [0, 1].map(|id| {
+        let settings = CoreSettings { spin: Duration::from_secs(3600), ..CoreSettings::default() };
+        Core::start(CoreId(id), settings).unwrap()
+    });
+    let both = Share::new_group(weight(2));
+    let all: Vec<_> = cores
+        .iter()
+        .flat_map(|core| {
+            let (running, lines) = Counter::run_in(both, 1, core);
+            lines[0].busy.store(true, Ordering::Relaxed);
+            [(running, lines), busy(core, 1, 2)]
+        })
+        .collect();
+    let tell = |core: usize, part: u32| {
+        let part = GroupPart { group: both.group, part, in_flight: 1 << 20 };
+        cores[core].sender().send(CoreMessage::Group(part)).unwrap();
+    };
+    // How often the group is polled there for each poll of the other group.
+    let check = |core: usize, wanted: f64| {
+        let (ours, others) = (&all[2 * core].1[0], &all[2 * core + 1].1[0]);
+        let got = polls(&[others, ours], 20_000);
+        let ratio = got[1] as f64 / got[0] as f64;
+        assert!((wanted * 0.95..wanted * 1.05).contains(&ratio), "core {core}: {ratio:.3}, not {wanted}");
+    };
+    check(0, 1.0);
+    tell(0, WHOLE / 4);
+    tell(1, WHOLE * 3 / 4);
+    check(0, 0.25);
+    check(1, 0.75);
+    // The weight of the whole group changes, and the parts stay what they are.
+    let share = Share { weight: weight(4), ..both };
+    for (running, _) in [&all[0], &all[2]] {
+        assert!(running.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
+    }
+    check(0, 0.5);
+    check(1, 1.5);
+    // Nobody of that group is here.
+    let stranger = GroupPart { group: Share::new_group(weight(1)).group, part: 1, in_flight: 0 };
+    cores[0].sender().send(CoreMessage::Group(stranger)).unwrap();
+    check(0, 0.5);
+    // What the control plane goes by.
+    let wants = || cores.iter().flat_map(Core::meters).all(|meter| meter.wants_more());
+    eventually("does not say that it would use more", wants);
+    let shares: Vec<Share> = cores[0].meters().iter().map(|meter| meter.share()).collect();
+    assert_eq!(shares, [share, all[1].0.device().share()]);
     end(all);
 }
 

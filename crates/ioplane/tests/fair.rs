@@ -4,8 +4,10 @@ mod daemon;
 
 use std::time::{Duration, Instant};
 
-use daemon::TestDaemon;
 use daemon::reader::Reader;
+use daemon::{LIMIT, TestDaemon};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use serde_json::{Value, json};
 
 /// One group of the daemon.
@@ -217,5 +219,91 @@ fn a_configuration_with_a_group_that_is_not_there_is_refused() {
     for said in ["weight = 1001", "group db is there already, in line 5", "there is no group dbb", "write db"]
     {
         assert!(refused.contains(said), "{said}: {refused}");
+    }
+}
+
+/// A guest that keeps both queues of its disk at work.
+struct TwoQueues {
+    front: FrontEnd,
+    queues: [Disk; 2],
+    _memory: GuestMemory,
+}
+
+impl TwoQueues {
+    const BYTES: u32 = 512 << 10;
+
+    fn connect(daemon: &TestDaemon, name: &str) -> Self {
+        let mut memory = GuestMemory::new((4 << 20) + 128 * u64::from(Self::BYTES)).unwrap();
+        let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), Wants::default()).unwrap();
+        let mode = RingMode::of(front.features());
+        let plan = DiskPlan::new(64, Self::BYTES, Shape::Indirect);
+        let queues = [(); 2].map(|()| Disk::new(&mut memory, 64, mode, plan).unwrap());
+        front.track_inflight(2, 64).unwrap();
+        front.share(&memory).unwrap();
+        for (number, queue) in (0..).zip(&queues) {
+            front.start(number, &memory, queue.place(), 0).unwrap();
+        }
+        TwoQueues { front, queues, _memory: memory }
+    }
+
+    /// Makes as many requests available as there are slots.
+    fn fill(&mut self, queue: u16) {
+        while self.queues[usize::from(queue)].submit(DiskOp::Read, 0, Self::BYTES).is_some() {}
+        self.front.kick(queue);
+    }
+
+    fn reap(&mut self, queue: u16) -> usize {
+        let mut count = 0;
+        while let Some(done) = self.queues[usize::from(queue)].reap().unwrap() {
+            assert!(done.ok(), "status {}", done.status);
+            count += 1;
+        }
+        count
+    }
+
+    /// How many requests of the first queue, which has 64 in flight before `other` has, are done when all 64 of `other` are. `both`: its second
+    /// queue has work all the time.
+    fn behind(&mut self, other: &mut Reader, both: bool) -> usize {
+        self.reap(0);
+        self.fill(0);
+        other.submit(64);
+        let (mut left, end) = (64, Instant::now() + LIMIT);
+        while left > 0 {
+            if both {
+                self.reap(1);
+                self.fill(1);
+            }
+            left -= other.reap();
+            assert!(Instant::now() < end, "{left} of 64 are not answered");
+        }
+        self.reap(0)
+    }
+}
+
+#[test]
+fn a_weight_holds_over_the_cores_of_a_group() {
+    let daemon = TestDaemon::open(
+        "[[core]]\n[[core]]\n[[group]]\nname = \"wide\"\n[[group]]\nname = \"narrow\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\nqueues = 2\ngroup = \"wide\"\n\
+         [[disk]]\nname = \"b\"\nmemory = \"1M\"\ncore = 0\ngroup = \"narrow\"\n",
+    );
+    for queue in ["0", "1"] {
+        daemon.json(&["core", "pin", "a", queue, queue]);
+    }
+    let mut wide = TwoQueues::connect(&daemon, "a");
+    let mut narrow = Reader::of(&daemon, "b", TwoQueues::BYTES);
+    // It has core 1 for itself, and leaves core 0 to the one that has no other: of the first queue, with 64 in flight all the time, hardly any
+    // is done. Where each core goes by whole weights it is some 64.
+    let end = Instant::now() + LIMIT;
+    while wide.behind(&mut narrow, true) > 16 {
+        assert!(Instant::now() < end, "on core 0 a group with two cores has what one with a single core has");
+    }
+    // Without work on core 1 its weight stands on core 0.
+    while wide.behind(&mut narrow, false) < 40 {
+        assert!(Instant::now() < end, "the weight does not come back");
+    }
+    wide.fill(1);
+    while wide.behind(&mut narrow, true) > 16 {
+        assert!(Instant::now() < end, "the weight does not follow a second time");
     }
 }

@@ -309,12 +309,17 @@ impl PollLoop {
         };
         let Some(entry) = &mut self.slots[at] else { return };
         if let PollerCommand::Apply(Change::Share(share), _) = command {
-            self.turns.detach(at);
+            let stays = entry.slot.share().group == share.group;
             let awake = entry.state.is_awake();
             entry.slot.handle(&mut self.context, command);
-            self.join_group(at, share);
-            if awake {
-                self.turns.wake(at);
+            if stays {
+                self.turns.weigh(share.group, share.weight.get());
+            } else {
+                self.turns.detach(at);
+                self.join_group(at, share);
+                if awake {
+                    self.turns.wake(at);
+                }
             }
         } else if matches!(command, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.

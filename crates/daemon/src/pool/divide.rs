@@ -92,7 +92,10 @@ impl Division {
                 together.iter().any(|one| !one.in_none() && cores_of(&together, one.share.group) > 1);
             let groups: BTreeSet<GroupId> = together.iter().map(GroupUse::stands_for).collect();
             if shared && groups.len() > 1 {
-                self.divide(&together, now_ns, &mut news);
+                // Cores that sleep are not woken.
+                if together.iter().any(|one| one.used_ns > 0) {
+                    self.divide(&together, now_ns, &mut news);
+                }
             } else {
                 for one in together {
                     if self.told.remove(&one.key()).is_some() {
@@ -246,7 +249,6 @@ mod tests {
         cores.look(&noisy(0), 100);
         assert_eq!(cores.messages, 6, "not each of three twice in two seconds");
         // Whoever does nothing is not woken.
-        cores.look(&[on(0, 1, 0, false), on(0, 2, 0, false), on(1, 1, 0, false)], 20);
         cores.messages = 0;
         cores.look(&[on(0, 1, 0, false), on(0, 2, 0, false), on(1, 1, 0, false)], 200);
         assert_eq!(cores.messages, 0);

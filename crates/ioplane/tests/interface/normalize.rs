@@ -11,6 +11,7 @@ const NUMBERS: &[&str] = &[
     "busy_percent",
     "busy_us",
     "cpu_us",
+    "for_us",
     "slept_us",
     "from_pid",
     "held_ms",
@@ -22,6 +23,7 @@ const NUMBERS: &[&str] = &[
     "tries",
     "uptime_s",
     "units",
+    "us",
     "waited_us",
     "wakes",
 ];
@@ -74,7 +76,7 @@ impl Normalizer {
 
     fn under(&self, parent: &str, key: &str, value: Value) -> Value {
         match value {
-            Value::Number(number) if self.varies(key) => {
+            Value::Number(number) if self.varies(parent, key) => {
                 if number.is_f64() { "<fraction>" } else { "<number>" }.into()
             }
             Value::String(_) if TEXTS.contains(&key) => format!("<{key}>").into(),
@@ -92,8 +94,10 @@ impl Normalizer {
         }
     }
 
-    fn varies(&self, key: &str) -> bool {
-        NUMBERS.contains(&key) || self.traffic && TRAFFIC.contains(&key)
+    fn varies(&self, parent: &str, key: &str) -> bool {
+        // The spin of a core is its user's; that of a queue is chosen by what was measured.
+        let chosen = (parent, key) == ("choice", "spin_us");
+        NUMBERS.contains(&key) || chosen || self.traffic && TRAFFIC.contains(&key)
     }
 }
 
