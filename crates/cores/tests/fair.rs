@@ -10,7 +10,7 @@ use std::time::Duration;
 use counter::{BYTES, Counter, Line, eventually, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::clock::ManualClock;
-use ioplane_device::{Change, CoreId, CoreMessage, CoreSender, Device, GroupPart, QueueSet, Running, Share};
+use ioplane_device::{Change, CoreId, CoreMessage, Device, GroupPart, QueueSet, Running, Share};
 use ioplane_scheduler::{IN_FLIGHT, LimitSet, LimitUnit, RateBucket, RateLimit, WHOLE, poll_cost};
 
 const MS: Duration = Duration::from_millis(1);
@@ -136,7 +136,7 @@ fn of_a_group_on_two_cores_as_much_stands_on_each_as_that_core_is_told() {
         Core::start(CoreId(id), settings).unwrap()
     });
     let both = Share::new_group(weight(2));
-    let all: Vec<_> = cores
+    let mut all: Vec<_> = cores
         .iter()
         .flat_map(|core| {
             let (running, lines) = Counter::run_in(both, 1, core);
@@ -149,8 +149,9 @@ fn of_a_group_on_two_cores_as_much_stands_on_each_as_that_core_is_told() {
         cores[core].sender().send(CoreMessage::Group(part)).unwrap();
     };
     // How often the group is polled there for each poll of the other group.
+    let lines: Vec<_> = all.iter().map(|(_, lines)| lines[0].clone()).collect();
     let check = |core: usize, wanted: f64| {
-        let (ours, others) = (&all[2 * core].1[0], &all[2 * core + 1].1[0]);
+        let (ours, others) = (&lines[2 * core], &lines[2 * core + 1]);
         let got = polls(&[others, ours], 20_000);
         let ratio = got[1] as f64 / got[0] as f64;
         assert!((wanted * 0.95..wanted * 1.05).contains(&ratio), "core {core}: {ratio:.3}, not {wanted}");
@@ -162,7 +163,7 @@ fn of_a_group_on_two_cores_as_much_stands_on_each_as_that_core_is_told() {
     check(1, 0.75);
     // The weight of the whole group changes, and the parts stay what they are.
     let share = Share { weight: weight(4), ..both };
-    for (running, _) in [&all[0], &all[2]] {
+    for (running, _) in all.iter_mut().step_by(2) {
         assert!(running.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
     }
     check(0, 0.5);

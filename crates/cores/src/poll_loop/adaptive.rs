@@ -6,13 +6,9 @@
 use std::time::Duration;
 
 use ioplane_device::SlotMeter;
-use ioplane_scheduler::{
-    ArmReason, CoreObjective, IdleChoice, PollingCosts, QueueMode, QueuePolling, SpinReason,
-};
+use ioplane_scheduler::{ArmReason, CoreObjective, IdleChoice, PollingCosts, QueuePolling, SpinReason};
 
 use super::PollLoop;
-use super::slot::SlotState;
-use crate::settings::Notify;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
 const LOOK_NS: u64 = 60;
@@ -106,39 +102,6 @@ impl Adaptive {
 }
 
 impl PollLoop {
-    /// Notes that the slot is in another mode from now on. On a core that decides nothing by itself only limits are noted.
-    #[inline]
-    pub(super) fn note(&self, index: usize, mode: QueueMode) {
-        let Some(Some(entry)) = self.slots.get(index) else { return };
-        let mode = match mode {
-            QueueMode::Polled | QueueMode::Armed(_) if self.notify != Notify::Adaptive => QueueMode::Fixed,
-            mode => mode,
-        };
-        entry.slot.meter().choices().enter(mode, self.shared.age_ns(self.context.now()));
-    }
-
-    /// Notes that nothing holds the slot back any more, if something did. It goes on resting.
-    pub(super) fn note_unheld(&self, index: usize) {
-        let Some(Some(entry)) = self.slots.get(index) else { return };
-        if entry.slot.meter().choices().mode().is_held() {
-            self.note(index, QueueMode::Fixed);
-        }
-    }
-
-    /// As [`PollLoop::note`], after the mode of the core has changed.
-    pub(super) fn note_each(&self) {
-        for (index, entry) in self.slots.iter().enumerate() {
-            let Some(entry) = entry else { continue };
-            // For what reason a resting one is armed is known when it rests for the next time.
-            let mode = match entry.state {
-                SlotState::Held => QueueMode::Held(entry.slot.held_by()),
-                state if state.is_awake() => QueueMode::Polled,
-                _ => QueueMode::Fixed,
-            };
-            self.note(index, mode);
-        }
-    }
-
     /// What a wake-up takes, ns, if one was measured: by a message, else by a timer.
     pub(super) fn wake_ns(&self) -> Option<u64> {
         self.wake_ups.median_ns().or(self.wait_policy.wake_ns())

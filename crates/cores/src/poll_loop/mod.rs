@@ -23,6 +23,7 @@
 mod account;
 mod adaptive;
 mod charge;
+mod choices;
 mod objective;
 mod rest;
 mod slot;

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_without_a_group_in_common_go_by_whole_weights() {
+    fn cores_that_share_no_group_go_by_whole_weights() {
         let mut cores = Cores::default();
         // Devices in no group are different VMs, on whichever cores they are.
         let none = Share::default().group.0;
