@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
-    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limited, limits_of,
+    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, limited, limits_of,
     set_limits,
 };
 
@@ -48,6 +48,10 @@ limited! { body! body [disk_limits]
         path: Option<PathBuf>,
         /// Other memory: zeros, of this size.
         memory: Option<Size>,
+        /// Another NBD server's export, whose content is the same.
+        remote: Option<NbdUri>,
+        /// Of that export: fail requests when its server has not been reachable for so many seconds.
+        timeout_s: Option<u64>,
         /// Of that image: `raw`, whatever it looks like.
         format: Option<FormatWord>,
         /// Past the page cache.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
-    DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, QUEUE_SIZE_MAX,
+    DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, NbdUri, QUEUE_SIZE_MAX,
     ServedSpec, differing, form, group_flaw, limit_names, limited, limits_of, named, served_fields,
     set_limits, spec, with_limits,
 };
@@ -41,6 +41,14 @@ pub enum BackingSpec {
         /// Size.
         bytes: u64,
     },
+    /// An NBD server's export.
+    Remote {
+        /// Where it is.
+        remote: NbdUri,
+        /// For how long requests wait for a server that is not reachable before they fail; no end if it is left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_s: Option<u64>,
+    },
 }
 
 impl BackingSpec {
@@ -49,6 +57,7 @@ impl BackingSpec {
         match self {
             BackingSpec::File { path, .. } => path.display().to_string(),
             BackingSpec::Memory { bytes } => format!("memory ({})", Size(*bytes)),
+            BackingSpec::Remote { remote, .. } => remote.to_string(),
         }
     }
 
@@ -57,6 +66,7 @@ impl BackingSpec {
         match self {
             BackingSpec::File { .. } => "path",
             BackingSpec::Memory { .. } => "memory",
+            BackingSpec::Remote { .. } => "remote",
         }
     }
 
@@ -75,8 +85,16 @@ impl BackingSpec {
             (BackingSpec::Memory { bytes }, BackingSpec::Memory { bytes: bytes2 }) => {
                 differing! { memory: bytes, bytes2; }
             }
-            (BackingSpec::File { .. }, BackingSpec::Memory { .. })
-            | (BackingSpec::Memory { .. }, BackingSpec::File { .. }) => vec![self.field()],
+            (
+                BackingSpec::Remote { remote, timeout_s },
+                BackingSpec::Remote { remote: remote2, timeout_s: timeout_s2 },
+            ) => differing! {
+                remote: remote, remote2;
+                timeout_s: timeout_s, timeout_s2;
+            },
+            (BackingSpec::File { .. } | BackingSpec::Memory { .. } | BackingSpec::Remote { .. }, _) => {
+                vec![self.field()]
+            }
         }
     }
 }
@@ -123,20 +141,26 @@ macro_rules! backing_form {
             $(#[doc = $about])*
             $name {
                 /// A raw image or a block device
-                [long, value_name = "FILE", required_unless_present = "memory", conflicts_with = "memory"]
+                [long, value_name = "FILE", required_unless_present_any = ["memory", "remote"], conflicts_with_all = ["memory", "remote"]]
                 path: PathBuf,
                 /// Memory of the daemon, of this size; its content goes with the daemon
-                [long, value_name = "SIZE"]
+                [long, value_name = "SIZE", conflicts_with = "remote"]
                 memory: Size,
+                /// A disk of another machine: an export of an NBD server, such as nbd://host-a/data
+                [long, value_name = "URI"]
+                remote: NbdUri,
+                /// Fail requests when the server has not been reachable for so many seconds [default: never, they wait]
+                [long, value_name = "SECONDS", requires = "remote"]
+                timeout_s: u64,
                 /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
-                [long, value_name = "FORMAT", conflicts_with = "memory"]
+                [long, value_name = "FORMAT", conflicts_with_all = ["memory", "remote"]]
                 format: FormatWord,
                 $($between)*
                 /// Whether the image's I/O goes past the host's page cache
-                [long, value_name = "WHEN", conflicts_with = "memory"]
+                [long, value_name = "WHEN", conflicts_with_all = ["memory", "remote"]]
                 direct: DirectWord,
                 /// Who does the image's I/O
-                [long, value_name = "WHO", conflicts_with = "memory"]
+                [long, value_name = "WHO", conflicts_with_all = ["memory", "remote"]]
                 engine: EngineWord,
                 $($behind)*
             }
@@ -223,28 +247,38 @@ impl DiskSpec {
 impl BackingForm {
     /// What it asks for. It has all of `flaws` that are added, and may be complete besides.
     pub fn spec(self, flaws: &mut Vec<Flaw>) -> Option<BackingSpec> {
-        let BackingForm { path, memory, format, direct, engine } = self;
-        match (path, memory) {
-            (Some(path), None) => {
+        let BackingForm { path, memory, remote, timeout_s, format, direct, engine } = self;
+        let of_file =
+            [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
+        let of_remote = [("timeout_s", timeout_s.is_some())];
+        match (path, memory, remote) {
+            (Some(path), None, None) => {
+                foreign(flaws, "an image", "leave it out, or give remote", &of_remote);
                 let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
                 Some(BackingSpec::File { path, format, direct, engine })
             }
-            (None, Some(Size(bytes))) => {
-                let fields = [
-                    ("format", format.is_some()),
-                    ("direct", direct.is_some()),
-                    ("engine", engine.is_some()),
-                ];
-                foreign(flaws, "a disk in memory", "leave it out, or give path", &fields);
+            (None, Some(Size(bytes)), None) => {
+                foreign(flaws, "a disk in memory", "leave it out, or give path", &of_file);
+                foreign(flaws, "a disk in memory", "leave it out, or give remote", &of_remote);
                 Some(BackingSpec::Memory { bytes })
             }
-            (Some(_), Some(_)) => {
-                flaws.push(Flaw::new("memory", "both path and memory", "give one of them"));
+            (None, None, Some(remote)) => {
+                foreign(flaws, "a disk of another machine", "leave it out, or give path", &of_file);
+                Some(BackingSpec::Remote { remote, timeout_s })
+            }
+            (None, None, None) => {
+                let remedy = "give path = \"IMAGE\", memory = \"64M\" or remote = \"nbd://HOST/EXPORT\"";
+                flaws.push(Flaw::new("path", "neither path nor memory nor remote", remedy));
                 None
             }
-            (None, None) => {
-                let remedy = "give path = \"IMAGE\" or memory = \"64M\"";
-                flaws.push(Flaw::new("path", "neither path nor memory", remedy));
+            (path, memory, remote) => {
+                let (field, what) = match (path, memory, remote) {
+                    (Some(_), Some(_), Some(_)) => ("remote", "path, memory and remote"),
+                    (Some(_), Some(_), _) => ("memory", "both path and memory"),
+                    (Some(_), ..) => ("remote", "both path and remote"),
+                    _ => ("remote", "both memory and remote"),
+                };
+                flaws.push(Flaw::new(field, what, "give one of them"));
                 None
             }
         }
@@ -256,8 +290,9 @@ impl DiskForm {
     /// writable, no limits, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
-        let DiskForm { path, memory, format, direct, engine, .. } = self;
-        let backing = BackingForm { path, memory, format, direct, engine }.spec(&mut flaws);
+        let DiskForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
+        let backing =
+            BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
         let queues = QUEUES.read(&mut flaws, self.queues);
         let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
@@ -324,6 +359,10 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
+            BackingSpec::Remote { timeout_s, .. } => {
+                let flaw = Flaw::new("timeout_s", "timeout_s = 0", "give at least 1, or leave it out");
+                flaws.extend((*timeout_s == Some(0)).then_some(flaw));
+            }
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));
         flaws.extend(group_flaw(self.group.as_deref()));
@@ -348,6 +387,7 @@ impl ServedSpec for DiskSpec {
     fn same_content(one: &Self, other: &Self) -> bool {
         match (&one.backing, &other.backing) {
             (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
+            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => remote == other,
             (one, other) => one == other,
         }
     }

@@ -14,6 +14,7 @@ mod function;
 mod group;
 mod limit;
 mod limit_fields;
+mod nbd_uri;
 mod network;
 mod online;
 mod pci_address;
@@ -39,6 +40,7 @@ pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{
     disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
 };
+pub use nbd_uri::NbdUri;
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
 pub use pool::{PoolForm, PoolSpec};

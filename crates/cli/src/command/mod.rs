@@ -289,9 +289,18 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let BackingForm { path, memory, format, direct, engine } = backing;
+            let BackingForm { path, memory, remote, timeout_s, format, direct, engine } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
-            let form = ChangeForm { path, memory, format, direct, engine, ..ChangeForm::default() };
+            let form = ChangeForm {
+                path,
+                memory,
+                remote,
+                timeout_s,
+                format,
+                direct,
+                engine,
+                ..ChangeForm::default()
+            };
             let disk: DiskReport = working("waiting for a quiet moment", || {
                 ask(client, Method::PATCH, &address(&name), Some(&form))
             })?;

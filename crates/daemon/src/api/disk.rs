@@ -9,7 +9,7 @@ use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal,
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)
@@ -32,8 +32,8 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
     let limits = form.limits();
-    let ChangeForm { size, shrink, path, memory, format, direct, engine, group, .. } = form;
-    let backing = BackingForm { path, memory, format, direct, engine };
+    let ChangeForm { size, shrink, path, memory, remote, timeout_s, format, direct, engine, group, .. } = form;
+    let backing = BackingForm { path, memory, remote, timeout_s, format, direct, engine };
     if limits != LimitsSpec::default() || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));

@@ -90,6 +90,10 @@ impl Appended {
                 self.other("engine", engine.word(), EngineWord::default().word());
             }
             BackingSpec::Memory { bytes } => self.size("memory", *bytes),
+            BackingSpec::Remote { remote, timeout_s } => {
+                self.set("remote", remote.as_str());
+                self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
+            }
         }
         let usual = DiskForm { memory: Some(Size(1 << 20)), ..DiskForm::default() }.spec(&spec.name).ok();
         let usual = usual.as_ref();

@@ -360,7 +360,7 @@ fn check_images(config: &Config, problems: &mut Vec<Problem>) {
     // The same file by another name is the same file.
     let image = |disk: &DiskSpec| match &disk.backing {
         BackingSpec::File { path, .. } => std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino())),
-        BackingSpec::Memory { .. } => None,
+        BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => None,
     };
     for (index, (disk, place)) in config.disks.iter().enumerate() {
         for (other, earlier) in &config.disks[..index] {

@@ -1,0 +1,68 @@
+//! Where an NBD server's export is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::address::{as_text, from_text};
+
+/// Longest URI: a name has up to 4096 bytes in the protocol, and each may take three characters here.
+const LONGEST: usize = 3 * 4096 + 512;
+/// How the URIs begin that are understood (the NBD URI specification, "NBD URI scheme"). TLS comes with identities.
+const SCHEMES: [&str; 2] = ["nbd://", "nbd+unix://"];
+
+/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Whoever connects reads the rest of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdUri(String);
+
+/// A text that is no such URI.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not an NBD URI: write nbd://HOST/EXPORT, or nbd+unix:///EXPORT?socket=PATH")]
+pub struct NotAnNbdUri(String);
+
+impl NbdUri {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for NbdUri {
+    type Err = NotAnNbdUri;
+
+    fn from_str(text: &str) -> Result<Self, NotAnNbdUri> {
+        let rest = SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme));
+        let graphic = text.bytes().all(|byte| byte.is_ascii_graphic());
+        let good = graphic && text.len() <= LONGEST && rest.is_some_and(|rest| !rest.is_empty());
+        if good { Ok(NbdUri(text.to_owned())) } else { Err(NotAnNbdUri(text.chars().take(60).collect())) }
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+as_text!(NbdUri, {
+    "type": "string",
+    "description": "An NBD URI, as nbd://host-a/data.",
+    "pattern": "^nbd(\\+unix)?://.",
+});
+from_text!(NbdUri);
+super::values!(NbdUri: parsed | "remote" => NbdUri("nbd://localhost/".to_owned()););
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_nbd_uri_is_refused() {
+        for good in ["nbd://host-a/data", "nbd://[::1]:10810/", "nbd+unix:///data?socket=/run/x.sock"] {
+            assert_eq!(good.parse::<NbdUri>().unwrap().to_string(), good);
+        }
+        for bad in ["", "data", "nbd://", "nbds://host/data", "http://host/data", "nbd://host/da ta", "nbd://h/\n"] {
+            assert!(bad.parse::<NbdUri>().is_err(), "{bad:?}");
+        }
+        assert!(format!("nbd://host/{}", "x".repeat(LONGEST)).parse::<NbdUri>().is_err());
+    }
+}
