@@ -55,6 +55,9 @@ pub enum Violation {
     /// A block status extent of no bytes.
     #[error("a block status extent of zero bytes")]
     EmptyExtent,
+    /// A refused write whose data are too long to be read over.
+    #[error("a write of {0} bytes, which is refused, and too long to be read over")]
+    PayloadLength(u32),
     /// A server starts with other bytes than every server of fixed or plain newstyle does.
     #[error("the server does not speak NBD's newstyle handshake (it sent {0:#018x})")]
     Greeting(u64),
@@ -145,5 +148,31 @@ pub enum NbdError {
         code: u32,
         /// What it said.
         message: String,
+    },
+    /// More than an export takes.
+    #[error("all {0} connections of the export are in use: close one, or raise their number")]
+    Connections(u16),
+    /// The client sent more ahead than is kept.
+    #[error("the client sent {0} bytes ahead of the handshake's end")]
+    Ahead(usize),
+    /// More handshakes at a time than there are places.
+    #[error("all {0} places for handshakes are taken")]
+    Handshakes(usize),
+    /// A handshake took too long.
+    #[error("the handshake has not ended within {0:?}")]
+    Slow(std::time::Duration),
+    /// Memory for a connection's data.
+    #[error("memory for a connection: {0}")]
+    Memory(#[from] ioplane_memory::MapError),
+    /// Options that do not fit together.
+    #[error("an export with {0}")]
+    Options(&'static str),
+    /// The system said no.
+    #[error("{doing}: {source}")]
+    Os {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
     },
 }
