@@ -7,6 +7,7 @@
 //! A poll costs what its budget allows, system calls included, and never blocks. A request has a slot from its header to the last byte of
 //! its reply, so a client that reads no replies is soon out of slots, and no more is read from it.
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -71,7 +72,7 @@ pub struct ExportPoller {
     /// [`IoChannel::slice`].
     slice: u32,
     /// What the channel has said and nobody has acted on: never longer than the connection's depth.
-    finished: Vec<(Tag, Outcome)>,
+    finished: VecDeque<(Tag, Outcome)>,
     /// Memory for lists of ranges.
     ranges: Vec<GuestRange>,
     /// What is left of what this poll may cost.
@@ -109,7 +110,7 @@ impl ExportPoller {
             tally: meter.tally(),
             meter,
             wanted: Wanted::Serving,
-            finished: Vec::with_capacity(depth),
+            finished: VecDeque::with_capacity(depth),
             ranges: Vec::with_capacity(MAX_RANGES),
             left: 0,
             room: None,
@@ -401,11 +402,11 @@ impl ExportPoller {
     fn reap(&mut self, context: &mut CoreContext) -> u32 {
         if self.channel.in_flight() > 0 {
             let finished = &mut self.finished;
-            self.channel.reap(context, &mut |tag, outcome| finished.push((tag, outcome)));
+            self.channel.reap(context, &mut |tag, outcome| finished.push_back((tag, outcome)));
         }
         let mut count = 0;
         while count < MOST_ENDED
-            && let Some((Tag(number), outcome)) = self.finished.pop()
+            && let Some((Tag(number), outcome)) = self.finished.pop_front()
         {
             count += 1;
             let slot = &self.connection.slots[usize::from(number)];
