@@ -9,7 +9,7 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 23] = [
+const ORDER: [&str; 24] = [
     "ioplane-api",
     // Knows the interface and nothing else, so it stands before all else.
     "ioplane-cli",
@@ -19,6 +19,7 @@ const ORDER: [&str; 23] = [
     "ioplane-device",
     "ioplane-cores",
     "ioplane-storage",
+    "ioplane-nbd",
     "ioplane-network",
     "ioplane-pci",
     "ioplane-nic",
