@@ -1,4 +1,4 @@
-//! What a peer has done wrong.
+//! What can go wrong: what a peer has done, and what came of a connection.
 
 /// A peer broke the protocol. Its connection ends; nothing else does. Plain data, so that a poller can count and hand it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -75,4 +75,95 @@ pub enum Violation {
     /// A block status extent of no bytes.
     #[error("a block status extent of zero bytes")]
     EmptyExtent,
+    /// A server starts with other bytes than every server of fixed or plain newstyle does.
+    #[error("the server does not speak NBD's newstyle handshake (it sent {0:#018x})")]
+    Greeting(u64),
+    /// A client answers the greeting with flags that it was not offered.
+    #[error("client flags {0:#010x}, which were not offered")]
+    ClientFlags(u32),
+    /// An option that only fixed newstyle has, from a client that did not choose that.
+    #[error("option {0} from a client that did not choose fixed newstyle")]
+    NotFixedNewstyle(u32),
+    /// An option starts with another number than `IHAVEOPT`.
+    #[error("an option with magic {0:#018x}")]
+    OptionMagic(u64),
+    /// An option that is longer than one that is skipped.
+    #[error("an option with {0} bytes of data")]
+    OptionLength(u32),
+    /// More options than any client needs.
+    #[error("more than {0} options in one handshake")]
+    TooManyOptions(u32),
+    /// Something was sent behind `NBD_OPT_STARTTLS`, or behind its answer, before TLS was there: it is not trusted.
+    #[error("plain text where TLS was to start")]
+    PlainTextBeforeTls,
+    /// An option reply starts with another number than `NBD_REP_MAGIC`.
+    #[error("an option reply with magic {0:#018x}")]
+    OptionReplyMagic(u64),
+    /// A reply to another option than the one that was sent.
+    #[error("a reply to option {got} where option {sent} was sent")]
+    OptionReplyTo {
+        /// Of the reply.
+        got: u32,
+        /// What was sent.
+        sent: u32,
+    },
+    /// A reply type that does not answer the option, or not in that form.
+    #[error("a malformed reply of type {kind:#x} to option {option}")]
+    OptionReply {
+        /// `NBD_REP_*`.
+        kind: u32,
+        /// `NBD_OPT_*`.
+        option: u32,
+    },
+    /// More replies to one option than any server sends.
+    #[error("more than {0} replies to one option")]
+    TooManyReplies(u32),
+    /// An option reply that is longer than its longest string.
+    #[error("an option reply of {0} bytes")]
+    OptionReplyLength(u32),
+    /// Block sizes that are no powers of two, or that contradict each other.
+    #[error("announced block sizes that cannot be: minimum {minimum}, preferred {preferred}, most {maximum}")]
+    BlockSizes {
+        /// Smallest unit.
+        minimum: u32,
+        /// Unit in which requests are cheap.
+        preferred: u32,
+        /// Largest payload.
+        maximum: u32,
+    },
+}
+
+/// What came of a connection, for a person.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NbdError {
+    /// The peer broke the protocol.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// A name that cannot be sent.
+    #[error("{0:?} is not a name for NBD: at most 4096 bytes of UTF-8 without NUL")]
+    Name(String),
+    /// A server from before 2012.
+    #[error("the server speaks NBD's oldstyle handshake, which has no names: use a newer server")]
+    Oldstyle,
+    /// TLS is required here, and the server does not start it.
+    #[error("the server does not start TLS, and plain text is not allowed for this disk: {0}")]
+    TlsRefused(String),
+    /// The server insists on TLS.
+    #[error("the server requires TLS: configure it for this disk")]
+    TlsRequired,
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// There is no export of that name.
+    #[error("the server has no export called {0:?}")]
+    NoSuchExport(String),
+    /// The server refuses, for a reason of its own.
+    #[error("the server refuses the export (NBD error {code}): {message}")]
+    Refused {
+        /// `NBD_REP_ERR_*` without its bit 31.
+        code: u32,
+        /// What it said.
+        message: String,
+    },
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   spec            constants, by their names in the protocol's document
+//!   handshake       from the greeting to the transmission phase, for servers and for clients: bytes in, bytes out
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
 //! ```
 //!
@@ -9,7 +10,8 @@
 //! `spec`, `transmission` and `handshake` do no I/O: whoever has the socket calls them.
 
 mod error;
+pub mod handshake;
 pub mod spec;
 pub mod transmission;
 
-pub use error::Violation;
+pub use error::{NbdError, Violation};
