@@ -61,6 +61,9 @@ pub enum Violation {
     /// The data of a read come in more separate pieces than are kept track of.
     #[error("the data of a read in more than 32 separate pieces")]
     Scattered,
+    /// More chunks in reply to one request than any reply needs.
+    #[error("a reply that does not end")]
+    Endless,
     /// A read that succeeded without all of its data.
     #[error("a read of {wanted} bytes that ended with {came}")]
     Incomplete {
@@ -166,4 +169,26 @@ pub enum NbdError {
         /// What it said.
         message: String,
     },
+    /// Not an address of an export.
+    #[error("{address:?} is no address of an export: {why}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong, and what would do.
+        why: String,
+    },
+    /// The server cannot be reached.
+    #[error("{doing}: {source}")]
+    Unreachable {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The server did not finish the handshake in time.
+    #[error("no handshake within {0} ms: is this an NBD server, and is another client using it up?")]
+    Slow(u128),
+    /// The export cannot be a disk here.
+    #[error("the export cannot be used: {0}")]
+    Unsuitable(String),
 }

@@ -4,6 +4,7 @@
 //!   spec            constants, by their names in the protocol's document
 //!   handshake       from the greeting to the transmission phase, for servers and for clients: bytes in, bytes out
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
+//!   import          disks of other hosts, as backings
 //! ```
 //!
 //! The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; section names in this crate are those of that document.
@@ -11,6 +12,8 @@
 
 mod error;
 pub mod handshake;
+pub mod import;
+pub mod mutation;
 pub mod spec;
 pub mod transmission;
 

@@ -11,13 +11,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
+use arc_swap::ArcSwap;
 use crossbeam_queue::ArrayQueue;
 use ioplane_memory::GuestMap;
 use rustix::event::{EventfdFlags, epoll};
 
 use super::facts::Facts;
 use super::socket::Socket;
-use super::status::Loss;
+use super::status::{ConnectionState, ConnectionStatus, Loss};
 
 /// Guest maps that may wait for the keeper to unmap them.
 const RETIRED: usize = 16;
@@ -40,6 +41,8 @@ pub(super) struct Counters {
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
     pub device_errors: AtomicU64,
+    /// Requests that the server has answered.
+    pub replies: AtomicU64,
     /// Grows while the server makes headway: with replies, and with every 4 KiB or more that it takes or sends.
     pub progress: AtomicU64,
 }
@@ -98,10 +101,13 @@ pub(super) struct Link {
     refuse: AtomicBool,
     losses: ArrayQueue<(u32, Loss)>,
     /// Readable when the keeper has something to look at.
-    pub report: OwnedFd,
+    pub report: Arc<OwnedFd>,
     closing: AtomicBool,
     in_flight: AtomicUsize,
     retired: ArrayQueue<Arc<GuestMap>>,
+    /// As the keeper sees it.
+    state: ArcSwap<ConnectionState>,
+    network_failures: AtomicU64,
 }
 
 /// Of `wake` in the epoll set, and of a socket.
@@ -126,10 +132,12 @@ impl Link {
             has_mail: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
             losses: ArrayQueue::new(4),
-            report,
+            report: Arc::new(report),
             closing: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             retired: ArrayQueue::new(RETIRED),
+            state: ArcSwap::from_pointee(ConnectionState::Connecting),
+            network_failures: AtomicU64::new(0),
         }))
     }
 
@@ -145,6 +153,12 @@ impl Link {
     #[inline]
     pub fn news(&self) -> bool {
         self.has_mail.load(Ordering::SeqCst) || self.refuse.load(Ordering::SeqCst)
+    }
+
+    /// Whether a connection has come.
+    #[inline]
+    pub fn has_mail(&self) -> bool {
+        self.has_mail.load(Ordering::Relaxed)
     }
 
     /// The newest connection, if one has come.
@@ -255,6 +269,32 @@ impl Link {
 
     pub fn closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// Publishes how the connection stands.
+    pub fn set_state(&self, state: ConnectionState) {
+        self.state.store(Arc::new(state));
+    }
+
+    /// Counts a lost connection.
+    pub fn count_loss(&self) {
+        add(&self.network_failures, 1);
+    }
+
+    /// All that can be told of it. Takes no lock.
+    pub fn status(&self) -> ConnectionStatus {
+        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        ConnectionStatus {
+            state: ConnectionState::clone(&self.state.load()),
+            in_flight: self.in_flight(),
+            requests: counted(&counters.requests),
+            replays: counted(&counters.replays),
+            bytes_read: counted(&counters.bytes_read),
+            bytes_written: counted(&counters.bytes_written),
+            device_errors: counted(&counters.device_errors),
+            losses: counted(&self.network_failures),
+        }
     }
 
     /// Makes the keeper look.

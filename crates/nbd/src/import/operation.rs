@@ -61,6 +61,8 @@ pub(super) struct Operation {
     pub mark: u64,
     /// Which bytes of the piece have come.
     pub coverage: Coverage,
+    /// Chunks of its reply so far.
+    pub events: u16,
     offset: u64,
     len: u64,
     /// Bytes of the pieces that have ended.
@@ -83,6 +85,7 @@ impl Operation {
             fault: None,
             mark: 0,
             coverage: Coverage::EMPTY,
+            events: 0,
             offset: 0,
             len: 0,
             done: 0,
@@ -168,7 +171,7 @@ impl Operation {
         self.request = Request { flags, command, cookie, offset: self.offset + self.done, length };
         self.header = self.request.encode();
         self.coverage.clear();
-        self.fault = None;
+        (self.fault, self.events) = (None, 0);
         self.stage = Stage::Noted;
     }
 
@@ -274,6 +277,12 @@ impl Operation {
             (offset, left) = (offset + part as u64, left - part);
         }
         Ok(())
+    }
+
+    /// Whether its guest memory is still known, of one that has been copied.
+    #[cfg(feature = "mutations")]
+    pub fn has_memory(&self) -> bool {
+        self.map.is_some()
     }
 
     /// It has ended. Gives back the map that its memory was in.

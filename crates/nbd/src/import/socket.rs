@@ -42,6 +42,23 @@ impl IoTable {
         self.entries.capacity() - self.entries.len()
     }
 
+    /// A place to [`IoTable::cut`] at.
+    pub fn mark(&self) -> (usize, usize) {
+        (self.entries.len(), self.bytes)
+    }
+
+    /// Takes off what was added since `mark`.
+    pub fn cut(&mut self, mark: (usize, usize)) {
+        self.entries.truncate(mark.0);
+        self.bytes = mark.1;
+    }
+
+    /// Leaves only the first entry.
+    pub fn keep_first(&mut self) {
+        self.entries.truncate(1);
+        self.bytes = self.entries.first().map_or(0, |entry| entry.iov_len);
+    }
+
     /// Adds memory of ours. False, and nothing is added, if there is no room.
     pub fn push_own(&mut self, bytes: &[u8]) -> bool {
         self.push(bytes.as_ptr().cast_mut(), bytes.len())

@@ -42,6 +42,8 @@ impl fmt::Display for Loss {
 /// How a connection stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionState {
+    /// Its first connection is being made.
+    Connecting,
     /// Requests go to the server.
     Connected {
         /// Since when.
@@ -103,6 +105,6 @@ pub struct ImportStatus {
     pub dirty: bool,
     /// One for each channel.
     pub connections: Vec<ConnectionStatus>,
-    /// Connections of channels that are gone whose server has not closed its end yet.
-    pub closing: usize,
+    /// Connections of channels that are gone have not been closed by the server yet.
+    pub closing: bool,
 }

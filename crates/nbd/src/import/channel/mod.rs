@@ -288,7 +288,7 @@ impl IoChannel for ImportChannel {
         if let Err(outcome) = operation.begin(view, op, &self.link.facts) {
             return Submitted::Done(outcome);
         }
-        let refused = self.connection.is_none() && self.link.refuses() && !self.link.news_is_mail();
+        let refused = self.connection.is_none() && self.link.refuses() && !self.link.has_mail();
         let doubtful = operation.kind == Kind::Flush && std::mem::take(&mut self.doubt);
         if refused || doubtful {
             operation.end();

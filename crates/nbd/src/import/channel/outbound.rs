@@ -14,7 +14,6 @@ use super::{ImportChannel, RETRY};
 use crate::import::link::add;
 use crate::import::operation::Stage;
 use crate::import::status::Loss;
-use crate::transmission::Request;
 
 /// Bytes that one push sends.
 const MOST_SENT: usize = 256 << 10;
@@ -64,18 +63,19 @@ impl ImportChannel {
         self.outbound.table.clear();
         let mut at = self.outbound.head;
         for place in 0..self.outbound.noted.len() {
-            let operation = &mut self.operations[usize::from(self.outbound.noted[place])];
+            let operation = &self.operations[usize::from(self.outbound.noted[place])];
+            let before = self.outbound.table.mark();
             match operation.outgoing(at, &mut self.outbound.table) {
+                Ok(true) => {}
                 // What has no room follows in the next call.
                 Ok(false) => break,
-                Ok(true) => operation.begun = true,
                 Err(wrong) if place == 0 => {
                     self.outbound.table.clear();
                     return self.unsendable(wrong);
                 }
+                // Its turn comes in the next call.
                 Err(_) => {
-                    // Whatever was added of it is left to the call after this one.
-                    self.outbound.table.cut(at_most(&self.operations, &self.outbound, place));
+                    self.outbound.table.cut(before);
                     break;
                 }
             }
@@ -87,9 +87,6 @@ impl ImportChannel {
         if self.outbound.careful {
             self.outbound.table.keep_first();
         }
-        if let Some(first) = self.outbound.noted.front() {
-            self.operations[usize::from(*first)].begun = true;
-        }
     }
 
     /// So many bytes more have been sent. Says whether the socket has left some of the table.
@@ -98,6 +95,7 @@ impl ImportChannel {
         while let Some(&tag) = self.outbound.noted.front() {
             let operation = &mut self.operations[usize::from(tag)];
             let rest = operation.wire_bytes() - self.outbound.head;
+            operation.begun |= bytes > 0;
             if bytes < rest {
                 self.outbound.head += bytes;
                 break;
