@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use ioplane_storage::CountGuard;
 use rustix::net::{RecvFlags, SendFlags};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::socket::Socket;
 use crate::spec::NBD_CMD_DISC;
@@ -33,7 +31,7 @@ pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _g
 
 /// Throws away what the server still sends, so that it is not held up.
 async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
-    let socket = AsyncFd::register_with_interest(socket.clone(), Interest::READABLE)?;
+    let socket = socket.incoming()?;
     let mut scrap = vec![0; 64 << 10];
     loop {
         let mut ready = socket.readable().await?;

@@ -12,14 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::Shared;
 use super::connect::{Reached, reach};
 use super::link::{Delivery, Link};
-use super::socket::Socket;
+use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
 use crate::error::Violation;
 use crate::mutation::{Rule, removed};
@@ -58,7 +57,7 @@ enum Attempt {
 impl Keeper {
     /// Must be called in a runtime.
     pub fn new(link: Arc<Link>, shared: Arc<Shared>) -> std::io::Result<Self> {
-        let report = AsyncFd::register_with_interest(link.report.clone(), Interest::READABLE)?;
+        let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
         Ok(Keeper { link, shared, report, generation: 0, delay, violations, last_violation })
     }
@@ -109,7 +108,7 @@ impl Keeper {
     async fn watch(&mut self, socket: &Arc<Socket>) -> Option<Loss> {
         let dead_after = self.shared.options.dead_after;
         let usual = (dead_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK);
-        let ended = match socket.ended().and_then(|fd| Ok(AsyncFd::register_with_interest(fd, Interest::READABLE)?)) {
+        let ended = match socket.ended() {
             Ok(ended) => ended,
             Err(error) => return Some(Loss::System(error.raw_os_error().unwrap_or(libc::EIO))),
         };

@@ -2,15 +2,18 @@
 
 #![allow(unsafe_code)]
 // UNSAFETY: hands addresses of guest memory, which a held map keeps mapped, to `sendmsg` and `recvmsg`; never touches the bytes
-// behind them. Ends connections by a `connect` that rustix has no word for.
+// behind them. Ends connections by a `connect` that rustix has no word for, and registers descriptors with tokio.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_memory::IoVec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::{AddressFamily, Shutdown};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
 pub(super) struct IoTable {
@@ -91,7 +94,7 @@ impl IoTable {
 /// One end of a connection, non-blocking. Shared by the channel, which sends and receives, and the control half, which ends it.
 #[derive(Debug)]
 pub(super) struct Socket {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     tcp: bool,
 }
 
@@ -107,7 +110,7 @@ impl Socket {
             let ms = u32::try_from(dead_after.as_millis()).unwrap_or(u32::MAX);
             rustix::net::sockopt::set_tcp_user_timeout(&fd, ms)?;
         }
-        Ok(Socket { fd, tcp })
+        Ok(Socket { fd: Arc::new(fd), tcp })
     }
 
     /// Sends as much of `table` as the socket takes now; says how many bytes.
@@ -161,11 +164,16 @@ impl Socket {
         rustix::event::poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0)
     }
 
-    /// A descriptor that is readable once the peer has ended its stream, and not before.
-    pub fn ended(&self) -> std::io::Result<OwnedFd> {
+    /// What the control half is told by when something can be received. Must be called in a runtime.
+    pub fn incoming(&self) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
+        readable(self.fd.clone())
+    }
+
+    /// What the control half is told by when the peer has ended its stream, and not before. Must be called in a runtime.
+    pub fn ended(&self) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
         let watch = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&watch, &self.fd, EventData::new_u64(0), EventFlags::RDHUP)?;
-        Ok(watch)
+        readable(Arc::new(watch))
     }
 }
 
@@ -175,10 +183,10 @@ impl AsFd for Socket {
     }
 }
 
-impl AsRawFd for Socket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
+/// Tells when `fd` is readable. Must be called in a runtime.
+pub(super) fn readable(fd: Arc<OwnedFd>) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
+    // SAFETY: an owned descriptor, which stays open and the same while what is returned holds it.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
 fn header(table: &mut IoTable) -> libc::msghdr {
