@@ -318,7 +318,7 @@ impl IoChannel for ImportChannel {
         if self.link.news() {
             self.take_news();
         }
-        self.send(context.now());
+        self.send(context);
     }
 
     fn held_back(&self) -> bool {
@@ -326,7 +326,7 @@ impl IoChannel for ImportChannel {
         self.left || unsent || !self.ended.is_empty()
     }
 
-    fn reap(&mut self, _context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         self.left = false;
         self.link.lower();
         if self.link.news() {
@@ -334,6 +334,7 @@ impl IoChannel for ImportChannel {
         }
         self.receive();
         self.let_go();
+        self.send(context);
         let count = self.ended.len();
         self.in_flight -= count;
         for (tag, outcome) in self.ended.drain(..) {

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use ioplane_device::CoreContext;
 use ioplane_memory::GuestFault;
 use ioplane_memory::mutation::{Invariant, bound};
 use ioplane_storage::Fault;
@@ -22,11 +23,11 @@ pub(super) const HEADWAY: usize = 4096;
 
 impl ImportChannel {
     /// Sends what is noted down, as far as the socket takes it.
-    pub(super) fn send(&mut self, now: Instant) {
+    pub(super) fn send(&mut self, context: &mut CoreContext) {
         if self.outbound.noted.is_empty() || self.connection.is_none() {
             return;
         }
-        if self.outbound.full.is_some_and(|since| now.saturating_duration_since(since) < RETRY) {
+        if self.outbound.full.is_some_and(|since| context.look().saturating_duration_since(since) < RETRY) {
             return;
         }
         let most = bound(Invariant::BoundsPolls, MOST_SENT as u64) as usize;
@@ -45,10 +46,10 @@ impl ImportChannel {
                         add(&self.link.counters.progress, 1);
                     }
                     if self.sent(bytes) {
-                        return self.set_full(Some(now));
+                        return self.set_full(Some(context.look()));
                     }
                 }
-                Err(libc::EAGAIN) => return self.set_full(Some(now)),
+                Err(libc::EAGAIN) => return self.set_full(Some(context.look())),
                 Err(libc::EINTR) => {}
                 Err(libc::EFAULT) if !self.outbound.careful => self.outbound.careful = true,
                 Err(libc::EFAULT) => self.unsendable(GuestFault::MemoryShrank),
