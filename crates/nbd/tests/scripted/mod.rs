@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ioplane_nbd::import::{Import, ImportOptions, ImportStatus, Unfenced};
+use ioplane_nbd::import::{ConnectionState, ConnectionStatus, Import, ImportOptions, ImportStatus, Unfenced};
 use ioplane_nbd::spec::*;
 
 /// What the handshake tells.
@@ -301,6 +301,10 @@ pub fn runtime() -> &'static tokio::runtime::Runtime {
 
 pub fn import(options: ImportOptions) -> Arc<Import> {
     runtime().block_on(Import::open(options)).unwrap()
+}
+
+pub fn is_connected(connection: &ConnectionStatus) -> bool {
+    matches!(connection.state, ConnectionState::Connected { .. })
 }
 
 /// Looks at the status until it is as wanted; fails after 10 s.
