@@ -10,7 +10,6 @@ mod scripted;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ioplane_memory::GuestRange;
 use ioplane_nbd::import::{Confirmed, Fence};
@@ -106,28 +105,36 @@ impl Disorder {
                 session.reads = cut;
             }
         }
-        session.stream.set_read_timeout(Some(Duration::from_millis(2))).unwrap();
         let mut held: Vec<Asked> = Vec::new();
+        // Replies to what has been carried out.
+        let mut unsaid: Vec<Vec<u8>> = Vec::new();
         loop {
             // Reads on while something is there, so that there is an order to mix.
             let wait = held.is_empty() || (held.len() < 6 && dice(&mut seed) % 3 != 0);
-            let waiting = wait && readable(&session.stream, held.is_empty());
-            if waiting {
-                session.stream.set_read_timeout(None).unwrap();
+            if wait && readable(&session.stream, held.is_empty() && unsaid.is_empty()) {
                 let Some(asked) = session.next() else { break };
                 held.push(asked);
+                continue;
+            }
+            if !unsaid.is_empty() && (held.is_empty() || dice(&mut seed) % 4 == 0) {
+                let reply = unsaid.swap_remove(dice(&mut seed) as usize % unsaid.len());
+                if !session.send(&reply) {
+                    break;
+                }
                 continue;
             }
             if held.is_empty() {
                 continue;
             }
-            if self.lingers && dice(&mut seed) % 2 == 0 {
+            if self.lingers && dice(&mut seed) % 16 == 0 {
                 self.carry_out_late();
             }
             let asked = held.swap_remove(dice(&mut seed) as usize % held.len());
             let data = self.disk.carry_out(&asked);
             let reply = session.reply(&asked, &data);
-            if !session.send(&reply) {
+            if asked.command == NBD_CMD_WRITE {
+                unsaid.push(reply);
+            } else if !session.send(&reply) {
                 break;
             }
         }
@@ -192,7 +199,7 @@ fn history(seed: u64, lingers: bool) -> Option<String> {
             clock += 1;
             let block = random.next_u64() % BLOCKS;
             let count = (1 + random.next_u64() % 3).min(BLOCKS - block);
-            // A place of its own for each, which nobody reuses: a guest's buffer stays what it is while its write is in flight.
+            // A place of its own for each in flight: a guest leaves a buffer alone while it is being written from.
             let gpa = tag as u64 * 3 * BLOCK;
             let range = [GuestRange { gpa, len: (count * BLOCK) as u32 }];
             let kind = random.next_u64() % 8;

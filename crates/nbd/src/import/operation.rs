@@ -279,15 +279,25 @@ impl Operation {
         Ok(())
     }
 
-    /// Whether its guest memory is still known, of one that has been copied.
-    #[cfg(feature = "mutations")]
-    pub fn has_memory(&self) -> bool {
-        self.map.is_some()
-    }
-
     /// It has ended. Gives back the map that its memory was in.
     pub fn end(&mut self) -> Option<Arc<GuestMap>> {
         self.stage = Stage::Free;
         self.map.take().map(|view| view.map().clone())
+    }
+}
+
+/// What a test needs that sends answered writes again.
+#[cfg(feature = "mutations")]
+impl Operation {
+    /// The same write, from its start.
+    pub fn ghost(&self) -> Operation {
+        Operation { stage: Stage::Free, done: 0, begun: false, ..self.clone() }
+    }
+
+    /// It is sent on the next connection, if it has not been.
+    pub fn raise(&mut self) {
+        if self.map.is_some() {
+            self.stage = Stage::Noted;
+        }
     }
 }

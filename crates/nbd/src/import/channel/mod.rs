@@ -304,8 +304,8 @@ impl IoChannel for ImportChannel {
         }
         self.in_flight += 1;
         let goes = match operation.writes() {
-            Some((offset, len)) => self.writes.begin(tag.0, offset, len),
-            None => true,
+            Some((offset, len)) if !removed(Rule::OneWriter) => self.writes.begin(tag.0, offset, len),
+            _ => true,
         };
         if goes {
             self.note(tag.0);
@@ -379,17 +379,14 @@ impl ImportChannel {
             && self.operations[usize::from(tag)].kind == Kind::Write
             && self.operations[ghost].stage == Stage::Free
         {
-            self.operations[ghost] = self.operations[usize::from(tag)].clone();
-            self.operations[ghost].stage = Stage::Free;
+            self.operations[ghost] = self.operations[usize::from(tag)].ghost();
             self.next_ghost += 1;
         }
     }
 
     fn raise_ghosts(&mut self) {
         for ghost in &mut self.operations[self.depth..] {
-            if ghost.has_memory() {
-                ghost.stage = Stage::Noted;
-            }
+            ghost.raise();
         }
     }
 }
