@@ -115,6 +115,8 @@ impl CoreSender for Stage {
                         slot.handle(&mut slots.context, command);
                     }
                 }
+                // All queues stand on this one core: nothing of a group stands elsewhere.
+                CoreMessage::Group(_) => {}
             }
             if self.eager {
                 run(slots);

@@ -149,9 +149,14 @@ mod tests {
         let answering = std::thread::spawn(move || {
             for answer in ["HTTP/1.1 200 OK\r\n\r\n{}", "HTTP/1.1 409 Conflict\r\n\r\n{}"] {
                 let (mut stream, _) = listener.accept().unwrap();
-                let mut request = [0; 512];
-                let count = stream.read(&mut request).unwrap();
-                assert!(request[..count].starts_with(b"POST /v1/queues/move HTTP/1.1\r\n"));
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n{}") {
+                    let mut piece = [0; 512];
+                    let count = stream.read(&mut piece).unwrap();
+                    assert_ne!(count, 0, "the request has no end");
+                    request.extend_from_slice(&piece[..count]);
+                }
+                assert!(request.starts_with(b"POST /v1/queues/move HTTP/1.1\r\n"));
                 stream.write_all(answer.as_bytes()).unwrap();
             }
         });

@@ -20,6 +20,7 @@ const TAKEN: u64 = 50_000;
 pub struct Taken {
     threads: Vec<File>,
     last: Option<(u64, u64)>,
+    /// One after the other, and apart.
     windows: Vec<[u64; 2]>,
 }
 
@@ -51,36 +52,38 @@ impl Taken {
     fn look(&mut self, now: u64) {
         let waited = self.threads.iter().filter_map(waited_ns).sum();
         if let Some((at, before)) = self.last.replace((now, waited)) {
-            self.windows.extend(window(at, now, waited.saturating_sub(before)));
+            self.add(window(at, now, waited.saturating_sub(before)));
+        }
+    }
+
+    fn add(&mut self, window: Option<[u64; 2]>) {
+        let Some([from, to]) = window else { return };
+        match self.windows.last_mut() {
+            Some([_, until]) if *until >= from => *until = to.max(*until),
+            _ => self.windows.push([from, to]),
         }
     }
 
     /// Whether a request that was due and done then may have waited for others.
     pub fn may_have_held(&self, due: u64, done: u64) -> bool {
-        // They follow one another, each from an earlier begin on; their ends may overlap.
-        let next = self.windows.partition_point(|[from, _]| *from < done);
-        self.windows[..next].iter().rev().take_while(|[from, _]| *from + REACH > due).any(|[_, to]| *to > due)
+        let next = self.windows.partition_point(|[_, to]| *to <= due);
+        self.windows.get(next).is_some_and(|[from, _]| *from < done)
     }
 
     /// The part of `time` in which requests may have waited for others, percent.
     pub fn percent(&self, time: u64) -> f64 {
-        let (mut sum, mut until) = (0, 0);
-        for [from, to] in &self.windows {
-            let from = (*from).max(until);
-            sum += to.min(&time).saturating_sub(from);
-            until = until.max(*to);
-        }
+        let sum: u64 = self.windows.iter().map(|[from, to]| to.min(&time).saturating_sub(*from)).sum();
         sum as f64 / time.max(1) as f64 * 100.0
     }
 }
 
-/// No window is longer than this, ns: what was taken for longer, and the time to catch up, is a window of many.
-const REACH: u64 = 1_000_000_000;
+/// The most time to catch up that is left out, ns.
+const CATCH_UP: u64 = 1_000_000_000 - PERIOD;
 
 /// The time in which requests may have waited, if `taken` ns were taken between two looks. What has come meanwhile is served for as long again: the
 /// modest guests ask for half of what they may have.
 fn window(from: u64, to: u64, taken: u64) -> Option<[u64; 2]> {
-    (taken >= TAKEN).then(|| [from, to + (2 * taken).min(REACH - PERIOD)])
+    (taken >= TAKEN).then(|| [from, to + (2 * taken).min(CATCH_UP)])
 }
 
 /// The thread was runnable for so long without running.
@@ -98,14 +101,19 @@ mod tests {
     #[test]
     fn what_waits_while_others_run_and_shortly_after_is_told_apart() {
         let windows = [window(1_000_000, 2_000_000, 900_000), window(2_000_000, 2_250_000, 10_000)];
-        let taken =
-            Taken { threads: Vec::new(), last: None, windows: windows.into_iter().flatten().collect() };
+        let mut taken = Taken::default();
+        windows.into_iter().for_each(|window| taken.add(window));
         assert_eq!(taken.windows, [[1_000_000, 3_800_000]]);
         assert!(taken.may_have_held(500_000, 1_100_000), "done after it began");
         assert!(!taken.may_have_held(500_000, 900_000));
         assert!(taken.may_have_held(3_700_000, 3_900_000), "caught up with later");
         assert!(!taken.may_have_held(3_800_000, 3_900_000));
         assert!((taken.percent(28_000_000) - 10.0).abs() < 1e-9);
+        // One that begins while the other is caught up with, and one that ends within it.
+        taken.add(window(3_000_000, 3_250_000, 500_000));
+        taken.add(window(3_250_000, 3_500_000, 50_000));
+        assert_eq!(taken.windows, [[1_000_000, 4_250_000]]);
+        assert!(taken.may_have_held(4_000_000, 5_000_000) && !taken.may_have_held(4_250_000, 5_000_000));
     }
 
     #[test]

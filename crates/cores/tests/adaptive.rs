@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use counter::{Counter, Line, eventually, soon};
+use counter::{Counter, eventually, gap, looked, requests, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::CoreId;
 use ioplane_device::clock::ManualClock;
@@ -23,28 +23,6 @@ fn adaptive_by_a_clock() -> (Arc<ManualClock>, Core) {
     let clock = Arc::new(ManualClock::default());
     let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
     (clock, core)
-}
-
-/// Until the core has looked at the line and at its clock some times, or the line rests.
-fn looked(line: &Line) {
-    let polls = line.polls.load(Ordering::Relaxed);
-    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
-}
-
-/// Lets so much time go by without a request, and waits until the core has seen it.
-fn gap(line: &Line, clock: &ManualClock, time: Duration) {
-    looked(line);
-    clock.advance(time);
-    looked(line);
-}
-
-/// Requests with such gaps before them.
-fn requests(line: &Line, clock: &ManualClock, count: u32, time: Duration) {
-    for _ in 0..count {
-        gap(line, clock, time);
-        line.publish();
-        line.wait();
-    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use counter::{Counter, Line, eventually, soon};
+use counter::{Counter, eventually, looked, requests, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::clock::ManualClock;
 use ioplane_device::{Change, CoreId, QueueSet};
@@ -32,29 +32,13 @@ fn core(notify: Notify, objective: CoreObjective) -> (Arc<ManualClock>, Core) {
 fn noted(core: &Core) -> QueueChoices {
     let meters = core.meters();
     assert_eq!(meters.len(), 1);
-    meters[0].choices().read()
+    std::iter::repeat_with(|| meters[0].choices().read()).flatten().next().unwrap()
 }
 
 /// Up to its last change.
 fn of(core: &Core, mode: QueueMode) -> ModeCount {
     let noted = noted(core);
     noted.of(mode, noted.since_ns)
-}
-
-fn looked(line: &Line) {
-    let polls = line.polls.load(Ordering::Relaxed);
-    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
-}
-
-/// Requests with such gaps before them.
-fn requests(line: &Line, clock: &ManualClock, count: u32, gap: Duration) {
-    for _ in 0..count {
-        looked(line);
-        clock.advance(gap);
-        looked(line);
-        line.publish();
-        line.wait();
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use counter::{Counter, Line, eventually, soon};
+use counter::{Counter, Line, eventually, looked, requests, soon};
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::CoreId;
 use ioplane_device::clock::ManualClock;
@@ -29,25 +29,6 @@ fn p99(us: u64) -> CoreObjective {
 
 fn ceiling(permille: u32) -> CoreObjective {
     CoreObjective { p99_ns: None, cpu_permille: Some(permille) }
-}
-
-/// Until the core has looked at the line and at its clock some times, or the line rests.
-fn looked(line: &Line) {
-    let polls = line.polls.load(Ordering::Relaxed);
-    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
-}
-
-/// Requests with such gaps before them; how many of them were kicked.
-fn requests(line: &Line, clock: &ManualClock, count: u32, gap: Duration) -> u64 {
-    let kicks = line.kicks.load(Ordering::Relaxed);
-    for _ in 0..count {
-        looked(line);
-        clock.advance(gap);
-        looked(line);
-        line.publish();
-        line.wait();
-    }
-    line.kicks.load(Ordering::Relaxed) - kicks
 }
 
 /// What the core says of its objective once a second has gone by.

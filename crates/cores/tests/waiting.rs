@@ -254,6 +254,9 @@ fn a_neighbour_that_rests_is_woken_by_its_kick() {
         // The time of the one begins anew, that of the other goes on.
         waits.complete();
         waits.wait();
+        // It counts as idle since a poll that found nothing, by the clock of that turn.
+        let polls = rests.polls.load(Ordering::SeqCst);
+        eventually("is not polled", || rests.polls.load(Ordering::SeqCst) > polls + 2);
         advance(SPIN / 2);
         waits.publish();
         waits.wait();

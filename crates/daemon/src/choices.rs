@@ -1,6 +1,7 @@
 //! How cores learn of the requests of queues, and why: read from the meters of their slots.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use ioplane_api::report::{
     ChoiceCount, ChoiceReason, ChoiceReport, ChoiceWord, DiskReport, NicQueueReport, NicReport, QueueReport,
@@ -55,13 +56,9 @@ impl Choices {
         let mut all = BTreeMap::new();
         for core in pool.cores() {
             for meter in core.meters().iter().filter(|meter| wanted(meter.device())) {
-                let known = (meter.poller(), report(&meter.choices().read(), core.age_ns()));
+                let Some(read) = meter.choices().read() else { continue };
                 let key = (meter.kind(), meter.device().to_owned(), meter.queue());
-                let entry = all.entry(key).or_insert_with(|| known.clone());
-                // A queue that has been moved just now may still be known to the core that it was on.
-                if entry.0 < known.0 {
-                    *entry = known;
-                }
+                keep_last(&mut all, key, meter.poller(), report(&read, core.age_ns()));
             }
         }
         Choices(all)
@@ -72,19 +69,40 @@ impl Choices {
         core?;
         self.0.get(&(kind, device.to_owned(), queue)).map(|(_, report)| report.clone())
     }
+}
 
-    /// Enters those of a disk.
-    pub fn enter_disk(&self, disk: &mut DiskReport) {
-        for QueueReport { index, core, choice, .. } in &mut disk.queues {
-            *choice = self.of("virtio-blk", &disk.name, *index, *core);
+/// A report of a device with queues.
+pub trait WithChoices {
+    /// Enters what was chosen for its queues.
+    fn enter(&mut self, choices: &Choices);
+}
+
+impl WithChoices for DiskReport {
+    fn enter(&mut self, choices: &Choices) {
+        for QueueReport { index, core, choice, .. } in &mut self.queues {
+            *choice = choices.of("virtio-blk", &self.name, *index, *core);
         }
     }
+}
 
-    /// Enters those of a NIC.
-    pub fn enter_nic(&self, nic: &mut NicReport) {
-        for NicQueueReport { index, core, choice, .. } in &mut nic.queues {
-            *choice = self.of("virtio-net", &nic.name, *index, *core);
+impl WithChoices for NicReport {
+    fn enter(&mut self, choices: &Choices) {
+        for NicQueueReport { index, core, choice, .. } in &mut self.queues {
+            *choice = choices.of("virtio-net", &self.name, *index, *core);
         }
+    }
+}
+
+/// Keeps what its last poller says of a queue: one that has been moved just now may still be known to the core that it was on.
+pub fn keep_last<K: Ord, T>(all: &mut BTreeMap<K, (PollerId, T)>, queue: K, poller: PollerId, said: T) {
+    match all.entry(queue) {
+        Entry::Vacant(entry) => {
+            entry.insert((poller, said));
+        }
+        Entry::Occupied(mut entry) if entry.get().0 < poller => {
+            entry.insert((poller, said));
+        }
+        Entry::Occupied(_) => {}
     }
 }
 
@@ -110,7 +128,7 @@ mod tests {
         meter.begin(QueueMode::Polled, 1_000_000);
         meter.spin(24_500, ioplane_scheduler::SpinReason::Cheapest);
         meter.enter(QueueMode::Armed(ArmReason::SpunInVain), 3_000_000);
-        let report = report(&meter.read(), 10_000_000);
+        let report = report(&meter.read().unwrap(), 10_000_000);
         assert_eq!((report.choice, report.reason), (ChoiceWord::Armed, ChoiceReason::SpunInVain));
         assert_eq!((report.for_us, report.spin_us), (7000, Some(25)));
         let counts: Vec<_> =

@@ -54,11 +54,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{CoreReport, DiskReport, EventWord, NicReport, StatusReport, UpgradeReport};
+use ioplane_api::report::{CoreReport, EventWord, StatusReport, UpgradeReport};
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use crate::config::{Config, Problems};
-use choices::Choices;
+use choices::{Choices, WithChoices};
 use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
@@ -374,40 +374,36 @@ impl Daemon {
         }
     }
 
-    /// How the disks are.
-    async fn disk_reports(&self) -> Vec<DiskReport> {
-        let mut disks = self.disks.report().await;
+    /// How the disks, or the NICs, are.
+    async fn reports<K>(&self, all: &Registry<K>) -> Vec<K::Report>
+    where
+        K: ServedKind,
+        K::Report: WithChoices,
+    {
+        let mut reports = all.report().await;
         let choices = Choices::read(self.cores.pool(), |_| true);
-        disks.iter_mut().for_each(|disk| choices.enter_disk(disk));
-        disks
+        reports.iter_mut().for_each(|report| report.enter(&choices));
+        reports
     }
 
     /// How one of them is.
-    async fn disk_report(&self, name: &str) -> Result<DiskReport, Refusal> {
-        let mut disk = self.disks.report_of(name).await?;
-        Choices::read(self.cores.pool(), |device| device == name).enter_disk(&mut disk);
-        Ok(disk)
-    }
-
-    /// How the NICs are.
-    async fn nic_reports(&self) -> Vec<NicReport> {
-        let mut nics = self.nics.report().await;
-        let choices = Choices::read(self.cores.pool(), |_| true);
-        nics.iter_mut().for_each(|nic| choices.enter_nic(nic));
-        nics
-    }
-
-    /// How one of them is.
-    async fn nic_report(&self, name: &str) -> Result<NicReport, Refusal> {
-        let mut nic = self.nics.report_of(name).await?;
-        Choices::read(self.cores.pool(), |device| device == name).enter_nic(&mut nic);
-        Ok(nic)
+    async fn report_of<K>(&self, all: &Registry<K>, name: &str) -> Result<K::Report, Refusal>
+    where
+        K: ServedKind,
+        K::Report: WithChoices,
+    {
+        let mut report = all.report_of(name).await?;
+        report.enter(&Choices::read(self.cores.pool(), |device| device == name));
+        Ok(report)
     }
 
     /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.
     async fn status(&self) -> StatusReport {
-        let (disks, nics, functions) =
-            tokio::join!(self.disk_reports(), self.nic_reports(), self.functions.report());
+        let (mut disks, mut nics, functions) =
+            tokio::join!(self.disks.report(), self.nics.report(), self.functions.report());
+        let choices = Choices::read(self.cores.pool(), |_| true);
+        disks.iter_mut().for_each(|disk| disk.enter(&choices));
+        nics.iter_mut().for_each(|nic| nic.enter(&choices));
         StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

@@ -142,14 +142,7 @@ impl GuestView {
     /// As [`GuestView::prefetch_load`], for stores: takes the lines from the guest's processor while we do something else.
     #[inline]
     pub fn prefetch_store(&self, range: GuestRange) {
-        self.each_line(range, |line| {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch cannot fault and changes nothing; processors without PREFETCHW treat it as a no-op. The
-            // intrinsic would become a prefetch for loads, since the compiler may not assume that there is another.
-            unsafe {
-                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-            }
-        });
+        self.each_line(range, ask_for_stores);
     }
 
     /// For a store to `current` that goes on at the beginning of `next`: asks for eight lines there, if `current` is long enough for them to come
@@ -158,24 +151,20 @@ impl GuestView {
     pub fn prefetch_store_after(&self, current: GuestRange, next: Option<&GuestRange>) {
         const LONG: u32 = 1024;
         const LINES: usize = 8;
+        // A loop of its own: with `each_line` for both, frames of 1500 bytes were 3 to 7 % slower.
         let Some(next) = next.filter(|_| current.len >= LONG) else { return };
         if let Ok((region, at)) = self.find(next.gpa, next.len.into()) {
             // SAFETY: inside the mapping, by find.
             let first = unsafe { region.base().add(at) };
-            for line in 0..LINES.min((next.len as usize).div_ceil(64)) {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: inside the mapping; as in prefetch_store.
-                unsafe {
-                    let line = first.add(line * 64);
-                    std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-                }
+            for line in 0..LINES.min((next.len as usize).div_ceil(LINE as usize)) {
+                // SAFETY: as above.
+                ask_for_stores(unsafe { first.add(line * LINE as usize) });
             }
         }
     }
 
     #[inline(always)]
     fn each_line(&self, range: GuestRange, ask: impl Fn(*const u8)) {
-        const LINE: u32 = 64;
         if let Ok((region, at)) = self.find(range.gpa, range.len.into()) {
             // SAFETY: inside the mapping, by find.
             let first = unsafe { region.base().add(at) };
@@ -283,6 +272,20 @@ impl GuestView {
     pub fn check(&self) -> Result<(), GuestFault> {
         let log = self.log.as_ref().is_some_and(|log| log.poisoned());
         if self.map.poisoned() || log { Err(GuestFault::MemoryShrank) } else { Ok(()) }
+    }
+}
+
+/// Bytes of a line of a cache.
+const LINE: u32 = 64;
+
+/// Asks for the line at `line` to be stored to.
+#[inline(always)]
+fn ask_for_stores(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch cannot fault and changes nothing; processors without PREFETCHW treat it as a no-op. The
+    // intrinsic would become a prefetch for loads, since the compiler may not assume that there is another.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
 }
 

@@ -78,6 +78,9 @@ pub enum Violation {
     /// A block status extent of no bytes.
     #[error("a block status extent of zero bytes")]
     EmptyExtent,
+    /// A refused write whose data are too long to be read over.
+    #[error("a write of {0} bytes, which is refused, and too long to be read over")]
+    PayloadLength(u32),
     /// A server starts with other bytes than every server of fixed or plain newstyle does.
     #[error("the server does not speak NBD's newstyle handshake (it sent {0:#018x})")]
     Greeting(u64),
@@ -177,18 +180,33 @@ pub enum NbdError {
         /// What is wrong, and what would do.
         why: String,
     },
-    /// The server cannot be reached.
-    #[error("{doing}: {source}")]
-    Unreachable {
-        /// What was being done.
-        doing: &'static str,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The server did not finish the handshake in time.
-    #[error("no handshake within {0} ms: is this an NBD server, and is another client using it up?")]
-    Slow(u128),
     /// The export cannot be a disk here.
     #[error("the export cannot be used: {0}")]
     Unsuitable(String),
+    /// More than an export takes.
+    #[error("all {0} connections of the export are in use: close one, or raise their number")]
+    Connections(u16),
+    /// The client sent more ahead than is kept.
+    #[error("the client sent {0} bytes ahead of the handshake's end")]
+    Ahead(usize),
+    /// More handshakes at a time than there are places.
+    #[error("all {0} places for handshakes are taken")]
+    Handshakes(usize),
+    /// A handshake took too long.
+    #[error("the handshake has not ended within {0:?}")]
+    Slow(std::time::Duration),
+    /// Memory for a connection's data.
+    #[error("memory for a connection: {0}")]
+    Memory(#[from] ioplane_memory::MapError),
+    /// Options that do not fit together.
+    #[error("an export with {0}")]
+    Options(&'static str),
+    /// The system said no.
+    #[error("{doing}: {source}")]
+    Os {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }

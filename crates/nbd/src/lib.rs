@@ -3,14 +3,18 @@
 //! ```text
 //!   spec            constants, by their names in the protocol's document
 //!   handshake       from the greeting to the transmission phase, for servers and for clients: bytes in, bytes out
+//!   export          disks of this host that others use: a device with a queue for each connection
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
 //!   import          disks of other hosts, as backings
 //! ```
 //!
 //! The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; section names in this crate are those of that document.
 //! `spec`, `transmission` and `handshake` do no I/O: whoever has the socket calls them.
+//!
+//! Must not know: virtio, guests, the daemon, where a disk's bytes are.
 
 mod error;
+pub mod export;
 pub mod handshake;
 pub mod import;
 pub mod mutation;

@@ -127,8 +127,8 @@ pub struct QueueChoices {
     counts: [ModeCount; QueueMode::ALL.len()],
 }
 
-/// Tries of a reader, each of some tens of ns. The writer changes a meter for a few ns at a time.
-const TRIES: usize = 100;
+/// Tries of a reader. The writer changes a meter for a few ns at a time, unless it loses its processor in between.
+const TRIES: usize = 1000;
 
 const SPIN_REASONS: [SpinReason; 3] = [SpinReason::FewGaps, SpinReason::Cheapest, SpinReason::Objective];
 
@@ -175,18 +175,18 @@ impl ChoiceMeter {
         });
     }
 
-    /// All of it. What was being changed all the time may not fit together.
-    pub fn read(&self) -> QueueChoices {
-        let mut choices = QueueChoices::default();
+    /// All of it as it was at one moment. `None` if it was being changed all the time, as when the writer has lost its processor in a change.
+    pub fn read(&self) -> Option<QueueChoices> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);
-            choices = self.read_once();
+            let choices = self.read_once();
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                break;
+                return Some(choices);
             }
+            std::thread::yield_now();
         }
-        choices
+        None
     }
 
     fn read_once(&self) -> QueueChoices {
@@ -247,7 +247,7 @@ mod tests {
             meter.enter(QueueMode::Polled, 1010 + at * 100);
         }
         meter.enter(spun, 2000);
-        let read = meter.read();
+        let read = meter.read().unwrap();
         assert_eq!((read.mode, read.since_ns), (spun, 2000));
         assert_eq!(read.of(gaps, 2500), ModeCount { times: 3, ns: 30 });
         assert_eq!(read.of(spun, 2500), ModeCount { times: 1, ns: 500 });
@@ -269,7 +269,7 @@ mod tests {
             });
             let mut met = 0;
             while met < 199_999 {
-                let read = meter.read();
+                let Some(read) = meter.read() else { continue };
                 let sum: u64 = read.each(read.since_ns).map(|(_, count)| count.ns).sum();
                 assert_eq!(sum, read.since_ns, "{read:?}");
                 met = read.since_ns;

@@ -1,5 +1,6 @@
 //! What was decided, when and why: the last of it, in a ring of fixed size.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use crate::choice::QueueMode;
@@ -308,33 +309,24 @@ pub struct LoggedDecision {
 /// that all change at once are no reason to forget why a core was started. After it is made nothing allocates but [`DecisionLog::since`].
 #[derive(Debug)]
 pub struct DecisionLog {
-    places: Ring,
-    choices: Ring,
+    places: VecDeque<LoggedDecision>,
+    choices: VecDeque<LoggedDecision>,
+    /// The most of each.
+    room: usize,
     /// Decisions ever made: also the number of the next one.
     made: u64,
-}
-
-#[derive(Debug)]
-struct Ring {
-    kept: Box<[Option<LoggedDecision>]>,
-    next: usize,
-}
-
-impl Ring {
-    fn new(room: usize) -> Self {
-        Ring { kept: vec![None; room.max(1)].into_boxed_slice(), next: 0 }
-    }
-
-    fn enter(&mut self, one: LoggedDecision) {
-        self.kept[self.next] = Some(one);
-        self.next = (self.next + 1) % self.kept.len();
-    }
 }
 
 impl DecisionLog {
     /// A log of the last `room` decisions of each of the two kinds, at least one.
     pub fn new(room: usize) -> Self {
-        DecisionLog { places: Ring::new(room), choices: Ring::new(room), made: 0 }
+        let room = room.max(1);
+        DecisionLog {
+            places: VecDeque::with_capacity(room),
+            choices: VecDeque::with_capacity(room),
+            room,
+            made: 0,
+        }
     }
 
     /// Enters a decision, over the oldest one of its kind if there is no room.
@@ -346,7 +338,10 @@ impl DecisionLog {
             | Decision::Throttled { .. } => &mut self.choices,
             _ => &mut self.places,
         };
-        ring.enter(LoggedDecision { number: self.made, at_ns, decision });
+        if ring.len() == self.room {
+            ring.pop_front();
+        }
+        ring.push_back(LoggedDecision { number: self.made, at_ns, decision });
         self.made += 1;
     }
 
@@ -357,7 +352,7 @@ impl DecisionLog {
 
     /// Those from number `from` on that are still there, oldest first, and how many of them are not.
     pub fn since(&self, from: u64) -> (Vec<LoggedDecision>, u64) {
-        let all = self.places.kept.iter().chain(&self.choices.kept).flatten();
+        let all = self.places.iter().chain(&self.choices);
         let mut kept: Vec<_> = all.filter(|one| one.number >= from).copied().collect();
         kept.sort_unstable_by_key(|one| one.number);
         let lost = self.made.saturating_sub(from) - kept.len() as u64;

@@ -24,7 +24,7 @@ struct Scene {
 impl Scene {
     fn look(&mut self) -> Vec<Decision> {
         let queue = QueueKey { device: 0, queue: 0 };
-        let (choices, now_ns) = (self.meter.read(), self.now_ns);
+        let (choices, now_ns) = (self.meter.read().unwrap(), self.now_ns);
         let look = QueueLook { queue, poller: self.poller, core: 2, now_ns, choices };
         self.watch.look(&[look], &[CoreLook { core: 2, objective: self.objective }])
     }

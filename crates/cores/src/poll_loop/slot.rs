@@ -118,19 +118,21 @@ impl SlotEntry {
         spin: Duration,
         may_poll: bool,
     ) -> Option<ArmReason> {
-        let reason = |holds: bool, reason: ArmReason| holds.then_some(reason);
         if self.state != SlotState::Waiting {
             let over = self.adaptive.idle(now_ns, may_poll);
             // A polled core asks for a kick then, so nobody can expect more of an objective.
             let longest = idle >= spin && self.adaptive.spins_for_objective();
-            return over.or(reason(longest, ArmReason::Objective));
+            return over.or(longest.then_some(ArmReason::Objective));
         }
         // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
         self.adaptive.waits();
-        let (forbidden, slow) = (!may_poll, !self.adaptive.spins());
-        reason(forbidden, ArmReason::Ceiling)
-            .or(reason(slow, ArmReason::LongGaps))
-            .or(reason(idle >= spin, ArmReason::SlowDisk))
+        if !may_poll {
+            Some(ArmReason::Ceiling)
+        } else if !self.adaptive.spins() {
+            Some(ArmReason::LongGaps)
+        } else {
+            (idle >= spin).then_some(ArmReason::SlowDisk)
+        }
     }
 
     /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ioplane_device::clock::ManualClock;
 use ioplane_device::*;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -411,4 +412,28 @@ impl Device for Counter {
     }
 
     fn reset(&mut self, _proof: &QuiescenceProof) {}
+}
+
+/// Until the core has looked at the line and at its clock some times, or the line rests.
+pub fn looked(line: &Line) {
+    let polls = line.polls.load(Ordering::Relaxed);
+    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
+}
+
+/// Lets so much time go by without a request, and waits until the core has seen it.
+pub fn gap(line: &Line, clock: &ManualClock, time: Duration) {
+    looked(line);
+    clock.advance(time);
+    looked(line);
+}
+
+/// Requests with such gaps before them; how many of them were kicked.
+pub fn requests(line: &Line, clock: &ManualClock, count: u32, time: Duration) -> u64 {
+    let kicks = line.kicks.load(Ordering::Relaxed);
+    for _ in 0..count {
+        gap(line, clock, time);
+        line.publish();
+        line.wait();
+    }
+    line.kicks.load(Ordering::Relaxed) - kicks
 }

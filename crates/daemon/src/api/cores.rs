@@ -137,11 +137,11 @@ impl Owner {
         match self {
             Owner::Disk => {
                 daemon.disks.tell(EventWord::Changed, name, text);
-                json(MovedReport::Disk(Box::new(daemon.disk_report(name).await?)))
+                json(MovedReport::Disk(Box::new(daemon.report_of(&daemon.disks, name).await?)))
             }
             Owner::Nic => {
                 daemon.nics.tell(EventWord::Changed, name, text);
-                json(MovedReport::Nic(Box::new(daemon.nic_report(name).await?)))
+                json(MovedReport::Nic(Box::new(daemon.report_of(&daemon.nics, name).await?)))
             }
             Owner::Switch => {
                 daemon.tell(EventWord::Changed, "switch", name, text);

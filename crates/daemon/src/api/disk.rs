@@ -12,11 +12,11 @@ use crate::refusal::Refusal;
 const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
-    json(daemon.disk_reports().await)
+    json(daemon.reports(&daemon.disks).await)
 }
 
 pub async fn disk(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    json(daemon.disk_report(&name).await?)
+    json(daemon.report_of(&daemon.disks, &name).await?)
 }
 
 pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
@@ -24,7 +24,7 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
     let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(daemon.may_change()?, async move {
         let new = daemon.disks.put(wanted).await?;
-        put(new, daemon.disk_report(&name).await?)
+        put(new, daemon.report_of(&daemon.disks, &name).await?)
     })
     .await
 }
@@ -40,7 +40,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
         }
         return whole(daemon.may_change()?, async move {
             daemon.disks.served(&name)?.set_limits(limits, group.clone()).await?;
-            let report = daemon.disk_report(&name).await?;
+            let report = daemon.report_of(&daemon.disks, &name).await?;
             let words = report.limits().words("requests").unwrap_or("none".to_owned());
             let limits = (limits != LimitsSpec::default()).then(|| format!("limits: {words}"));
             let group = group.map(|_| format!("group: {}", report.group.as_deref().unwrap_or("none")));
@@ -56,7 +56,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
             daemon.disks.served(&name)?.resize(size, shrink).await?;
             tracing::info!(disk = name, %size, "resized");
             daemon.disks.tell(EventWord::Changed, &name, &format!("resized to {size}"));
-            json(daemon.disk_report(&name).await?)
+            json(daemon.report_of(&daemon.disks, &name).await?)
         })
         .await;
     }
@@ -70,7 +70,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
         daemon.disks.served(&name)?.replace(backing).await?;
         tracing::info!(disk = name, backing = text, "backing replaced");
         daemon.disks.tell(EventWord::Changed, &name, &format!("backing replaced: {text}"));
-        json(daemon.disk_report(&name).await?)
+        json(daemon.report_of(&daemon.disks, &name).await?)
     })
     .await
 }
@@ -92,7 +92,7 @@ pub async fn open_migration_socket(State(daemon): Own, Path(name): Path<String>,
             tracing::info!(disk = name, "has a migration socket");
             daemon.disks.tell(EventWord::Changed, &name, "has a migration socket");
         }
-        put(new, daemon.disk_report(&name).await?)
+        put(new, daemon.report_of(&daemon.disks, &name).await?)
     })
     .await
 }
@@ -103,7 +103,7 @@ pub async fn close_migration_socket(State(daemon): Own, Path(name): Path<String>
         daemon.disks.close_migration_socket(&name, force).await?;
         tracing::info!(disk = name, "has no migration socket any more");
         daemon.disks.tell(EventWord::Changed, &name, "has no migration socket any more");
-        json(daemon.disk_report(&name).await?)
+        json(daemon.report_of(&daemon.disks, &name).await?)
     })
     .await
 }

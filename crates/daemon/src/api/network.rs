@@ -61,11 +61,11 @@ pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answ
 }
 
 pub async fn nics(State(daemon): Own) -> Answer {
-    json(daemon.nic_reports().await)
+    json(daemon.reports(&daemon.nics).await)
 }
 
 pub async fn nic(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    json(daemon.nic_report(&name).await?)
+    json(daemon.report_of(&daemon.nics, &name).await?)
 }
 
 pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
@@ -73,7 +73,7 @@ pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
     let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(daemon.may_change()?, async move {
         let new = daemon.nics.put(wanted).await?;
-        put(new, daemon.nic_report(&name).await?)
+        put(new, daemon.report_of(&daemon.nics, &name).await?)
     })
     .await
 }
@@ -85,7 +85,7 @@ pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
     }
     whole(daemon.may_change()?, async move {
         daemon.nics.served(&name)?.change(change.clone()).await?;
-        let report = daemon.nic_report(&name).await?;
+        let report = daemon.report_of(&daemon.nics, &name).await?;
         let words = |limits: LimitsSpec| limits.words("frames").unwrap_or("none".to_owned());
         let link = change.link.map(|link| format!("link {}", link.word()));
         let sent = (change.tx_limits() != LimitsSpec::default())

@@ -9,6 +9,7 @@ use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad, Qu
 
 use super::divide::GroupUse;
 use super::facts::{DeviceRef, Facts};
+use crate::choices::keep_last;
 
 /// Devices that are gone and whose names are kept for the log.
 const OLD_NAMES: usize = 512;
@@ -84,22 +85,19 @@ impl Meters {
 
     /// What each core has chosen for its queues. Locks each core's table of queues for a moment.
     pub fn choices(&mut self, pool: &Pool, facts: &Facts) -> Vec<QueueLook> {
-        let mut queues: BTreeMap<QueueKey, QueueLook> = BTreeMap::new();
+        let mut queues: BTreeMap<QueueKey, (PollerId, QueueLook)> = BTreeMap::new();
         for core in pool.cores() {
             for meter in core.meters() {
                 let Some(device) = facts.device(&meter) else { continue };
                 let queue = QueueKey { device: self.numbers.number(&device.device), queue: meter.queue() };
                 let poller = meter.poller().number();
-                let (choices, now_ns) = (meter.choices().read(), core.age_ns());
+                let (Some(choices), now_ns) = (meter.choices().read(), core.age_ns()) else { continue };
                 let look = QueueLook { queue, poller, core: core.id().0, now_ns, choices };
-                let entry = queues.entry(queue).or_insert(look);
-                if entry.poller < poller {
-                    *entry = look;
-                }
+                keep_last(&mut queues, queue, meter.poller(), look);
             }
         }
         self.numbers.forget(&queues.keys().map(|queue| queue.device).collect());
-        queues.into_values().collect()
+        queues.into_values().map(|(_, look)| look).collect()
     }
 
     /// How everything is at `now`, and whether any queue has had work since the last look. Locks each core's table of queues for a moment.
@@ -114,7 +112,6 @@ impl Meters {
         (self.looked, self.period_ns) = (now, period_ns);
         self.groups.clear();
         let mut used_ns = BTreeMap::new();
-        // A queue that has been moved just now may still be known to the core that it was on: its last poller counts.
         let mut queues: BTreeMap<QueueKey, (PollerId, QueueLoad)> = BTreeMap::new();
         let (mut cores, mut worked) = (Vec::new(), false);
         for core in pool.cores() {
@@ -160,10 +157,7 @@ impl Meters {
                     node: None,
                     moving: underway.moving.contains(&key),
                 };
-                let entry = queues.entry(key).or_insert((meter.poller(), load));
-                if entry.0 < meter.poller() {
-                    *entry = (meter.poller(), load);
-                }
+                keep_last(&mut queues, key, meter.poller(), load);
             }
         }
         self.used_ns = used_ns;

@@ -33,12 +33,12 @@ pub(super) async fn reach(options: &ImportOptions) -> Result<Reached, NbdError> 
     let limit = options.connect_timeout;
     match tokio::time::timeout(limit, connect(options)).await {
         Ok(reached) => reached,
-        Err(_) => Err(NbdError::Slow(limit.as_millis())),
+        Err(_) => Err(NbdError::Slow(limit)),
     }
 }
 
 async fn connect(options: &ImportOptions) -> Result<Reached, NbdError> {
-    let os = |doing| move |source| NbdError::Unreachable { doing, source };
+    let os = |doing| move |source| NbdError::Os { doing, source };
     let (fd, connected) = match &options.address.endpoint {
         Endpoint::Tcp { host, port } => {
             let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
@@ -67,7 +67,7 @@ async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     address: &Address,
 ) -> Result<Connected, NbdError> {
-    let os = |source| NbdError::Unreachable { doing: "in the handshake", source };
+    let os = |source| NbdError::Os { doing: "in the handshake", source };
     let mut handshake = ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: ClientTls::Never,

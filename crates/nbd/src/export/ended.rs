@@ -1,0 +1,100 @@
+//! How connections end, and how their owner hears of it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+use crossbeam_queue::ArrayQueue;
+
+use crate::error::Violation;
+
+/// Why a connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The client said so by `NBD_CMD_DISC`, and has got all replies.
+    Disconnected,
+    /// The client closed the connection without a word, between two requests.
+    Closed,
+    /// The client closed the connection in the middle of a request.
+    CutOff,
+    /// The connection is lost, by errno.
+    Lost(i32),
+    /// The client broke the protocol.
+    Violation(Violation),
+    /// The host has no memory left for the connection's data.
+    Memory,
+    /// Its owner closed it.
+    ByOwner,
+}
+
+impl End {
+    /// Its kind, for counters.
+    pub fn name(self) -> &'static str {
+        match self {
+            End::Disconnected => "disconnected",
+            End::Closed => "closed",
+            End::CutOff => "cut-off",
+            End::Lost(_) => "lost",
+            End::Violation(_) => "violation",
+            End::Memory => "memory",
+            End::ByOwner => "by-owner",
+        }
+    }
+
+    /// All kinds that [`End::name`] gives.
+    pub const NAMES: [&str; 7] =
+        ["disconnected", "closed", "cut-off", "lost", "violation", "memory", "by-owner"];
+}
+
+/// A connection that has ended: its poller has nothing in flight and does nothing more. Its owner drains the queue, and with the parked
+/// poller the connection is dropped and its queue is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its queue.
+    pub queue: u16,
+    /// Why.
+    pub end: End,
+}
+
+/// Ended connections on their way from I/O cores to their owner. Holds one for each queue, so none is lost.
+#[derive(Debug)]
+pub(super) struct EndedQueue {
+    ended: ArrayQueue<Ended>,
+    waker: AtomicWaker,
+}
+
+impl EndedQueue {
+    pub fn new(connections: u16) -> Arc<EndedQueue> {
+        let ended = ArrayQueue::new(usize::from(connections.max(1)));
+        Arc::new(EndedQueue { ended, waker: AtomicWaker::new() })
+    }
+
+    /// Called on an I/O core, once for each connection.
+    pub fn push(&self, ended: Ended) {
+        let kept = self.ended.push(ended);
+        debug_assert!(kept.is_ok(), "more connections have ended than there were");
+        self.waker.wake();
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Ended> {
+        self.waker.register(context.waker());
+        self.ended.pop().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// Where the owner of an export hears of connections that have ended. One task waits at a time.
+#[derive(Debug, Clone)]
+pub struct EndedConnections(pub(super) Arc<EndedQueue>);
+
+impl EndedConnections {
+    /// The next connection that has ended. Dropping the future loses nothing.
+    pub async fn next(&self) -> Ended {
+        poll_fn(|context| self.0.poll(context)).await
+    }
+
+    /// The next one, if there is one now.
+    pub fn try_next(&self) -> Option<Ended> {
+        self.0.ended.pop()
+    }
+}

@@ -1,0 +1,388 @@
+//! Exports: disks of this host that others use over NBD.
+//!
+//! ```text
+//!   control side   listener -> Handshakes::accept(stream, &Exports) -> Export::connect -> queue -> Running::start
+//!                                                                          ^                          |
+//!                  Running::drain <- EndedConnections::next() <--+         | Device::deactivate       v
+//!   I/O core                                                     +---- ExportPoller: one connection, one IoChannel
+//! ```
+//!
+//! An [`Export`] is a device whose guests are the clients: one queue for each connection in its transmission phase. It is run as any
+//! other device: at a quiescent point all connections rest, with what was received in part and what could not be sent yet, and go on
+//! when it is resumed. A fault of one client ends that one's connection only.
+
+mod accept;
+mod check;
+mod connection;
+mod ended;
+mod memory;
+mod poller;
+mod published;
+mod readiness;
+mod socket;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ioplane_device::{
+    Access, Activation, Device, DeviceError, DeviceInfo, Effect, Meter, Parked, QueueSet, QuiescenceProof,
+    RegisterAddress, SavedState, Share, StateError,
+};
+use ioplane_scheduler::LimitSet;
+use ioplane_storage::{Backing, StorageError};
+use rustix::net::sockopt;
+
+pub use accept::{Accepted, Exports, Handshakes};
+use check::Terms;
+use connection::{Connection, Setup};
+use ended::EndedQueue;
+pub use ended::{End, Ended, EndedConnections};
+use poller::{ExportPoller, Provided};
+pub use published::PublishedExport;
+use readiness::Readiness;
+
+use crate::error::NbdError;
+use crate::handshake::BlockSizes;
+use crate::handshake::server::Negotiated;
+
+/// How long an export waits for I/O that an earlier use of its backing has left behind.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a disk is to be exported.
+#[derive(Debug, Clone)]
+pub struct ExportOptions {
+    /// For people, in lists.
+    pub description: String,
+    /// Refuse writes, whatever the backing allows.
+    pub read_only: bool,
+    /// Most connections at a time, 1 to 1024.
+    pub connections: u16,
+    /// Most requests at a time of each connection, 1 to 1024.
+    pub depth: u16,
+    /// Most data at a time of each connection, in bytes. Taken as they are used.
+    pub memory: u32,
+    /// Most data of one request, in bytes: 4096 to 2 MiB, and not more than the memory.
+    pub largest: u32,
+    /// A TCP peer that neither sends nor acknowledges anything for this long is gone.
+    pub silence: Duration,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        ExportOptions {
+            description: String::new(),
+            read_only: false,
+            connections: 16,
+            depth: 64,
+            memory: 8 << 20,
+            largest: 2 << 20,
+            silence: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ExportOptions {
+    fn check(&self) -> Result<(), NbdError> {
+        let wrong = match self {
+            ExportOptions { connections: 0 | 1025.., .. } => "connections other than 1 to 1024",
+            ExportOptions { depth: 0 | 1025.., .. } => "a depth other than 1 to 1024",
+            ExportOptions { largest: 0..4096, .. } => "requests of less than 4096 bytes",
+            ExportOptions { largest, .. } if *largest > memory::LARGEST => "requests of more than 2 MiB",
+            ExportOptions { largest, memory, .. } if largest > memory => "requests of more than its memory",
+            _ => return Ok(()),
+        };
+        Err(NbdError::Options(wrong))
+    }
+}
+
+/// Where the connection of a queue is.
+#[derive(Debug)]
+enum Place {
+    Free,
+    /// Here, at rest.
+    Here(Box<Connection>),
+    /// With its poller.
+    Running,
+    /// With its poller, and wanted back to be dropped.
+    Closing,
+}
+
+/// A disk that is exported: the control half.
+#[derive(Debug)]
+pub struct Export {
+    info: DeviceInfo,
+    options: ExportOptions,
+    backing: Arc<dyn Backing>,
+    published: PublishedExport,
+    places: Vec<Place>,
+    meters: Vec<Arc<Meter>>,
+    ended: Arc<EndedQueue>,
+    /// How many connections have ended, by [`End::NAMES`].
+    ends: [u64; End::NAMES.len()],
+    limits: LimitSet,
+    share: Share,
+}
+
+impl Export {
+    /// The disk behind `backing`, called `name` by clients. Nobody can use it before [`Export::connect`].
+    pub fn new(
+        name: impl Into<String>,
+        backing: Arc<dyn Backing>,
+        options: ExportOptions,
+    ) -> Result<Export, NbdError> {
+        options.check()?;
+        let name = name.into();
+        let queues = options.connections;
+        let published = PublishedExport::new(&name, &options, &backing.info());
+        Ok(Export {
+            info: DeviceInfo { name, kind: "nbd-export", queues },
+            places: (0..queues).map(|_| Place::Free).collect(),
+            meters: (0..queues).map(|_| Arc::default()).collect(),
+            ended: EndedQueue::new(queues),
+            ends: [0; End::NAMES.len()],
+            limits: LimitSet::default(),
+            share: Share::default(),
+            published,
+            backing,
+            options,
+        })
+    }
+
+    /// What handshakes are told of it, while its owner has it.
+    pub fn published(&self) -> PublishedExport {
+        self.published.clone()
+    }
+
+    /// Where its owner hears of connections that have ended.
+    pub fn ended(&self) -> EndedConnections {
+        EndedConnections(self.ended.clone())
+    }
+
+    /// What is behind it.
+    pub fn backing(&self) -> &Arc<dyn Backing> {
+        &self.backing
+    }
+
+    /// Puts another backing behind it; its content is the caller's business. What clients were told must hold for it, too.
+    pub fn replace_backing(
+        &mut self,
+        _proof: &QuiescenceProof,
+        backing: Arc<dyn Backing>,
+    ) -> Result<Arc<dyn Backing>, String> {
+        let new = backing.info();
+        let told = self.published.info();
+        let blocks = told.blocks.unwrap_or_default();
+        if new.read_only && !told.read_only() {
+            return Err(format!("{} is read-only, and clients were promised a writable disk", new.name));
+        }
+        if new.logical_block > blocks.minimum || new.bytes < told.bytes {
+            return Err(format!("{} is smaller, or has larger blocks, than clients were promised", new.name));
+        }
+        if !backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
+            return Err(format!("{} still has I/O under way from an earlier use", new.name));
+        }
+        Ok(std::mem::replace(&mut self.backing, backing))
+    }
+
+    /// Takes a client over whose handshake has ended with this export: gives it a queue, which the owner then starts
+    /// (`Running::start`). `ahead` is what it has sent beyond the handshake.
+    pub fn connect(
+        &mut self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        ahead: &[u8],
+    ) -> Result<u16, NbdError> {
+        let most = self.options.connections;
+        let free = self.places.iter().position(|place| matches!(place, Place::Free));
+        let queue = free.ok_or(NbdError::Connections(most))? as u16;
+        self.prepare(&socket).map_err(|source| NbdError::Os { doing: "setting a socket up", source })?;
+        let BlockSizes { minimum, maximum, .. } = negotiated.info.blocks.unwrap_or_default();
+        let setup = Setup {
+            queue,
+            terms: Terms {
+                bytes: negotiated.info.bytes,
+                block: minimum,
+                largest: maximum.min(self.options.largest),
+                read_only: negotiated.info.read_only(),
+                structured: negotiated.structured,
+                contexts: !negotiated.contexts.is_empty(),
+            },
+            contexts: negotiated.contexts.iter().map(|context| context.id).collect(),
+            depth: self.options.depth,
+            memory: self.options.memory,
+            ahead,
+        };
+        let connection = Connection::new(socket, setup)?.ok_or(NbdError::Ahead(ahead.len()))?;
+        self.places[usize::from(queue)] = Place::Here(Box::new(connection));
+        self.published.count(self.connections());
+        Ok(queue)
+    }
+
+    /// What a connection needs of its socket: it never blocks, sends at once, and notices when its peer is gone.
+    fn prepare(&self, socket: &OwnedFd) -> std::io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(socket)?;
+        rustix::fs::fcntl_setfl(socket, flags | rustix::fs::OFlags::NONBLOCK)?;
+        if sockopt::set_tcp_nodelay(socket, true).is_err() {
+            // Not TCP.
+            return Ok(());
+        }
+        let silence = self.options.silence.max(Duration::from_secs(3));
+        let third = Duration::from_secs(silence.as_secs() / 3);
+        sockopt::set_socket_keepalive(socket, true)?;
+        sockopt::set_tcp_keepidle(socket, third)?;
+        sockopt::set_tcp_keepintvl(socket, third)?;
+        sockopt::set_tcp_keepcnt(socket, 2)?;
+        sockopt::set_tcp_user_timeout(socket, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
+        Ok(())
+    }
+
+    /// Ends a connection: if its queue runs the owner drains it, and then it is dropped. Requests in flight are answered.
+    pub fn close(&mut self, queue: u16) {
+        let Some(place) = self.places.get_mut(usize::from(queue)) else { return };
+        match place {
+            Place::Here(_) => {
+                *place = Place::Free;
+                self.count_end(End::ByOwner);
+            }
+            Place::Running => *place = Place::Closing,
+            Place::Free | Place::Closing => {}
+        }
+        self.published.count(self.connections());
+    }
+
+    /// Connections that there are, running or at rest.
+    pub fn connections(&self) -> usize {
+        self.places.iter().filter(|place| !matches!(place, Place::Free)).count()
+    }
+
+    /// How many connections have ended, by the name of the [`End`].
+    pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        End::NAMES.into_iter().zip(self.ends)
+    }
+
+    fn count_end(&mut self, end: End) {
+        if let Some(at) = End::NAMES.iter().position(|name| *name == end.name()) {
+            self.ends[at] += 1;
+        }
+    }
+
+    /// The counts of a queue. They go on from one connection to the next.
+    pub fn meter(&self, queue: u16) -> Option<&Arc<Meter>> {
+        self.meters.get(usize::from(queue))
+    }
+
+    /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
+    pub fn set_limits(&mut self, limits: LimitSet) {
+        self.limits = limits;
+    }
+
+    /// Another group. Queues that run have the one of before until they are told ([`ioplane_device::Change::Share`]).
+    pub fn set_share(&mut self, share: Share) {
+        self.share = share;
+    }
+
+    /// What a poller of `queue` needs beside its connection.
+    fn provide(&self, queue: u16) -> Result<Provided, DeviceError> {
+        let Some(Place::Here(connection)) = self.places.get(usize::from(queue)) else {
+            return Err(DeviceError::NoSuchQueue(queue));
+        };
+        let channel = self.backing.channel(connection.depth());
+        let channel = channel.map_err(|error| DeviceError::Below(Box::new(error)))?;
+        let readiness =
+            Readiness::new(channel.waker()).map_err(|error| DeviceError::Below(Box::new(error)))?;
+        let (ended, meter) = (self.ended.clone(), self.meters[usize::from(queue)].clone());
+        Ok(Provided { channel, readiness, ended, meter })
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.published.withdraw();
+    }
+}
+
+impl Device for Export {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// It has no registers.
+    fn access(&mut self, _at: RegisterAddress, op: Access<'_>) -> Effect {
+        if let Access::Read(bytes) = op {
+            bytes.fill(0xff);
+        }
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        let wanted = |place: &Place| matches!(place, Place::Here(_) | Place::Running);
+        (0..).zip(&self.places).filter(|(_, place)| wanted(place)).map(|(queue, _)| queue).collect()
+    }
+
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        // I/O that an earlier poller left behind could land over what is written from now on, or be replayed beside itself.
+        if !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
+            let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
+            return Err(DeviceError::Below(Box::new(StorageError::NotQuiet { image, seconds })));
+        }
+        // All or none: a poller that goes nowhere would take its connection along.
+        let queues: Vec<u16> = activation.queues().iter().copied().collect();
+        let provided = queues.iter().map(|queue| self.provide(*queue)).collect::<Result<Vec<_>, _>>()?;
+        for (queue, provided) in queues.into_iter().zip(provided) {
+            let place = &mut self.places[usize::from(queue)];
+            match std::mem::replace(place, Place::Running) {
+                Place::Here(connection) => {
+                    activation.add(queue, Box::new(ExportPoller::new(*connection, provided)));
+                }
+                other => *place = other,
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_limits(&self, _queue: u16) -> LimitSet {
+        self.limits.clone()
+    }
+
+    fn share(&self) -> Share {
+        self.share
+    }
+
+    fn deactivate(&mut self, parked: Parked) {
+        let queue = usize::from(parked.queue());
+        let Ok(poller) = parked.into_poller::<ExportPoller>() else {
+            debug_assert!(false, "queue {queue} was parked with somebody else's poller");
+            return;
+        };
+        let connection = poller.into_connection();
+        let closing = matches!(self.places[queue], Place::Closing).then_some(End::ByOwner);
+        self.places[queue] = match connection.end.or(closing) {
+            Some(end) => {
+                self.count_end(end);
+                Place::Free
+            }
+            None => Place::Here(Box::new(connection)),
+        };
+        self.published.count(self.connections());
+    }
+
+    /// Its connections are this process's: another one is connected to anew.
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        Ok(SavedState { kind: self.info.kind.to_owned(), version: 1, body: Vec::new() })
+    }
+
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+        match state.expect(self.info.kind, 1)? {
+            [] => Ok(()),
+            body => Err(StateError::Damaged(format!("{} bytes where there are none", body.len())).into()),
+        }
+    }
+
+    /// All connections end.
+    fn reset(&mut self, _proof: &QuiescenceProof) {
+        for queue in 0..self.info.queues {
+            self.close(queue);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The socket of a connection: system calls that never block, straight between the kernel and the connection's memory.
+
+#![allow(unsafe_code)]
+// UNSAFETY: recvmsg and sendmsg over spans of a mapping, which no safe slice may stand for.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use ioplane_memory::{GuestFault, GuestRange, GuestView};
+use ioplane_storage::MAX_RANGES;
+use rustix::io::Errno;
+
+/// Most spans of one call: a request of [`MAX_RANGES`], and what is before and behind it.
+const SPANS: usize = MAX_RANGES + 4;
+
+/// What one call came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// So many bytes.
+    Bytes(usize),
+    /// None now.
+    Later,
+    /// The peer sends no more.
+    End,
+}
+
+/// The spans of one call, in order.
+struct Table {
+    entries: [libc::iovec; SPANS],
+    count: usize,
+    bytes: usize,
+}
+
+impl Table {
+    fn new() -> Table {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Table { entries: [none; SPANS], count: 0, bytes: 0 }
+    }
+
+    fn has_room(&self) -> bool {
+        self.count < SPANS
+    }
+
+    /// The caller has seen that there is room.
+    fn push(&mut self, base: *mut u8, len: usize) {
+        if len > 0 {
+            self.entries[self.count] = libc::iovec { iov_base: base.cast(), iov_len: len };
+            self.count += 1;
+            self.bytes += len;
+        }
+    }
+
+    fn message(&mut self) -> libc::msghdr {
+        // SAFETY: a msghdr is plain data, for which zeros are a value.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.entries.as_mut_ptr();
+        message.msg_iovlen = self.count as _;
+        message
+    }
+}
+
+/// Receives into `ranges` of the memory of `view`, as far as one call has room for them, and what comes after all of them into `staging`.
+pub(super) fn receive(
+    socket: &OwnedFd,
+    view: &GuestView,
+    ranges: &[GuestRange],
+    staging: &mut [u8],
+) -> Result<Moved, ReceiveError> {
+    let mut table = Table::new();
+    for range in ranges.iter().take(SPANS - 1) {
+        let span = view.iovec(*range)?;
+        table.push(span.base(), span.len());
+    }
+    if ranges.len() < SPANS {
+        table.push(staging.as_mut_ptr(), staging.len());
+    }
+    // SAFETY: the spans lie in the map that `view` keeps mapped, and `staging` is borrowed for the length of the call.
+    let done = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut table.message(), libc::MSG_DONTWAIT) };
+    match moved(done)? {
+        Moved::Bytes(0) => Ok(Moved::End),
+        moved => Ok(moved),
+    }
+}
+
+/// Why nothing was received.
+#[derive(Debug)]
+pub(super) enum ReceiveError {
+    /// The connection is lost.
+    Lost(Errno),
+    /// The host has no memory left for ours.
+    Memory,
+}
+
+impl From<Errno> for ReceiveError {
+    fn from(errno: Errno) -> Self {
+        ReceiveError::Lost(errno)
+    }
+}
+
+impl From<GuestFault> for ReceiveError {
+    fn from(_: GuestFault) -> Self {
+        ReceiveError::Memory
+    }
+}
+
+/// What one call sends: bytes of ours and ranges of memory, in order.
+pub(super) struct Sending<'a> {
+    view: &'a GuestView,
+    table: Table,
+}
+
+impl<'a> Sending<'a> {
+    /// Nothing yet, with ranges in the memory of `view`.
+    pub fn new(view: &'a GuestView) -> Sending<'a> {
+        Sending { view, table: Table::new() }
+    }
+
+    /// All that was pushed, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes
+    }
+
+    /// Adds bytes of ours; false, and nothing, if there is no room.
+    pub fn push(&mut self, bytes: &'a [u8]) -> bool {
+        let room = self.table.has_room();
+        if room {
+            self.table.push(bytes.as_ptr().cast_mut(), bytes.len());
+        }
+        room
+    }
+
+    /// Adds a range of memory; false, and nothing, if there is no room.
+    pub fn push_range(&mut self, range: GuestRange) -> Result<bool, GuestFault> {
+        let room = self.table.has_room();
+        if room {
+            let span = self.view.iovec(range)?;
+            self.table.push(span.base(), span.len());
+        }
+        Ok(room)
+    }
+
+    /// Sends what the socket takes now.
+    pub fn send(mut self, socket: &OwnedFd) -> Result<Moved, Errno> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let message = self.table.message();
+        // SAFETY: what was pushed is borrowed for longer than the call, which only reads it; ranges lie in the map that `view` keeps
+        // mapped.
+        moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
+    }
+}
+
+fn moved(done: isize) -> Result<Moved, Errno> {
+    if let Ok(bytes) = usize::try_from(done) {
+        return Ok(Moved::Bytes(bytes));
+    }
+    match Errno::from_io_error(&std::io::Error::last_os_error()) {
+        Some(Errno::AGAIN | Errno::INTR) => Ok(Moved::Later),
+        Some(errno) => Err(errno),
+        None => Err(Errno::IO),
+    }
+}
