@@ -17,6 +17,7 @@ pub mod guest;
 pub mod late;
 pub mod monitor;
 pub mod mutate;
+pub mod nbd;
 pub mod net_control;
 pub mod net_headers;
 pub mod nic;
@@ -56,6 +57,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "net_control", run: net_control::run },
     Target { name: "symbols", run: symbols::run },
     Target { name: "tracepoints", run: tracepoints::run },
+    Target { name: "nbd_server", run: nbd::server::run },
+    Target { name: "nbd_client", run: nbd::client::run },
+    Target { name: "nbd_requests", run: nbd::requests::run },
+    Target { name: "nbd_replies", run: nbd::replies::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

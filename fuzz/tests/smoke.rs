@@ -84,3 +84,23 @@ fn tracepoints() {
 fn monitor() {
     smoke("monitor");
 }
+
+#[test]
+fn nbd_server() {
+    smoke("nbd_server");
+}
+
+#[test]
+fn nbd_client() {
+    smoke("nbd_client");
+}
+
+#[test]
+fn nbd_requests() {
+    smoke("nbd_requests");
+}
+
+#[test]
+fn nbd_replies() {
+    smoke("nbd_replies");
+}

@@ -52,6 +52,29 @@ pub enum Violation {
     /// An error message that does not fit its chunk, or that is longer than a string may be.
     #[error("an error message of {0} bytes")]
     MessageLength(u16),
+    /// A chunk about bytes that an earlier chunk of the same reply was about.
+    #[error("two chunks of one reply are about the byte at {offset} of the request")]
+    Overlap {
+        /// First byte of the later one, from the start of the request.
+        offset: u64,
+    },
+    /// The data of a read come in more separate pieces than are kept track of.
+    #[error("the data of a read in more than 32 separate pieces")]
+    Scattered,
+    /// More chunks in reply to one request than any reply needs.
+    #[error("a reply that does not end")]
+    Endless,
+    /// A read that succeeded without all of its data.
+    #[error("a read of {wanted} bytes that ended with {came}")]
+    Incomplete {
+        /// Bytes that were asked for.
+        wanted: u32,
+        /// Bytes that came.
+        came: u32,
+    },
+    /// Something was sent although no request is in flight.
+    #[error("data although nothing was asked for")]
+    Unasked,
     /// A block status extent of no bytes.
     #[error("a block status extent of zero bytes")]
     EmptyExtent,
@@ -149,6 +172,17 @@ pub enum NbdError {
         /// What it said.
         message: String,
     },
+    /// Not an address of an export.
+    #[error("{address:?} is no address of an export: {why}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong, and what would do.
+        why: String,
+    },
+    /// The export cannot be a disk here.
+    #[error("the export cannot be used: {0}")]
+    Unsuitable(String),
     /// More than an export takes.
     #[error("all {0} connections of the export are in use: close one, or raise their number")]
     Connections(u16),

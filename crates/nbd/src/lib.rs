@@ -5,6 +5,7 @@
 //!   handshake       from the greeting to the transmission phase, for servers and for clients: bytes in, bytes out
 //!   export          disks of this host that others use: a device with a queue for each connection
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
+//!   import          disks of other hosts, as backings
 //! ```
 //!
 //! The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; section names in this crate are those of that document.
@@ -15,6 +16,8 @@
 mod error;
 pub mod export;
 pub mod handshake;
+pub mod import;
+pub mod mutation;
 pub mod spec;
 pub mod transmission;
 

@@ -17,9 +17,9 @@ pub(crate) trait Orphan: Send {
     fn wait(&mut self);
 }
 
-/// Counts the channels whose operations have not ended.
+/// Counts the channels whose operations have not ended. For whoever implements [`Backing::wait_quiet`](crate::Backing::wait_quiet).
 #[derive(Debug, Default)]
-pub(crate) struct OrphanedIo {
+pub struct OrphanedIo {
     left: Mutex<usize>,
     fewer: Condvar,
 }
@@ -36,7 +36,7 @@ impl OrphanedIo {
     }
 
     /// Waits for the operations of a dropped channel on a thread of its own. Returns at once.
-    pub fn take(self: &Arc<Self>, orphan: Box<dyn Orphan>) {
+    pub(crate) fn take(self: &Arc<Self>, orphan: Box<dyn Orphan>) {
         let guard = self.guard();
         let work = move || {
             let mut orphan = orphan;
@@ -63,7 +63,8 @@ impl OrphanedIo {
 }
 
 /// What an orphan that waits elsewhere holds until it has ended.
-pub(crate) struct CountGuard(Arc<OrphanedIo>);
+#[derive(Debug)]
+pub struct CountGuard(Arc<OrphanedIo>);
 
 impl Drop for CountGuard {
     fn drop(&mut self) {

@@ -118,6 +118,13 @@ impl ReplyReader {
         }
     }
 
+    /// Back to the start of the transmission phase, of another connection. Does not allocate.
+    pub fn restart(&mut self, structured: bool) {
+        self.structured = structured;
+        self.state = State::Header;
+        (self.filled, self.message_length) = (0, 0);
+    }
+
     /// The message of the last [`ReplyEvent::Error`], until [`ReplyReader::next`] is called; empty if there was none. Should be
     /// UTF-8, and is what the server sent.
     pub fn message(&self) -> &[u8] {

@@ -1,0 +1,137 @@
+//! Where an export is: NBD's URIs (`doc/uri.md` of the protocol's repository).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use percent_encoding::percent_decode_str;
+use url::{Host, Url};
+
+use crate::error::NbdError;
+
+/// Where servers listen that say nothing else.
+const PORT: u16 = 10809;
+
+/// Where the server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A host by name or number, and a port.
+    Tcp {
+        /// Without brackets.
+        host: String,
+        /// TCP.
+        port: u16,
+    },
+    /// A socket of this host.
+    Unix {
+        /// Its path.
+        path: PathBuf,
+    },
+}
+
+/// An export: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`. Without a name it is the server's default export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Where the server is.
+    pub endpoint: Endpoint,
+    /// The export's name.
+    pub export: String,
+    text: String,
+}
+
+impl FromStr for Address {
+    type Err = NbdError;
+
+    fn from_str(text: &str) -> Result<Address, NbdError> {
+        let wrong = |why: &str| NbdError::Address { address: text.chars().take(200).collect(), why: why.into() };
+        let form = "write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+        let url = Url::parse(text).map_err(|error| wrong(&format!("{error}; {form}")))?;
+        let decoded = |part: &str| {
+            let text = percent_decode_str(part).decode_utf8().map_err(|_| wrong("it is not UTF-8"))?;
+            if text.contains('\0') { Err(wrong("it contains a NUL")) } else { Ok(text.into_owned()) }
+        };
+        let export = decoded(url.path().strip_prefix('/').unwrap_or(url.path()))?;
+        if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
+            return Err(wrong("NBD has no users, passwords or fragments"));
+        }
+        let mut socket = None;
+        for (key, value) in url.query_pairs() {
+            match &*key {
+                "socket" if socket.is_none() => socket = Some(PathBuf::from(&*value)),
+                _ => return Err(wrong(&format!("parameter {key:?} is not known here"))),
+            }
+        }
+        let endpoint = match (url.scheme(), socket) {
+            ("nbd", None) => {
+                let host = match url.host() {
+                    Some(Host::Domain(name)) if !name.is_empty() => decoded(name)?,
+                    Some(Host::Ipv4(number)) => number.to_string(),
+                    Some(Host::Ipv6(number)) => number.to_string(),
+                    _ => return Err(wrong("it names no host")),
+                };
+                Endpoint::Tcp { host, port: url.port().unwrap_or(PORT) }
+            }
+            ("nbd", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
+            ("nbd+unix", Some(path)) if url.host().is_none_or(|host| host == Host::Domain("")) => {
+                Endpoint::Unix { path }
+            }
+            ("nbd+unix", Some(_)) => return Err(wrong("nbd+unix takes no host: write three slashes")),
+            ("nbd+unix", None) => return Err(wrong("it names no socket: add ?socket=PATH")),
+            ("nbds" | "nbds+unix", _) => return Err(wrong("TLS is not there yet")),
+            _ => return Err(wrong(form)),
+        };
+        Ok(Address { endpoint, export, text: text.into() })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_say_what_they_mean() {
+        let tcp = |host: &str, port| Endpoint::Tcp { host: host.into(), port };
+        let unix = |path: &str| Endpoint::Unix { path: path.into() };
+        for (text, endpoint, export) in [
+            ("nbd://host-a/data", tcp("host-a", 10809), "data"),
+            ("nbd://host-a:99/data", tcp("host-a", 99), "data"),
+            ("nbd://10.0.0.1", tcp("10.0.0.1", 10809), ""),
+            ("nbd://10.0.0.1/", tcp("10.0.0.1", 10809), ""),
+            ("nbd://[fe80::1]:7/a/b", tcp("fe80::1", 7), "a/b"),
+            ("nbd://h/a%20b%2Fc", tcp("h", 10809), "a b/c"),
+            ("nbd://h//abs", tcp("h", 10809), "/abs"),
+            ("nbd+unix:///data?socket=/run/a.sock", unix("/run/a.sock"), "data"),
+            ("nbd+unix:///?socket=/run/a%20b", unix("/run/a b"), ""),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!((address.endpoint, address.export.as_str()), (endpoint, export), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, word) in [
+            ("data", "nbd://HOST"),
+            ("http://host/x", "nbd://HOST"),
+            ("nbd:///x", "no host"),
+            ("nbd://h/x?socket=/a", "nbd+unix"),
+            ("nbd+unix:///x", "?socket=PATH"),
+            ("nbd+unix://h/x?socket=/a", "three slashes"),
+            ("nbd+unix:///x?socket=/a&tls=1", "\"tls\""),
+            ("nbd://me@h/x", "no users"),
+            ("nbds://h/x", "TLS"),
+            ("nbd://h/%00", "NUL"),
+            ("nbd://h/%ff", "UTF-8"),
+            ("nbd://h:99999/x", "port"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Connections of queues that are gone: ended politely, and waited for.
+//!
+//! A server may still carry out what a connection has brought. That it has closed its end is all that NBD can tell: it has read the
+//! stream to its end. Servers that finish their requests before they close (nbdkit, ours) are quiet then; for others nothing better is
+//! known (docs/decisions/0044-remote-requests-once.md).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ioplane_storage::CountGuard;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::socket::Socket;
+use crate::spec::NBD_CMD_DISC;
+use crate::transmission::Request;
+
+/// Ends a connection, and returns when the server has closed it as well, or after `limit`. `idle`: nothing is in flight, so a
+/// disconnect request can be sent (section "Terminating the transmission phase"). Counts in `_guard` until then.
+pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _guard: CountGuard) {
+    if idle {
+        let request = Request { flags: 0, command: NBD_CMD_DISC, cookie: 0, offset: 0, length: 0 };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&socket, &request.encode(), flags);
+    }
+    socket.finish();
+    let Ok(Ok(())) = tokio::time::timeout(limit, read_to_end(&socket)).await else {
+        tracing::warn!("an NBD server has not closed a connection that ended: what it still does is not known");
+        return socket.abort();
+    };
+}
+
+/// Throws away what the server still sends, so that it is not held up.
+async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
+    let socket = socket.incoming()?;
+    let mut scrap = vec![0; 64 << 10];
+    loop {
+        let mut ready = socket.readable().await?;
+        match rustix::net::recv(&socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Ok(()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+            // A reset: its end is gone, too.
+            Err(_) => return Ok(()),
+        }
+    }
+}

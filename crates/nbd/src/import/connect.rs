@@ -1,0 +1,121 @@
+//! From an address to a connection that has passed the handshake.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::address::{Address, Endpoint};
+use super::facts::Facts;
+use super::options::ImportOptions;
+use super::socket::Socket;
+use crate::error::{NbdError, Violation};
+use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
+
+/// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
+pub const INSTANCE: &str = "ioplane:instance";
+/// Longest name of an instance.
+const LONGEST_INSTANCE: usize = 128;
+
+/// A server that has been reached.
+#[derive(Debug, Clone)]
+pub(super) struct Reached {
+    pub socket: Arc<Socket>,
+    pub facts: Facts,
+    /// Structured replies were negotiated.
+    pub structured: bool,
+    /// Which instance of an exporter of ours it is; `None` for others.
+    pub instance: Option<String>,
+}
+
+/// Connects, within [`ImportOptions::connect_timeout`].
+pub(super) async fn reach(options: &ImportOptions) -> Result<Reached, NbdError> {
+    let limit = options.connect_timeout;
+    match tokio::time::timeout(limit, connect(options)).await {
+        Ok(reached) => reached,
+        Err(_) => Err(NbdError::Slow(limit)),
+    }
+}
+
+async fn connect(options: &ImportOptions) -> Result<Reached, NbdError> {
+    let os = |doing| move |source| NbdError::Os { doing, source };
+    let (fd, connected) = match &options.address.endpoint {
+        Endpoint::Tcp { host, port } => {
+            let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
+            stream.set_nodelay(true).map_err(os("connecting"))?;
+            let connected = shake_hands(&mut stream, &options.address).await?;
+            (stream.into_std().map_err(os("connecting"))?.into(), connected)
+        }
+        Endpoint::Unix { path } => {
+            let mut stream = UnixStream::connect(path).await.map_err(os("connecting"))?;
+            let connected = shake_hands(&mut stream, &options.address).await?;
+            (stream.into_std().map_err(os("connecting"))?.into(), connected)
+        }
+    };
+    let facts = facts(&connected)?;
+    let socket = Socket::new(fd, options.dead_after).map_err(os("setting up the socket"))?;
+    let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
+    let instance = connected.contexts.iter().find_map(|context| name(&context.name));
+    if let Some(long) = instance.as_ref().filter(|name| name.len() > LONGEST_INSTANCE) {
+        return Err(NbdError::Unsuitable(format!("its instance has a name of {} bytes", long.len())));
+    }
+    Ok(Reached { socket: Arc::new(socket), facts, structured: connected.structured, instance })
+}
+
+/// Drives the handshake over `stream`.
+async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    address: &Address,
+) -> Result<Connected, NbdError> {
+    let os = |source| NbdError::Os { doing: "in the handshake", source };
+    let mut handshake = ClientHandshake::new(ClientOptions {
+        export: address.export.clone(),
+        tls: ClientTls::Never,
+        structured: true,
+        contexts: vec![INSTANCE.into()],
+    })?;
+    let (mut buffer, mut output) = ([0; 4096], Vec::new());
+    let mut got = 0;
+    loop {
+        let mut input = &buffer[..got];
+        let step = handshake.next(&mut input, &mut output)?;
+        let unread = !input.is_empty();
+        stream.write_all(&output).await.map_err(os)?;
+        output.clear();
+        match step {
+            ClientStep::Read => {}
+            ClientStep::StartTls => return Err(NbdError::TlsRequired),
+            // A server speaks when it is asked.
+            ClientStep::Transmission(_) if unread => return Err(Violation::Unasked.into()),
+            ClientStep::Transmission(connected) => return Ok(connected),
+        }
+        got = stream.read(&mut buffer).await.map_err(os)?;
+        if got == 0 {
+            return Err(os(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+    }
+}
+
+fn facts(connected: &Connected) -> Result<Facts, NbdError> {
+    let info = &connected.info;
+    let blocks = info.blocks.unwrap_or_default().checked()?;
+    let mut facts = Facts {
+        bytes: info.bytes,
+        flags: info.flags,
+        minimum_block: blocks.minimum,
+        preferred_block: blocks.preferred,
+        maximum_payload: blocks.maximum,
+    };
+    if facts.logical_block() > 4096 {
+        let why = format!("its blocks of {} bytes are larger than those of any disk (4096)", blocks.minimum);
+        return Err(NbdError::Unsuitable(why));
+    }
+    facts.bytes -= facts.bytes % u64::from(facts.logical_block());
+    if facts.bytes == 0 {
+        return Err(NbdError::Unsuitable(format!("it has {} bytes, less than a block", info.bytes)));
+    }
+    if facts.bytes > i64::MAX as u64 {
+        return Err(NbdError::Unsuitable(format!("its {} bytes are more than a disk can have", info.bytes)));
+    }
+    Ok(facts)
+}

@@ -1,0 +1,327 @@
+//! The control half of one connection: makes it, watches over it, makes it again. A task of its own, never on an I/O core.
+//!
+//! ```text
+//!   Connecting -> Connected --lost--> Reconnecting -> Connected ...
+//!                                         |    \-- give_up_after: requests fail, attempts go on
+//!                                         \-- Stopped: a device failure, until somebody calls retry
+//! ```
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::io::unix::AsyncFd;
+use tokio::time::sleep;
+
+use super::Shared;
+use super::connect::{Reached, reach};
+use super::link::{Delivery, Link};
+use super::socket::{Socket, readable};
+use super::status::{ConnectionState, Loss};
+use crate::error::Violation;
+use crate::mutation::{Rule, removed};
+
+/// So many connections in a row that a server ends by breaking the protocol are a device failure.
+const MOST_VIOLATIONS: u32 = 5;
+/// Two of them are in a row if there is less time between them.
+const IN_A_ROW: Duration = Duration::from_secs(60);
+/// Between two looks at a connection without requests, at most.
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+/// Between two looks at one that the server has ended.
+const ENDING_TICK: Duration = Duration::from_millis(10);
+/// How often it is asked whether the channel before has gone, where only one may be connected.
+const TURN_TICK: Duration = Duration::from_millis(5);
+
+/// See the module.
+pub(super) struct Keeper {
+    pub link: Arc<Link>,
+    pub shared: Arc<Shared>,
+    report: AsyncFd<Arc<OwnedFd>>,
+    generation: u32,
+    /// How long to wait before the next attempt.
+    delay: Duration,
+    violations: u32,
+    last_violation: Option<Instant>,
+}
+
+/// Why an attempt has come to nothing.
+enum Attempt {
+    /// Another may do better.
+    Failed(String),
+    /// A person has to decide.
+    Stop(String),
+}
+
+impl Keeper {
+    /// Must be called in a runtime.
+    pub fn new(link: Arc<Link>, shared: Arc<Shared>) -> std::io::Result<Self> {
+        let report = readable(link.report.clone())?;
+        let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
+        Ok(Keeper { link, shared, report, generation: 0, delay, violations, last_violation })
+    }
+
+    /// Until the channel is dropped. `first`: a connection that has been made already.
+    pub async fn run(mut self, mut first: Option<Reached>) {
+        let mut loss = None;
+        loop {
+            let reached = match first.take() {
+                Some(reached) => Some(reached),
+                None => self.reconnect(loss).await,
+            };
+            let Some(reached) = reached else { break };
+            let replies = self.link.counters.replies.load(Ordering::Relaxed);
+            self.generation += 1;
+            let socket = reached.socket;
+            let (structured, generation) = (reached.structured, self.generation);
+            self.link.set_state(ConnectionState::Connected { since: Instant::now() });
+            self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
+            loss = self.watch(&socket).await;
+            self.link.unwatch(&socket);
+            let answered = self.link.counters.replies.load(Ordering::Relaxed) != replies;
+            match loss {
+                None => {
+                    tokio::spawn(self.shared.see_out(socket, true));
+                    break;
+                }
+                Some(Loss::Suspended) => {
+                    tokio::spawn(self.shared.see_out(socket, false));
+                    if !self.used_again().await {
+                        break;
+                    }
+                }
+                Some(loss) => {
+                    tracing::warn!(address = %self.shared.options.address, %loss, "a connection to an NBD server is lost");
+                    socket.abort();
+                    self.link.count_loss();
+                    self.delay = if answered { Duration::ZERO } else { self.next_delay() };
+                    self.count_violation(loss);
+                }
+            }
+        }
+        self.link.set_state(ConnectionState::Closed);
+        self.link.tidy();
+    }
+
+    /// Why the connection is lost; `None` if the channel is gone.
+    async fn watch(&mut self, socket: &Arc<Socket>) -> Option<Loss> {
+        let dead_after = self.shared.options.dead_after;
+        let usual = (dead_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK);
+        let ended = match socket.ended() {
+            Ok(ended) => ended,
+            Err(error) => return Some(Loss::System(error.raw_os_error().unwrap_or(libc::EIO))),
+        };
+        let (mut progress, mut headway) = (self.link.progress(), Instant::now());
+        let mut ending = false;
+        loop {
+            let tick = if ending { ENDING_TICK.min(usual) } else { usual };
+            tokio::select! {
+                _ = reported(&self.report) => {}
+                _ = ended.readable(), if !ending => ending = true,
+                () = sleep(tick) => {}
+            }
+            self.link.tidy();
+            if let Some(loss) = self.link.loss(self.generation) {
+                return Some(loss);
+            }
+            if self.link.closing() {
+                return None;
+            }
+            if self.idle_and_readable(socket) {
+                return Some(if ending { Loss::Closed } else { Loss::Violation(Violation::Unasked) });
+            }
+            let now = self.link.progress();
+            if self.link.in_flight() == 0 || now != progress {
+                (progress, headway) = (now, Instant::now());
+            } else if headway.elapsed() >= dead_after {
+                return Some(Loss::Silent(dead_after));
+            }
+        }
+    }
+
+    /// Whether the server says something although nothing was asked: the channel does not look then, and its core could not sleep.
+    fn idle_and_readable(&self, socket: &Socket) -> bool {
+        let requests = || self.link.counters.requests.load(Ordering::SeqCst);
+        // What a request that came and went meanwhile has brought is none of that.
+        let before = requests();
+        self.link.in_flight() == 0
+            && socket.readable()
+            && self.link.in_flight() == 0
+            && requests() == before
+    }
+
+    /// Waits until the channel, which has given up all that was in flight, is dropped or used again. Says which.
+    async fn used_again(&self) -> bool {
+        loop {
+            if self.link.closing() {
+                return false;
+            }
+            if self.link.in_flight() > 0 {
+                return true;
+            }
+            tokio::select! {
+                () = reported(&self.report) => {}
+                () = sleep(ENDING_TICK) => {}
+            }
+        }
+    }
+
+    /// Another connection, `None` if the channel is gone before there is one.
+    async fn reconnect(&mut self, loss: Option<Loss>) -> Option<Reached> {
+        let since = Instant::now();
+        let (mut attempts, mut failure, mut gave_up) = (0, String::new(), false);
+        let mut stop = self.too_many_violations();
+        loop {
+            if let Some(why) = stop.take() {
+                tracing::error!(address = %self.shared.options.address, why, "an NBD export is out of use");
+                self.link.set_state(ConnectionState::Stopped { since, why });
+                self.link.set_refuse(true);
+                if !self.decided().await {
+                    return None;
+                }
+                self.violations = 0;
+                self.link.set_refuse(gave_up);
+            }
+            if let Some(loss) = loss {
+                let failure = failure.clone();
+                self.link.set_state(ConnectionState::Reconnecting { since, loss, attempts, failure, gave_up });
+            }
+            if !self.pause(self.delay).await {
+                return None;
+            }
+            let give_up_in = self.shared.options.give_up_after.filter(|_| !gave_up);
+            let give_up_in = give_up_in.map(|after| after.saturating_sub(since.elapsed()));
+            let result = {
+                let attempt = self.attempt();
+                tokio::pin!(attempt);
+                loop {
+                    tokio::select! {
+                        result = &mut attempt => break result,
+                        () = sleep(give_up_in.unwrap_or(Duration::MAX)), if give_up_in.is_some() && !gave_up => {
+                            gave_up = true;
+                            self.link.set_refuse(true);
+                        }
+                        () = reported(&self.report) => if self.link.closing() {
+                            return None;
+                        }
+                    }
+                }
+            };
+            attempts += 1;
+            match result {
+                Ok(reached) => return Some(reached),
+                Err(Attempt::Failed(why)) => failure = why,
+                Err(Attempt::Stop(why)) => stop = Some(why),
+            }
+            self.delay = self.next_delay();
+            if self.shared.options.give_up_after.is_some_and(|after| since.elapsed() >= after) && !gave_up {
+                gave_up = true;
+                self.link.set_refuse(true);
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<Reached, Attempt> {
+        self.turn().await;
+        let shared = &self.shared;
+        let reached = reach(&shared.options).await.map_err(|error| Attempt::Failed(error.to_string()))?;
+        if let Some(misfit) = shared.facts.misfit(&reached.facts) {
+            return Err(Attempt::Failed(misfit));
+        }
+        let known = shared.instance.load_full();
+        match (known.as_deref(), &reached.instance) {
+            (Some(_), None) => return Err(Attempt::Failed("the server does not say which instance it is".into())),
+            (Some(known), Some(now)) if known != now => {
+                if shared.writes.dirty() {
+                    return Err(Attempt::Stop(format!(
+                        "the exporter is another instance ({now}, was {known}), and writes that it acknowledged were not \
+                         flushed: they may be lost. Check the disk, then allow a retry"
+                    )));
+                }
+                shared.instance.store(Some(Arc::new(now.clone())));
+            }
+            _ => {}
+        }
+        if let (Some(fence), Some(instance)) = (&shared.options.fence, &reached.instance)
+            && !removed(Rule::Fence)
+        {
+            let limit = shared.options.dead_after.max(shared.options.connect_timeout);
+            match tokio::time::timeout(limit, fence.confirm(instance, self.generation + 1)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => return Err(Attempt::Failed(why)),
+                Err(_) => return Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into())),
+            }
+        }
+        Ok(reached)
+    }
+
+    /// Where only one connection may be there, waits until that of an earlier channel has gone.
+    async fn turn(&self) {
+        while !self.shared.facts.can_multi_conn() && !self.shared.orphans.wait_quiet(Instant::now()) {
+            sleep(TURN_TICK).await;
+        }
+    }
+
+    /// False if the channel goes meanwhile.
+    async fn pause(&self, time: Duration) -> bool {
+        let until = tokio::time::Instant::now() + time;
+        loop {
+            if self.link.closing() {
+                return false;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => return true,
+                () = reported(&self.report) => {}
+            }
+        }
+    }
+
+    /// Waits for a person's decision. False if the channel goes meanwhile.
+    async fn decided(&self) -> bool {
+        let decision = self.shared.retry.notified();
+        tokio::pin!(decision);
+        loop {
+            if self.link.closing() {
+                return false;
+            }
+            tokio::select! {
+                () = &mut decision => return true,
+                () = reported(&self.report) => {}
+            }
+        }
+    }
+
+    fn next_delay(&self) -> Duration {
+        let (least, most) = self.shared.options.retry;
+        jittered((self.delay * 2).clamp(least, most.max(least)))
+    }
+
+    fn count_violation(&mut self, loss: Loss) {
+        if matches!(loss, Loss::Violation(_)) {
+            let in_a_row = self.last_violation.is_some_and(|last| last.elapsed() < IN_A_ROW);
+            self.violations = if in_a_row { self.violations + 1 } else { 1 };
+            self.last_violation = Some(Instant::now());
+            self.delay = self.delay.max(self.shared.options.retry.0);
+        }
+    }
+
+    fn too_many_violations(&self) -> Option<String> {
+        let why = || format!("the server broke the protocol on {MOST_VIOLATIONS} connections in a row");
+        (self.violations >= MOST_VIOLATIONS).then(why)
+    }
+}
+
+/// Until the channel has reported something.
+async fn reported(report: &AsyncFd<Arc<OwnedFd>>) {
+    if let Ok(mut ready) = report.readable().await {
+        let _ = rustix::io::read(report.get_ref(), &mut [0; 8]);
+        ready.clear_ready();
+    }
+}
+
+/// A quarter more or less, so that the importers of a server that is back do not all come at once.
+fn jittered(time: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0) % 1000;
+    time.mul_f64(0.75 + random as f64 / 2000.0)
+}

@@ -1,0 +1,201 @@
+//! Imports: disks of other hosts, over NBD, as backings.
+//!
+//! ```text
+//!   control plane   Import -- one keeper for each channel: connect, handshake, watch, connect again
+//!                                | Link: mail, losses, counters; no lock
+//!   I/O core        ImportChannel  submit -> sendmsg        guest memory <--> socket
+//!                                  reap   <- recvmsg
+//! ```
+//!
+//! A network failure is told from a device failure. A lost or silent connection is a network failure: requests wait, and are sent again on the
+//! next one, each in effect once (docs/decisions/0044-remote-requests-once.md). An error that the server reports is a device failure:
+//! the guest gets it at once. So is a server that breaks the protocol again and again.
+//!
+//! Must not know: rings, leases, who the guest is.
+
+#![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use ioplane_storage::{Backing, BackingInfo, IoChannel, OrphanedIo, StorageError};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+mod address;
+mod channel;
+mod closing;
+mod connect;
+mod coverage;
+mod facts;
+mod keeper;
+mod link;
+mod operation;
+mod options;
+mod overlap;
+mod seat;
+mod socket;
+mod status;
+
+use channel::ImportChannel;
+use connect::{Reached, reach};
+use facts::Facts;
+use keeper::Keeper;
+use link::{Link, Writes};
+use seat::Seat;
+use socket::Socket;
+
+pub use address::{Address, Endpoint};
+pub use connect::INSTANCE;
+pub use options::{AtStart, Confirmed, Fence, ImportOptions, Unfenced};
+pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
+
+use crate::error::NbdError;
+
+/// Most channels of one import. More queues than any guest has processors here.
+const MOST_CHANNELS: usize = 256;
+
+/// A disk of another host.
+#[derive(Debug)]
+pub struct Import {
+    shared: Arc<Shared>,
+    runtime: Handle,
+    /// The connection by which the export was looked at, for the first channel.
+    spare: Mutex<Option<Reached>>,
+}
+
+/// What the keepers of an import share.
+#[derive(Debug)]
+struct Shared {
+    options: ImportOptions,
+    facts: Facts,
+    instance: ArcSwapOption<String>,
+    writes: Arc<Writes>,
+    orphans: Arc<OrphanedIo>,
+    channels: Arc<AtomicUsize>,
+    links: ArcSwap<Vec<Weak<Link>>>,
+    /// A person has decided that what has stopped may go on.
+    retry: Notify,
+}
+
+impl Import {
+    /// Connects, and learns what the export is. Must be called in a tokio runtime, which from then on has a task for each channel.
+    pub async fn open(options: ImportOptions) -> Result<Arc<Import>, NbdError> {
+        let reached = loop {
+            match reach(&options).await {
+                Ok(reached) => break reached,
+                Err(error) if options.at_start == AtStart::Refuse => return Err(error),
+                Err(error) => {
+                    tracing::info!(address = %options.address, %error, "waiting for an NBD export");
+                    tokio::time::sleep(options.retry.0).await;
+                }
+            }
+        };
+        let shared = Shared {
+            facts: reached.facts,
+            instance: ArcSwapOption::from_pointee(reached.instance.clone()),
+            writes: Arc::default(),
+            orphans: Arc::default(),
+            channels: Arc::default(),
+            links: ArcSwap::default(),
+            retry: Notify::new(),
+            options,
+        };
+        let spare = Mutex::new(Some(reached));
+        Ok(Arc::new(Import { shared: Arc::new(shared), runtime: Handle::current(), spare }))
+    }
+
+    /// How it stands. Takes no lock.
+    pub fn status(&self) -> ImportStatus {
+        let shared = &self.shared;
+        let links = shared.links.load();
+        ImportStatus {
+            address: shared.options.address.to_string(),
+            instance: shared.instance.load().as_deref().cloned(),
+            dirty: shared.writes.dirty(),
+            connections: links.iter().filter_map(Weak::upgrade).map(|link| link.status()).collect(),
+            closing: !shared.orphans.wait_quiet(Instant::now()),
+        }
+    }
+
+    /// A person has looked at what was wrong: connections that have stopped are made again.
+    pub fn retry(&self) {
+        self.shared.retry.notify_waiters();
+    }
+
+    fn unsuitable(&self, why: &str) -> StorageError {
+        StorageError::Unsuitable { image: self.shared.options.address.to_string(), why: why.into() }
+    }
+}
+
+impl Shared {
+    /// Whether requests that may have been carried out are sent again.
+    fn replays(&self) -> bool {
+        let fenced = self.options.fence.is_some() && self.instance.load().is_some();
+        fenced || self.options.unfenced == Unfenced::Replay
+    }
+
+    /// Ends a connection whose channel is gone; until the server has, [`Backing::wait_quiet`] says no.
+    fn see_out(&self, socket: Arc<Socket>, idle: bool) -> impl Future<Output = ()> + use<> {
+        closing::see_out(socket, idle, self.options.dead_after, self.orphans.guard())
+    }
+}
+
+impl Backing for Import {
+    fn info(&self) -> BackingInfo {
+        let facts = &self.shared.facts;
+        BackingInfo {
+            name: self.shared.options.address.to_string(),
+            bytes: facts.bytes,
+            logical_block: facts.logical_block(),
+            physical_block: facts.preferred_block.max(facts.logical_block()),
+            read_only: facts.read_only(),
+            // A server that cannot be asked to flush does not say whether it has a cache. As Linux's client does, it is taken to have none.
+            volatile_cache: facts.can_flush() && !facts.read_only(),
+            discards: facts.can_trim(),
+        }
+    }
+
+    /// Each channel has a connection of its own. It need not be there yet: requests wait for it.
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
+        let shared = &self.shared;
+        let most = if shared.facts.can_multi_conn() { MOST_CHANNELS } else { 1 };
+        let seat = Seat::take(&shared.channels, most).ok_or_else(|| {
+            self.unsuitable(
+                "the server does not say that its connections share a cache (NBD_FLAG_CAN_MULTI_CONN), so a flush on one would \
+                 not cover writes on another: give the disk one queue (queues = 1)",
+            )
+        })?;
+        let os = |source| StorageError::Os {
+            image: shared.options.address.to_string(),
+            doing: "making the events of a connection",
+            source,
+        };
+        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone()).map_err(os)?;
+        let _runtime = self.runtime.enter();
+        let keeper = Keeper::new(link.clone(), shared.clone()).map_err(os)?;
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.runtime.spawn(keeper.run(spare));
+        shared.links.rcu(|links| {
+            let living = links.iter().filter(|link| link.strong_count() > 0);
+            living.cloned().chain([Arc::downgrade(&link)]).collect::<Vec<_>>()
+        });
+        Ok(Box::new(ImportChannel::new(link, depth, seat)))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        if bytes == self.shared.facts.bytes {
+            return Ok(());
+        }
+        let why = "its size is that of the export: change it at the exporter, then import it again".into();
+        Err(StorageError::Size { image: self.shared.options.address.to_string(), bytes, why })
+    }
+
+    /// Until the servers have closed the connections of channels that are gone, or have been silent for
+    /// [`ImportOptions::dead_after`]. A server that closes first and works on afterwards is not seen through.
+    fn wait_quiet(&self, deadline: Instant) -> bool {
+        self.shared.orphans.wait_quiet(deadline)
+    }
+}

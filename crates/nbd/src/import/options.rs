@@ -1,0 +1,79 @@
+//! How to import.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::Address;
+
+/// What becomes of writes and flushes in flight when a connection is lost and nobody can say whether the server still works on them:
+/// a server of others, or one of ours without a [`Fence`]. Reads are always sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unfenced {
+    /// They fail, and so does the next flush if acknowledged writes were not flushed. The guest decides.
+    #[default]
+    Fail,
+    /// They are sent again. A server that carries the old ones out later undoes newer writes: only for servers that finish or forget
+    /// the requests of a connection when it is lost, and whose cache survives whatever ends the connection.
+    Replay,
+}
+
+/// What becomes of an import whose exporter cannot be reached when it is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtStart {
+    /// Opening fails.
+    #[default]
+    Refuse,
+    /// Opening waits until it can be reached.
+    Wait,
+}
+
+/// What [`Fence::confirm`] returns.
+pub type Confirmed<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+
+/// Asks an exporter of ours whether an old connection is done with. Control half.
+pub trait Fence: Send + Sync + fmt::Debug {
+    /// Ends when the exporter has confirmed that it reads no older connection of this import any more, and that all it had begun for them has
+    /// ended. Before that nothing is sent on the new connection. `instance` is what the exporter calls itself, `epoch` counts the connections of
+    /// one channel. An error is a reason to connect again; waiting for too long is one as well.
+    fn confirm<'a>(&'a self, instance: &'a str, epoch: u32) -> Confirmed<'a>;
+}
+
+/// How to import an export.
+#[derive(Debug, Clone)]
+pub struct ImportOptions {
+    /// The export.
+    pub address: Address,
+    /// Without headway for so long, with requests in flight, the network counts as lost. Longer than the server's disk may take.
+    pub dead_after: Duration,
+    /// Most time for one attempt to connect, handshake included.
+    pub connect_timeout: Duration,
+    /// Least and most time between two attempts, each cut or lengthened by a quarter at random.
+    pub retry: (Duration, Duration),
+    /// Without a connection for so long, requests fail with EIO until there is one again. `None`: they wait.
+    pub give_up_after: Option<Duration>,
+    /// See [`Unfenced`].
+    pub unfenced: Unfenced,
+    /// See [`Fence`].
+    pub fence: Option<Arc<dyn Fence>>,
+    /// See [`AtStart`].
+    pub at_start: AtStart,
+}
+
+impl ImportOptions {
+    /// 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever.
+    pub fn new(address: Address) -> Self {
+        ImportOptions {
+            address,
+            dead_after: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(10),
+            retry: (Duration::from_millis(100), Duration::from_secs(5)),
+            give_up_after: None,
+            unfenced: Unfenced::default(),
+            fence: None,
+            at_start: AtStart::default(),
+        }
+    }
+}

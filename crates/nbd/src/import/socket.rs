@@ -1,0 +1,205 @@
+//! A connected stream socket, in the calls that an I/O core makes of it: none of them blocks.
+
+#![allow(unsafe_code)]
+// UNSAFETY: hands addresses of guest memory, which a held map keeps mapped, to `sendmsg` and `recvmsg`; never touches the bytes
+// behind them. Ends connections by a `connect` that rustix has no word for, and registers descriptors with tokio.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ioplane_memory::IoVec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::net::{AddressFamily, Shutdown};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
+pub(super) struct IoTable {
+    entries: Vec<libc::iovec>,
+    bytes: usize,
+}
+
+// SAFETY: addresses and lengths; using them needs an unsafe block of its own.
+unsafe impl Send for IoTable {}
+
+impl IoTable {
+    /// Room for `entries`, at most 1024 (IOV_MAX). Allocates.
+    pub fn with_room(entries: usize) -> Self {
+        IoTable { entries: Vec::with_capacity(entries.min(1024)), bytes: 0 }
+    }
+
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes = 0;
+    }
+
+    /// Bytes of all entries.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many more entries there is room for.
+    pub fn room(&self) -> usize {
+        self.entries.capacity() - self.entries.len()
+    }
+
+    /// A place to [`IoTable::cut`] at.
+    pub fn mark(&self) -> (usize, usize) {
+        (self.entries.len(), self.bytes)
+    }
+
+    /// Takes off what was added since `mark`.
+    pub fn cut(&mut self, mark: (usize, usize)) {
+        self.entries.truncate(mark.0);
+        self.bytes = mark.1;
+    }
+
+    /// Leaves only the first entry.
+    pub fn keep_first(&mut self) {
+        self.entries.truncate(1);
+        self.bytes = self.entries.first().map_or(0, |entry| entry.iov_len);
+    }
+
+    /// Adds memory of ours. False, and nothing is added, if there is no room.
+    pub fn push_own(&mut self, bytes: &[u8]) -> bool {
+        self.push(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Adds memory of ours that may be stored into.
+    pub fn push_own_mut(&mut self, bytes: &mut [u8]) -> bool {
+        self.push(bytes.as_mut_ptr(), bytes.len())
+    }
+
+    /// Adds `len` bytes of a span of guest memory, from `skip` on.
+    pub fn push_guest(&mut self, span: &IoVec, skip: usize, len: usize) -> bool {
+        debug_assert!(skip + len <= span.len());
+        self.push(span.base().wrapping_add(skip), len)
+    }
+
+    fn push(&mut self, base: *mut u8, len: usize) -> bool {
+        if len == 0 {
+            return true;
+        }
+        if self.room() == 0 {
+            return false;
+        }
+        self.entries.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+        self.bytes += len;
+        true
+    }
+}
+
+/// One end of a connection, non-blocking. Shared by the channel, which sends and receives, and the control half, which ends it.
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: Arc<OwnedFd>,
+    tcp: bool,
+}
+
+impl Socket {
+    /// Takes a connected socket. Small requests of a TCP connection go out at once, and data that nobody acknowledges for `dead_after`
+    /// end it (`TCP_USER_TIMEOUT`).
+    pub fn new(fd: OwnedFd, dead_after: Duration) -> std::io::Result<Socket> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let family = rustix::net::sockopt::socket_domain(&fd)?;
+        let tcp = family == AddressFamily::INET || family == AddressFamily::INET6;
+        if tcp {
+            rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
+            let ms = u32::try_from(dead_after.as_millis()).unwrap_or(u32::MAX);
+            rustix::net::sockopt::set_tcp_user_timeout(&fd, ms)?;
+        }
+        Ok(Socket { fd: Arc::new(fd), tcp })
+    }
+
+    /// Sends as much of `table` as the socket takes now; says how many bytes.
+    ///
+    /// # Safety
+    /// Every entry is memory of ours that is not written to meanwhile, or guest memory that is kept mapped.
+    pub unsafe fn send(&self, table: &mut IoTable) -> Result<usize, i32> {
+        let mut message = header(table);
+        // SAFETY: a message of valid entries, by the caller's promise; guest memory that is gone is EFAULT.
+        let sent = unsafe {
+            libc::sendmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        outcome(sent)
+    }
+
+    /// Receives what is there, as far as it fits into `table`; says how many bytes, 0 at the end of the stream.
+    ///
+    /// # Safety
+    /// Every entry is memory of ours that nobody else looks at, or guest memory that is kept mapped and may be stored into.
+    pub unsafe fn receive(&self, table: &mut IoTable) -> Result<usize, i32> {
+        let mut message = header(table);
+        // SAFETY: as in `send`.
+        let got =
+            unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        outcome(got)
+    }
+
+    /// No more is sent than what the socket has taken; the peer is told.
+    pub fn finish(&self) {
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+    }
+
+    /// Ends the connection at once. What the peer has not acknowledged is thrown away, so that a network that comes back
+    /// delivers nothing of it. Descriptors of the socket stay valid and report an error.
+    pub fn abort(&self) {
+        if self.tcp {
+            // SAFETY: an address of the family AF_UNSPEC, which ends the connection with a reset and empties its queues.
+            unsafe {
+                let nobody: libc::sockaddr = MaybeUninit::zeroed().assume_init();
+                let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+                libc::connect(self.fd.as_raw_fd(), &raw const nobody, len);
+            }
+        }
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Whether something is there to be received, or the stream has ended. Does not take it.
+    pub fn readable(&self) -> bool {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0)
+    }
+
+    /// What the control half is told by when something can be received. Must be called in a runtime.
+    pub fn incoming(&self) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
+        readable(self.fd.clone())
+    }
+
+    /// What the control half is told by when the peer has ended its stream, and not before. Must be called in a runtime.
+    pub fn ended(&self) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
+        let watch = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&watch, &self.fd, EventData::new_u64(0), EventFlags::RDHUP)?;
+        readable(Arc::new(watch))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Tells when `fd` is readable. Must be called in a runtime.
+pub(super) fn readable(fd: Arc<OwnedFd>) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
+    // SAFETY: an owned descriptor, which stays open and the same while what is returned holds it.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+fn header(table: &mut IoTable) -> libc::msghdr {
+    // SAFETY: a structure of integers and pointers, all of which may be zero.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = table.entries.as_mut_ptr();
+    message.msg_iovlen = table.entries.len();
+    message
+}
+
+fn outcome(result: isize) -> Result<usize, i32> {
+    match usize::try_from(result) {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+    }
+}

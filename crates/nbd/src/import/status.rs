@@ -1,0 +1,110 @@
+//! What can be told of an import while it runs.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::error::Violation;
+
+/// Why a connection is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The server has closed it.
+    Closed,
+    /// The system says so, by errno.
+    System(i32),
+    /// Requests were in flight, and the server made no headway for so long.
+    Silent(Duration),
+    /// The server broke the protocol.
+    Violation(Violation),
+    /// The server is shutting down (`NBD_ESHUTDOWN`).
+    ShuttingDown,
+    /// The guest took memory away while it was being sent from, in the middle of a write.
+    GuestMemory,
+    /// The queue left its core with requests in flight.
+    Suspended,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Closed => f.write_str("the server closed the connection"),
+            Loss::System(errno) => std::io::Error::from_raw_os_error(*errno).fmt(f),
+            Loss::Silent(time) => write!(f, "no reply for {} ms", time.as_millis()),
+            Loss::Violation(violation) => write!(f, "the server broke the protocol: {violation}"),
+            Loss::ShuttingDown => f.write_str("the server is shutting down"),
+            Loss::GuestMemory => f.write_str("the guest took its memory away in the middle of a write"),
+            Loss::Suspended => f.write_str("the queue was suspended"),
+        }
+    }
+}
+
+/// How a connection stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectionState {
+    /// Its first connection is being made.
+    Connecting,
+    /// Requests go to the server.
+    Connected {
+        /// Since when.
+        since: Instant,
+    },
+    /// A network failure: requests wait for another connection.
+    Reconnecting {
+        /// Since when the connection is lost.
+        since: Instant,
+        /// Why it was lost.
+        loss: Loss,
+        /// Attempts that have failed since.
+        attempts: u32,
+        /// Why the last attempt failed; empty before the first.
+        failure: String,
+        /// Requests fail instead of waiting: `give_up_after` has passed.
+        gave_up: bool,
+    },
+    /// A device failure: requests fail until a person decides ([`super::Import::retry`]).
+    Stopped {
+        /// Since when.
+        since: Instant,
+        /// What is wrong.
+        why: String,
+    },
+    /// Its channel is gone.
+    Closed,
+}
+
+/// One connection of an import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionStatus {
+    /// How it stands.
+    pub state: ConnectionState,
+    /// Operations in flight.
+    pub in_flight: usize,
+    /// Requests sent, replays among them.
+    pub requests: u64,
+    /// Requests sent again, since their connection was lost.
+    pub replays: u64,
+    /// Bytes that reads have brought.
+    pub bytes_read: u64,
+    /// Bytes that acknowledged writes have carried.
+    pub bytes_written: u64,
+    /// Requests that the server has answered with an error: device failures.
+    pub device_errors: u64,
+    /// Connections lost: network failures.
+    pub losses: u64,
+}
+
+/// An import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportStatus {
+    /// Where the export is.
+    pub address: String,
+    /// The instance that an exporter of ours has told.
+    pub instance: Option<String>,
+    /// Writes have been acknowledged that no flush has made durable yet.
+    pub dirty: bool,
+    /// One for each channel.
+    pub connections: Vec<ConnectionStatus>,
+    /// Connections of channels that are gone have not been closed by the server yet.
+    pub closing: bool,
+}

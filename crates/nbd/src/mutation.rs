@@ -1,0 +1,39 @@
+//! Taking a rule of replays out, to prove that the histories' checker notices; as `ioplane_memory::mutation` does with the invariants.
+//!
+//! With the feature `mutations` a rule is gone after [`remove`]. Without it the question is a constant. What each rule is for stands in
+//! docs/decisions/0044-remote-requests-once.md.
+
+/// What makes a replay safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Rule {
+    /// A request in flight on a lost connection is sent again.
+    Replay = 1,
+    /// A request that has been answered is never sent again.
+    AnsweredOnce = 2,
+    /// A write waits for those in flight that it overlaps.
+    OneWriter = 3,
+    /// Nothing is replayed before the fence has confirmed that the old connection is read no more.
+    Fence = 4,
+}
+
+#[cfg(feature = "mutations")]
+static REMOVED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Takes `rule` out for this process, or puts all back with `None`.
+#[cfg(feature = "mutations")]
+pub fn remove(rule: Option<Rule>) {
+    REMOVED.store(rule.map_or(0, |rule| rule as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether `rule` has been taken out. Always false without the feature `mutations`.
+#[inline(always)]
+pub(crate) fn removed(rule: Rule) -> bool {
+    #[cfg(feature = "mutations")]
+    return REMOVED.load(std::sync::atomic::Ordering::Relaxed) == rule as u8;
+    #[cfg(not(feature = "mutations"))]
+    {
+        let _ = rule;
+        false
+    }
+}

@@ -1,0 +1,156 @@
+//! `nbd_server`: a client that says anything before the transmission phase.
+//!
+//! Oracles: no panic; the same in any pieces; where TLS is required nothing but errors is said, and no transmission phase begins, before it
+//! has started; what is said in one step is bounded.
+
+use arbitrary::{Result, Unstructured};
+use ioplane_nbd::handshake::server::{NAMESPACE, Refusal, ServerHandshake, ServerStep, TlsPolicy};
+use ioplane_nbd::handshake::{BlockSizes, ExportInfo};
+use ioplane_nbd::spec::*;
+
+use super::{damage, name, pieces};
+use crate::Signature;
+
+/// Most that one step says: what is sent before more is made, and the longest answer to one option.
+const LONGEST: usize = 128 << 10;
+
+/// Runs one input.
+pub fn run(data: &[u8]) -> u64 {
+    let mut signature = Signature::default();
+    let _ = talk(&mut Unstructured::new(data), &mut signature);
+    signature.value()
+}
+
+fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
+    let policy = *input.choose(&[TlsPolicy::Unsupported, TlsPolicy::Offered, TlsPolicy::Required])?;
+    let said = options(input)?;
+    let (output, end) = serve(policy, std::iter::once(&said[..]));
+    let cut = pieces(input, &said)?;
+    let again = serve(policy, cut.into_iter());
+    // What comes in one piece behind STARTTLS was sent too early; in pieces it looks like what came over TLS.
+    if !end.contains("PlainTextBeforeTls") {
+        assert_eq!(again, (output.clone(), end.clone()), "other pieces, other answers");
+    }
+    signature.count(output.len() as u64);
+    signature.saw(&end);
+    Ok(())
+}
+
+fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut said = u32::from(input.int_in_range(0..=4u8)? ^ 3).to_be_bytes().to_vec();
+    for _ in 0..input.int_in_range(0..=12u8)? {
+        let option = u32::from(input.int_in_range(0..=12u8)?);
+        let mut data = Vec::new();
+        match option {
+            NBD_OPT_EXPORT_NAME => data = name(input)?,
+            NBD_OPT_INFO | NBD_OPT_GO => {
+                let name = name(input)?;
+                data.extend((name.len() as u32).to_be_bytes());
+                data.extend(name);
+                let items = input.int_in_range(0..=4u16)?;
+                data.extend(items.to_be_bytes());
+                (0..items).for_each(|item| data.extend(item.to_be_bytes()));
+            }
+            NBD_OPT_LIST_META_CONTEXT | NBD_OPT_SET_META_CONTEXT => {
+                let name = name(input)?;
+                data.extend((name.len() as u32).to_be_bytes());
+                data.extend(name);
+                let queries = input.int_in_range(0..=3u32)?;
+                data.extend(queries.to_be_bytes());
+                for _ in 0..queries {
+                    let query =
+                        *input.choose(&["base:", BASE_ALLOCATION, "ioplane:x", "ioplane:", "q", ""])?;
+                    data.extend((query.len() as u32).to_be_bytes());
+                    data.extend(query.as_bytes());
+                }
+            }
+            _ if input.ratio(1, 4)? => data = input.arbitrary()?,
+            _ => {}
+        }
+        damage(input, &mut data)?;
+        let mut length = data.len() as u32;
+        if input.ratio(1, 32)? {
+            length = input.arbitrary()?;
+        }
+        let mut header = [&IHAVEOPT.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes()].concat();
+        if input.ratio(1, 32)? {
+            damage(input, &mut header)?;
+        }
+        said.extend(header);
+        said.extend(data);
+    }
+    Ok(said)
+}
+
+fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, String) {
+    let mut handshake = ServerHandshake::new(policy);
+    let mut all = Vec::new();
+    for mut input in std::iter::once(&[][..]).chain(said) {
+        loop {
+            let mut output = Vec::new();
+            let step = handshake.next(&mut input, &mut output);
+            assert!(output.len() <= LONGEST, "{} bytes in one step", output.len());
+            let plain = policy == TlsPolicy::Required && !handshake.has_tls();
+            match step {
+                Ok(ServerStep::Read) => {
+                    all.extend(output);
+                    break;
+                }
+                Ok(ServerStep::Send) => {}
+                Ok(ServerStep::Find { name, .. }) => {
+                    assert!(!plain, "something is told before TLS");
+                    handshake.answer(found(&name), &mut output);
+                }
+                Ok(ServerStep::List) => {
+                    assert!(!plain, "something is told before TLS");
+                    handshake.list([("disk", "of the fuzzer")].into_iter(), &mut output);
+                }
+                Ok(ServerStep::Query { query, .. }) => {
+                    assert!(query.starts_with(NAMESPACE));
+                    let name = format!("{query}=1");
+                    handshake.context((query.len() > NAMESPACE.len()).then_some(&name));
+                }
+                Ok(ServerStep::StartTls) => {
+                    assert_ne!(policy, TlsPolicy::Unsupported, "TLS that is not there");
+                    handshake.tls_started();
+                }
+                Ok(ServerStep::Transmission(negotiated)) => {
+                    assert!(!plain, "plain text although TLS is required");
+                    assert!(
+                        negotiated.name == "disk"
+                            && (negotiated.structured || negotiated.contexts.is_empty())
+                    );
+                    all.extend(output);
+                    return (all, format!("{negotiated:?}"));
+                }
+                Ok(ServerStep::End) => {
+                    all.extend(output);
+                    return (all, "end".into());
+                }
+                Err(violation) => {
+                    all.extend(output);
+                    return (
+                        all,
+                        format!("{violation:?}").split(['(', '{']).next().unwrap_or_default().to_owned(),
+                    );
+                }
+            }
+            all.extend(output);
+        }
+    }
+    (all, "waits".into())
+}
+
+fn found(name: &str) -> std::result::Result<ExportInfo, Refusal> {
+    match name {
+        "disk" => Ok(ExportInfo {
+            name: "disk".into(),
+            description: "of the fuzzer".into(),
+            bytes: 1 << 20,
+            flags: 1,
+            blocks: Some(BlockSizes::default()),
+        }),
+        "" => Err(Refusal::Policy("no".into())),
+        _ => Err(Refusal::Unknown),
+    }
+}
