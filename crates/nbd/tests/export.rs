@@ -14,6 +14,7 @@ use ioplane_nbd::export::{End, Export, ExportOptions};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::Request;
 use ioplane_nbd::{NbdError, Violation};
+use ioplane_scheduler::{LimitSet, LimitUnit, RateBucket, RateLimit};
 use ioplane_storage::filter::{Delay, Fail, Failure, OpKind, Stall, When};
 use ioplane_storage::{Backing, MemoryBacking};
 use support::*;
@@ -424,4 +425,82 @@ fn options_that_cannot_be_are_refused() {
     assert!(with(|options| options.largest = 4 << 20));
     assert!(with(|options| options.memory = 1 << 20));
     assert!(!with(|_| ()));
+}
+
+/// Polls of the core while `act` waits and nothing can be done.
+fn steps_while_resting(server: &Server) -> u64 {
+    let before = server.core.read();
+    std::thread::sleep(Duration::from_millis(400));
+    server.core.read().steps - before.steps
+}
+
+#[test]
+fn a_core_sleeps_while_clients_are_silent_or_read_nothing() {
+    for notify in [Notify::Notified, Notify::Polled] {
+        let stall = Stall::new(memory());
+        let mut server = Server::with(stall.clone(), ExportOptions::default(), notify);
+        let (mut silent, _) = server.connect(true);
+        let (mut deaf, _) = server.connect(true);
+        let (mut half, _) = server.connect(true);
+        let (mut waiting, _) = server.connect(true);
+        assert_eq!(silent.read(0, 4096).error, 0);
+        half.send(NBD_CMD_WRITE, 0, 0, 4096, &[1; 100]);
+        for _ in 0..64 {
+            deaf.send(NBD_CMD_READ, 0, 0, 1 << 20, &[]);
+        }
+        // More than it takes, on a disk that hangs: what is left stays in the socket, which is readable all the time.
+        stall.stall();
+        for _ in 0..100 {
+            waiting.send(NBD_CMD_READ, 0, 0, 4096, &[]);
+        }
+        // The spin of a polled core is 50 ms.
+        std::thread::sleep(Duration::from_millis(200));
+        let steps = steps_while_resting(&server);
+        assert!(steps < 400, "{notify:?}: {steps} polls in 400 ms of silence");
+        stall.release();
+        for _ in 0..100 {
+            assert_eq!(waiting.reply().unwrap().error, 0);
+        }
+        half.stream.write_all(&[1; 3996]).unwrap();
+        assert_eq!(half.reply().unwrap().error, 0);
+        for _ in 0..64 {
+            assert_eq!(deaf.reply().unwrap().data.len(), 1 << 20);
+        }
+        assert_eq!(silent.read(0, 4096).error, 0);
+    }
+}
+
+#[test]
+fn limits_hold_requests_back() {
+    let limit = RateLimit { per_second: 200.try_into().unwrap(), burst: 1 };
+    let mut limits = LimitSet::default();
+    limits.add(LimitUnit::Requests, Arc::new(RateBucket::new(limit)));
+    let mut server = Server::new(memory());
+    server.running().device_mut().set_limits(limits);
+    let (mut client, _) = server.connect(true);
+    let began = Instant::now();
+    for number in 0..40 {
+        client.send(NBD_CMD_READ, 0, number * 4096, 4096, &[]);
+    }
+    let steps = steps_while_resting(&server);
+    for _ in 0..40 {
+        assert_eq!(client.reply().unwrap().error, 0);
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(190), "40 requests took {took:?} at 200 a second");
+    assert!(steps < 1000, "{steps} polls for 40 requests");
+}
+
+#[test]
+fn the_end_of_a_connection_that_its_owner_closes_is_not_told_of_the_next_one() {
+    let mut server = Server::new(memory());
+    let (client, queue) = server.connect(true);
+    drop(client);
+    // It has ended by itself, or is about to, when the owner closes it.
+    server.running().device_mut().close(queue);
+    server.stop(queue);
+    let (mut next, again) = server.connect(true);
+    assert_eq!(again, queue);
+    assert_eq!(server.running().device().ended().try_next(), None);
+    assert_eq!(next.read(0, 512).error, 0);
 }

@@ -77,6 +77,18 @@ impl EndedQueue {
         self.waker.wake();
     }
 
+    /// The poller of a queue has parked: nobody needs to hear of its connection's end any more. Called by the owner, which also takes.
+    pub fn forget(&self, queue: u16) {
+        for _ in 0..self.ended.len() {
+            match self.ended.pop() {
+                Some(ended) if ended.queue != queue => drop(self.ended.push(ended)),
+                _ => {}
+            }
+        }
+        // Another one may have come meanwhile, for which the waiting task was woken and found nothing.
+        self.waker.wake();
+    }
+
     fn poll(&self, context: &mut Context<'_>) -> Poll<Ended> {
         self.waker.register(context.waker());
         self.ended.pop().map_or(Poll::Pending, Poll::Ready)

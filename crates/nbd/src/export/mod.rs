@@ -356,6 +356,8 @@ impl Device for Export {
             return;
         };
         let connection = poller.into_connection();
+        // The queue may be somebody else's when the owner looks.
+        self.ended.forget(queue as u16);
         let closing = matches!(self.places[queue], Place::Closing).then_some(End::ByOwner);
         self.places[queue] = match connection.end.or(closing) {
             Some(end) => {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod hand;
 pub mod listener;
 
 use std::collections::HashMap;
