@@ -21,6 +21,7 @@ mod group;
 mod network;
 mod pool;
 mod queue;
+mod remote;
 
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
@@ -36,6 +37,7 @@ pub use network::{
 };
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
+pub use remote::{RemoteReport, RemoteWord};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -303,7 +305,7 @@ impl DiskReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackingReport {
-    /// `file` or `memory`.
+    /// `file`, `memory` or `remote`.
     pub kind: String,
     /// The image.
     pub path: Option<PathBuf>,
@@ -313,6 +315,9 @@ pub struct BackingReport {
     pub why_threads: Option<String>,
     /// Whether I/O goes past the host's page cache.
     pub direct: Option<bool>,
+    /// How the connections to its server stand, while it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteReport>,
 }
 
 /// One queue.

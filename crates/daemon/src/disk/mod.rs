@@ -1,6 +1,7 @@
 //! One disk: opened, served, changed, reported.
 
 mod migration_socket;
+mod remote;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -16,6 +17,7 @@ use ioplane_api::spec::{
     set_group,
 };
 use ioplane_device::QuiescenceProof;
+use ioplane_nbd::import::Import;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::blk::{Blk, BlkOptions};
@@ -41,30 +43,42 @@ pub struct Opened {
     pub report: BackingReport,
     /// Which image it is.
     pub image: Option<ImageId>,
+    /// The same backing, where it is another machine's.
+    pub import: Option<Arc<Import>>,
+}
+
+/// What is said of a backing of which only the kind is known.
+fn plain_report(kind: &str) -> BackingReport {
+    BackingReport {
+        kind: kind.to_owned(),
+        path: None,
+        engine: None,
+        why_threads: None,
+        direct: None,
+        remote: None,
+    }
 }
 
 impl Opened {
     fn memory(backing: Arc<MemoryBacking>) -> Self {
-        let report = BackingReport {
-            kind: "memory".to_owned(),
-            path: None,
-            engine: None,
-            why_threads: None,
-            direct: None,
-        };
-        Opened { backing, report, image: None }
+        Opened { backing, report: plain_report("memory"), image: None, import: None }
+    }
+
+    fn remote(import: Arc<Import>) -> Self {
+        let backing = import.clone();
+        Opened { backing, report: plain_report("remote"), image: None, import: Some(import) }
     }
 
     fn file(backing: Arc<FileBacking>, path: &Path) -> Self {
         let report = BackingReport {
-            kind: "file".to_owned(),
             path: Some(path.to_owned()),
             engine: Some(backing.engine().to_string()),
             why_threads: backing.why_threads().map(str::to_owned),
             direct: Some(backing.is_direct()),
+            ..plain_report("file")
         };
         let image = backing.id();
-        Opened { backing, report, image }
+        Opened { backing, report, image, import: None }
     }
 }
 
@@ -91,11 +105,17 @@ fn file_options(
     }
 }
 
-/// Opens what is behind a disk that another process serves, beside it. `file` is that one's.
-pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened, Refusal> {
-    match &record.now.backing {
-        BackingSpec::Memory { bytes } => Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?)),
-        BackingSpec::File { path, format, direct, engine } => {
+/// Opens what is behind a disk that another process serves, beside it. `file` is that one's; a disk of another machine has none.
+pub fn adopt(record: &DiskRecord, owner: &Path, file: Option<OwnedFd>) -> Result<Opened, Refusal> {
+    match (&record.now.backing, file) {
+        (BackingSpec::Memory { bytes }, Some(file)) => {
+            Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?))
+        }
+        // A connection of its own, by which nothing is asked for until the predecessor is done with its own.
+        (BackingSpec::Remote { remote, timeout_s }, None) => {
+            Ok(Opened::remote(remote::open(remote, *timeout_s)?))
+        }
+        (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
             let options = file_options(&record.now, path, how, record.image, owner);
             let backing = FileBacking::adopt(&options, file)?;
@@ -103,6 +123,11 @@ pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened,
                 backing.resize(bytes)?;
             }
             Ok(Opened::file(backing, path))
+        }
+        (backing, file) => {
+            let came = if file.is_some() { "came with a descriptor" } else { "came without a descriptor" };
+            let what = format!("{} {came}", backing.name());
+            Err(Refusal::failed(what, "this is a bug: report it with the log"))
         }
     }
 }
@@ -131,6 +156,9 @@ pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
     let (spec, bytes) = (&record.now, record.bytes);
     let (path, how) = match &spec.backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
+        BackingSpec::Remote { remote, timeout_s } => {
+            return Ok(Opened::remote(remote::open(remote, *timeout_s)?));
+        }
         BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };
     let options = file_options(spec, path, how, record.image, owner);
@@ -164,10 +192,27 @@ pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
 /// A disk that is being served.
 pub struct Disk {
     pub(super) served: Served<Disk>,
-    pub(super) backing: Arc<Mutex<BackingReport>>,
+    pub(super) backing: Arc<Mutex<Shown>>,
 }
 
-fn lock(backing: &Mutex<BackingReport>) -> MutexGuard<'_, BackingReport> {
+/// What a report says of a disk's backing.
+pub(super) struct Shown {
+    report: BackingReport,
+    import: Option<Arc<Import>>,
+}
+
+impl Shown {
+    /// Of one that has been opened.
+    pub(super) fn new(opened: &Opened) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Shown { report: opened.report.clone(), import: opened.import.clone() }))
+    }
+
+    fn report(&self) -> BackingReport {
+        BackingReport { remote: self.import.as_deref().map(remote::report), ..self.report.clone() }
+    }
+}
+
+fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
     backing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -229,6 +274,7 @@ impl Disk {
                     let device = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file());
                     record.bytes = device.then_some(bytes);
                 }
+                BackingSpec::Remote { .. } => {}
             })
         };
         let outcome = self
@@ -294,7 +340,7 @@ impl Disk {
                     )),
                 };
             }
-            *lock(&shown) = opened.report;
+            *lock(&shown) = Shown { report: opened.report, import: opened.import };
             Ok((old, before != model.bytes()))
         };
         let exchange =
@@ -387,9 +433,9 @@ impl ServedKind for Disk {
         let opened = blocking(move || open(&wanted, &owner)).await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
+        let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
-        let served = Served::start(model, record, context)?;
-        Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
+        Ok(Disk { served: Served::start(model, record, context)?, backing })
     }
 
     fn service(&self) -> &Served<Disk> {
@@ -398,7 +444,7 @@ impl ServedKind for Disk {
 
     async fn report(&self) -> DiskReport {
         let mut report = self.busy();
-        report.backing = lock(&self.backing).clone();
+        report.backing = lock(&self.backing).report();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };
@@ -426,9 +472,9 @@ impl ServedKind for Disk {
         let (kind, path, size) = match &spec.backing {
             BackingSpec::File { path, .. } => ("file", Some(path.clone()), 0),
             BackingSpec::Memory { bytes } => ("memory", None, *bytes),
+            BackingSpec::Remote { .. } => ("remote", None, 0),
         };
-        let backing =
-            BackingReport { kind: kind.to_owned(), path, engine: None, why_threads: None, direct: None };
+        let backing = BackingReport { path, ..plain_report(kind) };
         DiskReport {
             name,
             state,

@@ -1,13 +1,12 @@
 //! A disk's share of a hand-over: its image or its memory, opened once more.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ioplane_virtio::blk::Blk;
 
 use super::super::context::DaemonContext;
-use super::super::disk::{self, Disk, Opened};
+use super::super::disk::{self, Disk, Opened, Shown};
 use super::super::served::Served;
 use super::super::state_file::DiskRecord;
 use super::handover::{HandoverExtras, HandoverKind};
@@ -34,12 +33,13 @@ impl HandoverKind for Disk {
         _below: &(),
         mut files: Vec<OwnedFd>,
     ) -> Result<(Blk, Opened), Refusal> {
-        let (Some(file), true) = (files.pop(), files.is_empty()) else {
+        let file = files.pop();
+        if !files.is_empty() {
             return Err(Refusal::failed(
                 "a disk comes with one descriptor",
                 "this is a bug: report it with the log",
             ));
-        };
+        }
         let opened = disk::adopt(record, &context.socket(&record.now), file)?;
         let membership = context.groups.membership(&record.now);
         Ok((disk::model(&record.now, opened.backing.clone(), membership), opened))
@@ -60,6 +60,6 @@ impl HandoverKind for Disk {
         {
             tracing::warn!(%error, "writing down which image it is");
         }
-        Disk { served, backing: Arc::new(Mutex::new(opened.report)) }
+        Disk { served, backing: Shown::new(&opened) }
     }
 }

@@ -1,0 +1,54 @@
+//! Disks of other machines.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether a disk's server can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum RemoteWord {
+    /// Every connection is there, or there is none since no guest uses the disk.
+    Connected,
+    /// A connection is being made for the first time.
+    Connecting,
+    /// The network has failed: requests wait, and connecting is tried again.
+    Reconnecting,
+    /// The network has failed for longer than `timeout_s`: requests fail, and connecting is tried again.
+    Failing,
+    /// The server has failed, in a way that connecting again would not mend: requests fail.
+    Stopped,
+}
+
+/// How an imported disk's connections to its server stand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RemoteReport {
+    /// Where it is, as an NBD URI.
+    pub uri: String,
+    /// The worst of its connections.
+    pub state: RemoteWord,
+    /// Why it is not `connected`.
+    pub why: Option<String>,
+    /// Since when the worst connection is so, in milliseconds until now; nothing while it is being made.
+    pub for_ms: Option<u64>,
+    /// Which start of the exporter it is, if that tells.
+    pub instance: Option<String>,
+    /// Connections, one for each queue in use.
+    pub connections: u64,
+    /// Requests that have no reply yet.
+    pub in_flight: u64,
+    /// Requests sent, those that were sent again included.
+    pub requests: u64,
+    /// Requests sent again after a connection was lost.
+    pub replays: u64,
+    /// Connections lost.
+    pub losses: u64,
+    /// Requests that the server has answered with an error.
+    pub device_errors: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Writes have been acknowledged that no flush has made durable yet.
+    pub dirty: bool,
+}

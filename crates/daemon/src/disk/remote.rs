@@ -1,0 +1,79 @@
+//! What is behind a disk of another machine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ioplane_api::report::{RemoteReport, RemoteWord};
+use ioplane_api::spec::NbdUri;
+use ioplane_nbd::import::{Address, ConnectionState, ConnectionStatus, Import, ImportOptions};
+
+use crate::refusal::Refusal;
+
+/// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
+pub fn open(uri: &NbdUri, timeout_s: Option<u64>) -> Result<Arc<Import>, Refusal> {
+    let address: Address = uri.as_str().parse().map_err(|error: ioplane_nbd::NbdError| {
+        Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data").at("remote")
+    })?;
+    let options =
+        ImportOptions { give_up_after: timeout_s.map(Duration::from_secs), ..ImportOptions::new(address) };
+    let runtime = tokio::runtime::Handle::current();
+    let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
+    opened.map_err(|error| {
+        let remedy = format!("see whether the server runs and can be reached: nbdinfo '{uri}'");
+        Refusal::failed(format!("{uri}: {error}"), remedy)
+    })
+}
+
+/// How its connections stand.
+pub fn report(import: &Import) -> RemoteReport {
+    let status = import.status();
+    let open = || status.connections.iter().filter(|one| one.state != ConnectionState::Closed);
+    let worst = open().max_by_key(|one| word(&one.state));
+    let sum = |of: fn(&ConnectionStatus) -> u64| status.connections.iter().map(of).sum();
+    RemoteReport {
+        uri: status.address.clone(),
+        state: worst.map_or(RemoteWord::Connected, |one| word(&one.state)),
+        why: worst.and_then(|one| why(&one.state)),
+        for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
+        instance: status.instance.clone(),
+        connections: open().count() as u64,
+        in_flight: sum(|one| one.in_flight as u64),
+        requests: sum(|one| one.requests),
+        replays: sum(|one| one.replays),
+        losses: sum(|one| one.losses),
+        device_errors: sum(|one| one.device_errors),
+        bytes_read: sum(|one| one.bytes_read),
+        bytes_written: sum(|one| one.bytes_written),
+        dirty: status.dirty,
+    }
+}
+
+fn word(state: &ConnectionState) -> RemoteWord {
+    match state {
+        ConnectionState::Connecting => RemoteWord::Connecting,
+        ConnectionState::Connected { .. } | ConnectionState::Closed => RemoteWord::Connected,
+        ConnectionState::Reconnecting { gave_up: true, .. } => RemoteWord::Failing,
+        ConnectionState::Reconnecting { .. } => RemoteWord::Reconnecting,
+        ConnectionState::Stopped { .. } => RemoteWord::Stopped,
+    }
+}
+
+fn why(state: &ConnectionState) -> Option<String> {
+    match state {
+        ConnectionState::Connecting | ConnectionState::Connected { .. } | ConnectionState::Closed => None,
+        ConnectionState::Reconnecting { loss, failure, .. } if failure.is_empty() => Some(loss.to_string()),
+        ConnectionState::Reconnecting { loss, failure, attempts, .. } => {
+            Some(format!("{loss}; {attempts} attempts to connect again, the last: {failure}"))
+        }
+        ConnectionState::Stopped { why, .. } => Some(why.clone()),
+    }
+}
+
+fn since(state: &ConnectionState) -> Option<Instant> {
+    match state {
+        ConnectionState::Connecting | ConnectionState::Closed => None,
+        ConnectionState::Connected { since }
+        | ConnectionState::Reconnecting { since, .. }
+        | ConnectionState::Stopped { since, .. } => Some(*since),
+    }
+}
