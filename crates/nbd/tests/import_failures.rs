@@ -246,6 +246,31 @@ fn what_the_server_cannot_do_is_done_without_it() {
     assert_eq!(rig.read((1 << 20) - 512, 1024), Err(Fault::BeyondEnd));
 }
 
+/// All that one reap may do is used up by the data; the end of the reply has come with them.
+#[test]
+fn a_reply_that_takes_a_whole_reap_ends() {
+    const LEN: u32 = 256 << 10;
+    for hole in (0..=LEN).step_by(4096) {
+        let server = Server::start(Terms::default(), move |mut session| {
+            while let Some(asked) = session.next() {
+                let (first, rest) = (hole, LEN - hole);
+                let mut reply = Vec::new();
+                if first > 0 {
+                    reply.extend(hole_chunk(&asked, u16::from(rest == 0), asked.offset, first));
+                }
+                if rest > 0 {
+                    reply.extend(data_chunk(&asked, 1, asked.offset + u64::from(first), &vec![4; rest as usize]));
+                }
+                session.send(&reply);
+            }
+        });
+        let import = import(server.options());
+        let mut rig = Rig::new(&*import, 4);
+        let read = rig.read(0, LEN).unwrap();
+        assert!(read.iter().enumerate().all(|(at, byte)| *byte == if at < hole as usize { 0 } else { 4 }));
+    }
+}
+
 #[test]
 fn a_read_only_export_is_a_read_only_disk() {
     let (server, disk) = Server::obedient(Terms { flags: ALL | NBD_FLAG_READ_ONLY, ..Terms::default() });

@@ -1,8 +1,8 @@
 //! Connections of queues that are gone: ended politely, and waited for.
 //!
 //! A server may still carry out what a connection has brought. That it has closed its end is all that NBD can tell: it has read the
-//! stream to its end. Servers that finish their requests before they close (nbdkit, ours) are quiet then; for others nothing better is
-//! known (docs/decisions/0044-remote-requests-once.md).
+//! stream to its end. A server that finishes its requests before it closes is quiet then; of others nothing better is known
+//! (docs/decisions/0044-remote-requests-once.md).
 
 use std::sync::Arc;
 use std::time::Duration;
