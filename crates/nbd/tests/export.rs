@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::Notify;
 use ioplane_device::QueueSet;
-use ioplane_nbd::export::{End, Export, ExportOptions};
+use ioplane_nbd::export::{ConnectionEnd, Export, ExportOptions};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::Request;
 use ioplane_nbd::{NbdError, Violation};
@@ -49,7 +49,7 @@ fn what_is_written_is_read_again_in_every_form() {
             assert_eq!(client.call(NBD_CMD_TRIM, NBD_CMD_FLAG_FUA, 8 << 20, 32 << 20, &[]).error, 0);
             assert_eq!(client.read(0, 0).error, 0);
             client.disconnect();
-            assert_eq!(server.ended().end, End::Disconnected);
+            assert_eq!(server.ended().end, ConnectionEnd::Disconnected);
             assert_eq!(server.running().device().connections(), 0);
         }
     }
@@ -195,11 +195,11 @@ fn a_client_that_reads_no_replies_is_read_no_more_and_others_go_on() {
     let meter = server.running().device().meter(0).unwrap().clone();
     assert!(meter.read().requests < 100, "{} requests were answered", meter.read().requests);
     drop(slow);
-    assert!(matches!(server.ended().end, End::Lost(_) | End::CutOff));
+    assert!(matches!(server.ended().end, ConnectionEnd::Lost(_) | ConnectionEnd::CutOff));
 }
 
 /// How the connection ends of a client that does that.
-fn end_of(act: impl FnOnce(&mut Client)) -> End {
+fn end_of(act: impl FnOnce(&mut Client)) -> ConnectionEnd {
     let mut server = Server::new(memory());
     let (mut other, _) = server.connect(true);
     let (mut client, queue) = server.connect(true);
@@ -219,29 +219,29 @@ fn end_of(act: impl FnOnce(&mut Client)) -> End {
 
 #[test]
 fn connections_end_for_a_reason() {
-    assert_eq!(end_of(|client| client.stream.shutdown(Shutdown::Both).unwrap()), End::Closed);
+    assert_eq!(end_of(|client| client.stream.shutdown(Shutdown::Both).unwrap()), ConnectionEnd::Closed);
     assert_eq!(
         end_of(|client| client
             .stream
             .write_all(&[0x25, 0x60])
             .and_then(|()| client.stream.shutdown(Shutdown::Write))
             .unwrap()),
-        End::CutOff
+        ConnectionEnd::CutOff
     );
     let write = |client: &mut Client| {
         client.send(NBD_CMD_WRITE, 0, 0, 4096, &[1; 100]);
         client.stream.shutdown(Shutdown::Write).unwrap();
     };
-    assert_eq!(end_of(write), End::CutOff);
+    assert_eq!(end_of(write), ConnectionEnd::CutOff);
     let magic = Violation::RequestMagic(0x4745_5420);
     assert_eq!(
         end_of(|client| client.stream.write_all(b"GET / HTTP/1.1\r\nHost: disk\r\n\r\n").unwrap()),
-        End::Violation(magic)
+        ConnectionEnd::Violation(magic)
     );
     let huge = |client: &mut Client| {
         client.send(NBD_CMD_WRITE, 0, 0, u32::MAX, &[]);
     };
-    assert_eq!(end_of(huge), End::Violation(Violation::PayloadLength(u32::MAX)));
+    assert_eq!(end_of(huge), ConnectionEnd::Violation(Violation::PayloadLength(u32::MAX)));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_client_that_closes_its_side_gets_its_replies() {
         assert_eq!(client.reply().unwrap().error, 0);
     }
     assert_eq!(client.reply(), None);
-    assert_eq!(server.ended().end, End::Closed);
+    assert_eq!(server.ended().end, ConnectionEnd::Closed);
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn replies_are_sent_before_a_disconnect() {
         assert_eq!(client.reply().unwrap().data.len(), 1 << 20);
     }
     assert_eq!(client.reply(), None);
-    assert_eq!(server.ended().end, End::Disconnected);
+    assert_eq!(server.ended().end, ConnectionEnd::Disconnected);
 }
 
 #[test]

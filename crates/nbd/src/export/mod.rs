@@ -33,11 +33,11 @@ use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, StorageError};
 use rustix::net::sockopt;
 
-pub use accept::{Accepted, Exports, Handshakes};
+pub use accept::{AcceptedClient, Exports, Handshakes};
 use check::Terms;
 use connection::{Connection, Setup};
 use ended::EndedQueue;
-pub use ended::{End, Ended, EndedConnections};
+pub use ended::{ConnectionEnd, Ended, EndedConnections};
 use poller::{ExportPoller, Provided};
 pub use published::PublishedExport;
 use readiness::Readiness;
@@ -118,8 +118,8 @@ pub struct Export {
     places: Vec<Place>,
     meters: Vec<Arc<Meter>>,
     ended: Arc<EndedQueue>,
-    /// How many connections have ended, by [`End::NAMES`].
-    ends: [u64; End::NAMES.len()],
+    /// How many connections have ended, by [`ConnectionEnd::NAMES`].
+    ends: [u64; ConnectionEnd::NAMES.len()],
     limits: LimitSet,
     share: Share,
 }
@@ -140,7 +140,7 @@ impl Export {
             places: (0..queues).map(|_| Place::Free).collect(),
             meters: (0..queues).map(|_| Arc::default()).collect(),
             ended: EndedQueue::new(queues),
-            ends: [0; End::NAMES.len()],
+            ends: [0; ConnectionEnd::NAMES.len()],
             limits: LimitSet::default(),
             share: Share::default(),
             published,
@@ -243,7 +243,7 @@ impl Export {
         match place {
             Place::Here(_) => {
                 *place = Place::Free;
-                self.count_end(End::ByOwner);
+                self.count_end(ConnectionEnd::ByOwner);
             }
             Place::Running => *place = Place::Closing,
             Place::Free | Place::Closing => {}
@@ -256,13 +256,13 @@ impl Export {
         self.places.iter().filter(|place| !matches!(place, Place::Free)).count()
     }
 
-    /// How many connections have ended, by the name of the [`End`].
+    /// How many connections have ended, by the name of the [`ConnectionEnd`].
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        End::NAMES.into_iter().zip(self.ends)
+        ConnectionEnd::NAMES.into_iter().zip(self.ends)
     }
 
-    fn count_end(&mut self, end: End) {
-        if let Some(at) = End::NAMES.iter().position(|name| *name == end.name()) {
+    fn count_end(&mut self, end: ConnectionEnd) {
+        if let Some(at) = ConnectionEnd::NAMES.iter().position(|name| *name == end.name()) {
             self.ends[at] += 1;
         }
     }
@@ -358,7 +358,7 @@ impl Device for Export {
         let connection = poller.into_connection();
         // The queue may be somebody else's when the owner looks.
         self.ended.forget(queue as u16);
-        let closing = matches!(self.places[queue], Place::Closing).then_some(End::ByOwner);
+        let closing = matches!(self.places[queue], Place::Closing).then_some(ConnectionEnd::ByOwner);
         self.places[queue] = match connection.end.or(closing) {
             Some(end) => {
                 self.count_end(end);

@@ -19,7 +19,7 @@ use ioplane_storage::{Fault, IoChannel, MAX_RANGES, Op, Outcome, Submitted, Tag}
 
 use super::check::{Ask, Refused, error_of};
 use super::connection::{Connection, Intake, Phase, ReplyPart, Stage};
-use super::ended::{End, Ended, EndedQueue};
+use super::ended::{ConnectionEnd, Ended, EndedQueue};
 use super::memory::Chain;
 use super::readiness::{Interest, Readiness};
 use super::socket::{self, Moved, ReceiveError, Sending};
@@ -160,7 +160,7 @@ impl ExportPoller {
                     };
                     match Request::decode(bytes) {
                         Ok(request) if request.command == NBD_CMD_DISC => {
-                            self.connection.end(End::Disconnected)
+                            self.connection.end(ConnectionEnd::Disconnected)
                         }
                         Ok(request) => self.connection.intake = Intake::Held(request),
                         Err(violation) => self.connection.violated(violation),
@@ -237,7 +237,7 @@ impl ExportPoller {
         let copied = ahead.len().min((length - got) as usize);
         if copied > 0 {
             if self.connection.memory.write(chain, got, &ahead[..copied]).is_err() {
-                self.connection.end(End::Memory);
+                self.connection.end(ConnectionEnd::Memory);
                 return false;
             }
             self.connection.staging.consume(copied);
@@ -300,15 +300,15 @@ impl ExportPoller {
             Ok(Moved::End) => {
                 let between = matches!(self.connection.intake, Intake::Header)
                     && self.connection.staging.filled().is_empty();
-                self.connection.end(if between { End::Closed } else { End::CutOff });
+                self.connection.end(if between { ConnectionEnd::Closed } else { ConnectionEnd::CutOff });
                 None
             }
             Err(ReceiveError::Lost(errno)) => {
-                self.connection.end(End::Lost(errno.raw_os_error()));
+                self.connection.end(ConnectionEnd::Lost(errno.raw_os_error()));
                 None
             }
             Err(ReceiveError::Memory) => {
-                self.connection.end(End::Memory);
+                self.connection.end(ConnectionEnd::Memory);
                 None
             }
         }
@@ -481,7 +481,7 @@ impl ExportPoller {
                 ReplyPart::Range(range) => sending.push_range(range),
             });
             if gathered.is_err() {
-                self.connection.end(End::Memory);
+                self.connection.end(ConnectionEnd::Memory);
                 break;
             }
             let bytes = sending.bytes();
@@ -495,7 +495,7 @@ impl ExportPoller {
                     any = true;
                 }
                 Ok(Moved::Later | Moved::End) => self.blocked = true,
-                Err(errno) => self.connection.end(End::Lost(errno.raw_os_error())),
+                Err(errno) => self.connection.end(ConnectionEnd::Lost(errno.raw_os_error())),
             }
         }
         any
