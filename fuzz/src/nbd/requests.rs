@@ -187,7 +187,8 @@ fn requests(input: &mut Unstructured<'_>, asked: &mut HashMap<u64, Request>) -> 
         bytes.resize(bytes.len() + request.payload() as usize, cookie as u8);
         sound &= command != NBD_CMD_DISC;
         if input.ratio(1, 32)? {
-            let at = input.choose_index(Request::SIZE)?;
+            // Not in the cookie: two requests of one cookie could not be told apart.
+            let at = (16 + input.choose_index(Request::SIZE - 8)?) % Request::SIZE;
             bytes[at] ^= 1 << input.int_in_range(0..=7u8)?;
             sound = false;
             let mut header = [0; Request::SIZE];
