@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::Notify;
 use ioplane_device::QueueSet;
-use ioplane_nbd::export::{ConnectionEnd, Export, ExportOptions};
+use ioplane_nbd::export::{AcceptedClient, ConnectionEnd, Export, ExportOptions};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::Request;
 use ioplane_nbd::{NbdError, Violation};
@@ -503,4 +503,40 @@ fn the_end_of_a_connection_that_its_owner_closes_is_not_told_of_the_next_one() {
     assert_eq!(again, queue);
     assert_eq!(server.running().device().ended().try_next(), None);
     assert_eq!(next.read(0, 512).error, 0);
+}
+
+#[test]
+fn a_tcp_client_that_reads_nothing_for_too_long_is_lost() {
+    let options = ExportOptions { silence: Duration::from_secs(3), ..ExportOptions::default() };
+    let mut server = Server::with(memory(), options, Notify::Notified);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = std::thread::spawn(move || {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let mut hello = 3_u32.to_be_bytes().to_vec();
+        hello.extend(IHAVEOPT.to_be_bytes());
+        hello.extend(NBD_OPT_EXPORT_NAME.to_be_bytes());
+        hello.extend(4_u32.to_be_bytes());
+        hello.extend(b"disk");
+        stream.write_all(&hello).unwrap();
+        stream
+    });
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (handshakes, published) = (&server.handshakes, &server.published);
+    let accepted = server.tokio.block_on(async {
+        handshakes.accept(tokio::net::TcpStream::from_std(stream).unwrap(), published).await
+    });
+    let AcceptedClient { stream, negotiated, ahead } = accepted.unwrap().expect("a client that stays");
+    assert!(negotiated.by_name && !negotiated.structured);
+    let socket = stream.into_std().unwrap().into();
+    let queue = server.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
+    server.start(queue);
+    let mut client = client.join().unwrap();
+    // More replies than the buffers of both sockets hold.
+    for cookie in 0..64 {
+        let request = Request { flags: 0, command: NBD_CMD_READ, cookie, offset: 0, length: 2 << 20 };
+        client.write_all(&request.encode()).unwrap();
+    }
+    assert_eq!(server.ended().end, ConnectionEnd::Lost(libc::ETIMEDOUT));
 }
