@@ -425,6 +425,9 @@ fn options_that_cannot_be_are_refused() {
     assert!(with(|options| options.largest = 4 << 20));
     assert!(with(|options| options.memory = 1 << 20));
     assert!(!with(|_| ()));
+    let named = |name: &str| Export::new(name, memory() as Arc<dyn Backing>, ExportOptions::default());
+    assert!(matches!(named("a\0b"), Err(NbdError::Name(_))));
+    assert!(matches!(named(&"x".repeat(4097)), Err(NbdError::Name(_))));
 }
 
 /// Polls of the core while `act` waits and nothing can be done.

@@ -36,6 +36,8 @@ impl ConnectionEnd {
             ConnectionEnd::Closed => "closed",
             ConnectionEnd::CutOff => "cut-off",
             ConnectionEnd::Lost(_) => "lost",
+            ConnectionEnd::Violation(Violation::RequestMagic(_)) => "request-magic",
+            ConnectionEnd::Violation(Violation::PayloadLength(_)) => "payload-length",
             ConnectionEnd::Violation(_) => "violation",
             ConnectionEnd::Memory => "memory",
             ConnectionEnd::ByOwner => "by-owner",
@@ -43,8 +45,17 @@ impl ConnectionEnd {
     }
 
     /// All kinds that [`ConnectionEnd::name`] gives.
-    pub const NAMES: [&str; 7] =
-        ["disconnected", "closed", "cut-off", "lost", "violation", "memory", "by-owner"];
+    pub const NAMES: [&str; 9] = [
+        "disconnected",
+        "closed",
+        "cut-off",
+        "lost",
+        "request-magic",
+        "payload-length",
+        "violation",
+        "memory",
+        "by-owner",
+    ];
 }
 
 /// A connection that has ended: its poller has nothing in flight and does nothing more. Its owner drains the queue, and with the parked
