@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::Notify;
 use ioplane_device::QueueSet;
-use ioplane_nbd::export::{End, Export, ExportOptions};
+use ioplane_nbd::export::{AcceptedClient, ConnectionEnd, Export, ExportOptions};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::Request;
 use ioplane_nbd::{NbdError, Violation};
@@ -49,7 +49,7 @@ fn what_is_written_is_read_again_in_every_form() {
             assert_eq!(client.call(NBD_CMD_TRIM, NBD_CMD_FLAG_FUA, 8 << 20, 32 << 20, &[]).error, 0);
             assert_eq!(client.read(0, 0).error, 0);
             client.disconnect();
-            assert_eq!(server.ended().end, End::Disconnected);
+            assert_eq!(server.ended().end, ConnectionEnd::Disconnected);
             assert_eq!(server.running().device().connections(), 0);
         }
     }
@@ -195,11 +195,11 @@ fn a_client_that_reads_no_replies_is_read_no_more_and_others_go_on() {
     let meter = server.running().device().meter(0).unwrap().clone();
     assert!(meter.read().requests < 100, "{} requests were answered", meter.read().requests);
     drop(slow);
-    assert!(matches!(server.ended().end, End::Lost(_) | End::CutOff));
+    assert!(matches!(server.ended().end, ConnectionEnd::Lost(_) | ConnectionEnd::CutOff));
 }
 
 /// How the connection ends of a client that does that.
-fn end_of(act: impl FnOnce(&mut Client)) -> End {
+fn end_of(act: impl FnOnce(&mut Client)) -> ConnectionEnd {
     let mut server = Server::new(memory());
     let (mut other, _) = server.connect(true);
     let (mut client, queue) = server.connect(true);
@@ -219,29 +219,29 @@ fn end_of(act: impl FnOnce(&mut Client)) -> End {
 
 #[test]
 fn connections_end_for_a_reason() {
-    assert_eq!(end_of(|client| client.stream.shutdown(Shutdown::Both).unwrap()), End::Closed);
+    assert_eq!(end_of(|client| client.stream.shutdown(Shutdown::Both).unwrap()), ConnectionEnd::Closed);
     assert_eq!(
         end_of(|client| client
             .stream
             .write_all(&[0x25, 0x60])
             .and_then(|()| client.stream.shutdown(Shutdown::Write))
             .unwrap()),
-        End::CutOff
+        ConnectionEnd::CutOff
     );
     let write = |client: &mut Client| {
         client.send(NBD_CMD_WRITE, 0, 0, 4096, &[1; 100]);
         client.stream.shutdown(Shutdown::Write).unwrap();
     };
-    assert_eq!(end_of(write), End::CutOff);
+    assert_eq!(end_of(write), ConnectionEnd::CutOff);
     let magic = Violation::RequestMagic(0x4745_5420);
     assert_eq!(
         end_of(|client| client.stream.write_all(b"GET / HTTP/1.1\r\nHost: disk\r\n\r\n").unwrap()),
-        End::Violation(magic)
+        ConnectionEnd::Violation(magic)
     );
     let huge = |client: &mut Client| {
         client.send(NBD_CMD_WRITE, 0, 0, u32::MAX, &[]);
     };
-    assert_eq!(end_of(huge), End::Violation(Violation::PayloadLength(u32::MAX)));
+    assert_eq!(end_of(huge), ConnectionEnd::Violation(Violation::PayloadLength(u32::MAX)));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_client_that_closes_its_side_gets_its_replies() {
         assert_eq!(client.reply().unwrap().error, 0);
     }
     assert_eq!(client.reply(), None);
-    assert_eq!(server.ended().end, End::Closed);
+    assert_eq!(server.ended().end, ConnectionEnd::Closed);
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn replies_are_sent_before_a_disconnect() {
         assert_eq!(client.reply().unwrap().data.len(), 1 << 20);
     }
     assert_eq!(client.reply(), None);
-    assert_eq!(server.ended().end, End::Disconnected);
+    assert_eq!(server.ended().end, ConnectionEnd::Disconnected);
 }
 
 #[test]
@@ -425,6 +425,9 @@ fn options_that_cannot_be_are_refused() {
     assert!(with(|options| options.largest = 4 << 20));
     assert!(with(|options| options.memory = 1 << 20));
     assert!(!with(|_| ()));
+    let named = |name: &str| Export::new(name, memory() as Arc<dyn Backing>, ExportOptions::default());
+    assert!(matches!(named("a\0b"), Err(NbdError::Name(_))));
+    assert!(matches!(named(&"x".repeat(4097)), Err(NbdError::Name(_))));
 }
 
 /// Polls of the core while `act` waits and nothing can be done.
@@ -503,4 +506,40 @@ fn the_end_of_a_connection_that_its_owner_closes_is_not_told_of_the_next_one() {
     assert_eq!(again, queue);
     assert_eq!(server.running().device().ended().try_next(), None);
     assert_eq!(next.read(0, 512).error, 0);
+}
+
+#[test]
+fn a_tcp_client_that_reads_nothing_for_too_long_is_lost() {
+    let options = ExportOptions { silence: Duration::from_secs(3), ..ExportOptions::default() };
+    let mut server = Server::with(memory(), options, Notify::Notified);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = std::thread::spawn(move || {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let mut hello = 3_u32.to_be_bytes().to_vec();
+        hello.extend(IHAVEOPT.to_be_bytes());
+        hello.extend(NBD_OPT_EXPORT_NAME.to_be_bytes());
+        hello.extend(4_u32.to_be_bytes());
+        hello.extend(b"disk");
+        stream.write_all(&hello).unwrap();
+        stream
+    });
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (handshakes, published) = (&server.handshakes, &server.published);
+    let accepted = server.tokio.block_on(async {
+        handshakes.accept(tokio::net::TcpStream::from_std(stream).unwrap(), published).await
+    });
+    let AcceptedClient { stream, negotiated, ahead } = accepted.unwrap().expect("a client that stays");
+    assert!(negotiated.by_name && !negotiated.structured);
+    let socket = stream.into_std().unwrap().into();
+    let queue = server.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
+    server.start(queue);
+    let mut client = client.join().unwrap();
+    // More replies than the buffers of both sockets hold.
+    for cookie in 0..64 {
+        let request = Request { flags: 0, command: NBD_CMD_READ, cookie, offset: 0, length: 2 << 20 };
+        client.write_all(&request.encode()).unwrap();
+    }
+    assert_eq!(server.ended().end, ConnectionEnd::Lost(libc::ETIMEDOUT));
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use ioplane_cores::Notify;
-use ioplane_nbd::export::{End, ExportOptions};
+use ioplane_nbd::export::{ConnectionEnd, ExportOptions};
 use ioplane_storage::{Backing, FileBacking, FileOptions, MemoryBacking};
 use support::listener::Listening;
 use support::pattern;
@@ -61,7 +61,10 @@ fn each(test: impl Fn(&Listening, &Path)) {
             let listening = Listening::new(backing, ExportOptions::default(), notify);
             test(&listening, folder.path());
             for ended in listening.close() {
-                assert!(matches!(ended.end, End::Disconnected | End::Closed), "{ended:?}");
+                assert!(
+                    matches!(ended.end, ConnectionEnd::Disconnected | ConnectionEnd::Closed),
+                    "{ended:?}"
+                );
             }
         }
     }

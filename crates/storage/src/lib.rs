@@ -32,4 +32,3 @@ pub use channel::{
 pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;
 pub use memory::MemoryBacking;
-pub use orphan::{CountGuard, OrphanedIo};

@@ -17,9 +17,9 @@ pub(crate) trait Orphan: Send {
     fn wait(&mut self);
 }
 
-/// Counts the channels whose operations have not ended. For whoever implements [`Backing::wait_quiet`](crate::Backing::wait_quiet).
+/// Counts the channels whose operations have not ended.
 #[derive(Debug, Default)]
-pub struct OrphanedIo {
+pub(crate) struct OrphanedIo {
     left: Mutex<usize>,
     fewer: Condvar,
 }
@@ -36,7 +36,7 @@ impl OrphanedIo {
     }
 
     /// Waits for the operations of a dropped channel on a thread of its own. Returns at once.
-    pub(crate) fn take(self: &Arc<Self>, orphan: Box<dyn Orphan>) {
+    pub fn take(self: &Arc<Self>, orphan: Box<dyn Orphan>) {
         let guard = self.guard();
         let work = move || {
             let mut orphan = orphan;
@@ -63,8 +63,7 @@ impl OrphanedIo {
 }
 
 /// What an orphan that waits elsewhere holds until it has ended.
-#[derive(Debug)]
-pub struct CountGuard(Arc<OrphanedIo>);
+pub(crate) struct CountGuard(Arc<OrphanedIo>);
 
 impl Drop for CountGuard {
     fn drop(&mut self) {

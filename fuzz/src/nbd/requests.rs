@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
 use ioplane_device::{QueueSet, Quiescent, Running};
@@ -21,6 +22,8 @@ use super::pieces;
 use crate::Signature;
 use crate::stage::Stage;
 
+/// Longer than anything here takes: the stage has no thread.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of the disk.
 const SIZE: u64 = 1 << 20;
 
@@ -141,7 +144,13 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
             0 => {
                 running.drain(&queues);
                 stage.run();
-                running.start(&queues, &*placement).expect("a core");
+                assert!(running.wait_stopped(&queues, Instant::now() + PATIENCE), "it does not rest");
+                if running.device().connections() == 0 {
+                    client.listen(signature);
+                    client.lost = true;
+                } else {
+                    running.start(&queues, &*placement).expect("a core");
+                }
             }
             1 => stage.nap(true),
             2..=4 => client.listen(signature),
@@ -158,6 +167,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     running.drain(&queues);
     stage.run();
     assert!(stage.is_empty(), "the poller does not park");
+    assert!(running.wait_stopped(&queues, Instant::now() + PATIENCE) && running.device().connections() == 0);
     Ok(())
 }
 
@@ -177,7 +187,8 @@ fn requests(input: &mut Unstructured<'_>, asked: &mut HashMap<u64, Request>) -> 
         bytes.resize(bytes.len() + request.payload() as usize, cookie as u8);
         sound &= command != NBD_CMD_DISC;
         if input.ratio(1, 32)? {
-            let at = input.choose_index(Request::SIZE)?;
+            // Not in the cookie: two requests of one cookie could not be told apart.
+            let at = (16 + input.choose_index(Request::SIZE - 8)?) % Request::SIZE;
             bytes[at] ^= 1 << input.int_in_range(0..=7u8)?;
             sound = false;
             let mut header = [0; Request::SIZE];

@@ -4,7 +4,7 @@
 //! has started; what is said in one step is bounded.
 
 use arbitrary::{Result, Unstructured};
-use ioplane_nbd::handshake::server::{NAMESPACE, Refusal, ServerHandshake, ServerStep, TlsPolicy};
+use ioplane_nbd::handshake::server::{ExportRefusal, NAMESPACE, ServerHandshake, ServerStep, TlsPolicy};
 use ioplane_nbd::handshake::{BlockSizes, ExportInfo};
 use ioplane_nbd::spec::*;
 
@@ -141,7 +141,7 @@ fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8
     (all, "waits".into())
 }
 
-fn found(name: &str) -> std::result::Result<ExportInfo, Refusal> {
+fn found(name: &str) -> std::result::Result<ExportInfo, ExportRefusal> {
     match name {
         "disk" => Ok(ExportInfo {
             name: "disk".into(),
@@ -150,7 +150,7 @@ fn found(name: &str) -> std::result::Result<ExportInfo, Refusal> {
             flags: 1,
             blocks: Some(BlockSizes::default()),
         }),
-        "" => Err(Refusal::Policy("no".into())),
-        _ => Err(Refusal::Unknown),
+        "" => Err(ExportRefusal::Policy("no".into())),
+        _ => Err(ExportRefusal::Unknown),
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::NbdError;
 use crate::handshake::ExportInfo;
-use crate::handshake::server::{Negotiated, Refusal, ServerHandshake, ServerStep, TlsPolicy};
+use crate::handshake::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
 
 /// Bytes read at a time.
 const INPUT: usize = 4096;
@@ -17,7 +17,11 @@ const INPUT: usize = 4096;
 pub trait Exports: Sync {
     /// The export of that name; the empty name asks for the default one. `enters`: the client begins with that, if it is told
     /// of one; otherwise it only asks.
-    fn find(&self, name: &str, enters: bool) -> impl Future<Output = Result<ExportInfo, Refusal>> + Send;
+    fn find(
+        &self,
+        name: &str,
+        enters: bool,
+    ) -> impl Future<Output = Result<ExportInfo, ExportRefusal>> + Send;
 
     /// Names and descriptions of those that a client may know of.
     fn list(&self) -> impl Future<Output = Vec<(String, String)>> + Send;
@@ -37,7 +41,7 @@ pub trait Exports: Sync {
 
 /// A client in the transmission phase.
 #[derive(Debug)]
-pub struct Accepted<S> {
+pub struct AcceptedClient<S> {
     /// Its stream.
     pub stream: S,
     /// What was agreed.
@@ -67,7 +71,7 @@ impl Handshakes {
         &self,
         stream: S,
         exports: &impl Exports,
-    ) -> Result<Option<Accepted<S>>, NbdError> {
+    ) -> Result<Option<AcceptedClient<S>>, NbdError> {
         let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
         let whole = tokio::time::timeout(self.patience, handshake(stream, exports));
         whole.await.map_err(|_| NbdError::Slow(self.patience))?
@@ -77,7 +81,7 @@ impl Handshakes {
 async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     exports: &impl Exports,
-) -> Result<Option<Accepted<S>>, NbdError> {
+) -> Result<Option<AcceptedClient<S>>, NbdError> {
     let os = |source| NbdError::Os { doing: "a handshake", source };
     let mut handshake = ServerHandshake::new(TlsPolicy::Unsupported);
     let mut buffer = [0; INPUT];
@@ -115,7 +119,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
             ServerStep::Transmission(negotiated) => {
                 stream.flush().await.map_err(os)?;
                 let ahead = buffer[start..end].to_vec();
-                return Ok(Some(Accepted { stream, negotiated, ahead }));
+                return Ok(Some(AcceptedClient { stream, negotiated, ahead }));
             }
             // There is no TLS here, so it is never asked for.
             ServerStep::StartTls | ServerStep::End => {

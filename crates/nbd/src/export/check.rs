@@ -60,6 +60,8 @@ impl Terms {
             Ask::Write | Ask::Trim | Ask::WriteZeroes if self.read_only => {
                 return Err((NBD_EPERM, "the export is read-only"));
             }
+            // An extent of no bytes cannot be said.
+            Ask::BlockStatus if request.length == 0 => return Err((NBD_EINVAL, "the status of no bytes")),
             _ => {}
         }
         let block = u64::from(self.block);
@@ -138,6 +140,7 @@ mod tests {
         assert_eq!(check(NBD_CMD_FLUSH, 0, 0, 0), 0);
         assert_eq!(check(NBD_CMD_FLUSH, 0, 512, 0), NBD_EINVAL);
         assert_eq!(check(NBD_CMD_BLOCK_STATUS, NBD_CMD_FLAG_REQ_ONE, 0, 1 << 20), 0);
+        assert_eq!(check(NBD_CMD_BLOCK_STATUS, 0, 0, 0), NBD_EINVAL);
         assert_eq!(check(NBD_CMD_CACHE, 0, 0, 512), NBD_EINVAL);
         assert_eq!(check(0xffff, 0, 0, 512), NBD_EINVAL);
         let none = Terms { structured: false, contexts: false, ..TERMS };

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ioplane_memory::{GuestFault, GuestRange, MapError};
 
 use super::check::{Ask, Refused, Terms};
-use super::ended::End;
+use super::ended::ConnectionEnd;
 use super::memory::{Chain, DataMemory};
 use crate::error::Violation;
 use crate::spec::*;
@@ -156,7 +156,7 @@ pub(super) struct Connection {
     pub slots: Box<[Slot]>,
     /// Slots whose next piece has not been submitted.
     pub waiting: VecDeque<u16>,
-    pub end: Option<End>,
+    pub end: Option<ConnectionEnd>,
     /// Its owner has been told of the end.
     pub announced: bool,
     /// Nothing is sent any more.
@@ -241,8 +241,8 @@ impl Connection {
     }
 
     /// The connection ends: no request is taken any more. Replies are still sent where the client may wait for them.
-    pub fn end(&mut self, end: End) {
-        if !matches!(end, End::Disconnected | End::Closed) {
+    pub fn end(&mut self, end: ConnectionEnd) {
+        if !matches!(end, ConnectionEnd::Disconnected | ConnectionEnd::Closed) {
             self.mute = true;
             self.sent = 0;
             while let Some(number) = self.outgoing.pop_front() {
@@ -254,7 +254,7 @@ impl Connection {
 
     /// The connection ends for what the client did.
     pub fn violated(&mut self, violation: Violation) {
-        self.end(End::Violation(violation));
+        self.end(ConnectionEnd::Violation(violation));
     }
 
     fn leave(&mut self, number: u16) {

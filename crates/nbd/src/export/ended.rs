@@ -11,7 +11,7 @@ use crate::error::Violation;
 
 /// Why a connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ConnectionEnd {
     /// The client said so by `NBD_CMD_DISC`, and has got all replies.
     Disconnected,
     /// The client closed the connection without a word, between two requests.
@@ -28,23 +28,34 @@ pub enum End {
     ByOwner,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Its kind, for counters.
     pub fn name(self) -> &'static str {
         match self {
-            End::Disconnected => "disconnected",
-            End::Closed => "closed",
-            End::CutOff => "cut-off",
-            End::Lost(_) => "lost",
-            End::Violation(_) => "violation",
-            End::Memory => "memory",
-            End::ByOwner => "by-owner",
+            ConnectionEnd::Disconnected => "disconnected",
+            ConnectionEnd::Closed => "closed",
+            ConnectionEnd::CutOff => "cut-off",
+            ConnectionEnd::Lost(_) => "lost",
+            ConnectionEnd::Violation(Violation::RequestMagic(_)) => "request-magic",
+            ConnectionEnd::Violation(Violation::PayloadLength(_)) => "payload-length",
+            ConnectionEnd::Violation(_) => "violation",
+            ConnectionEnd::Memory => "memory",
+            ConnectionEnd::ByOwner => "by-owner",
         }
     }
 
-    /// All kinds that [`End::name`] gives.
-    pub const NAMES: [&str; 7] =
-        ["disconnected", "closed", "cut-off", "lost", "violation", "memory", "by-owner"];
+    /// All kinds that [`ConnectionEnd::name`] gives.
+    pub const NAMES: [&str; 9] = [
+        "disconnected",
+        "closed",
+        "cut-off",
+        "lost",
+        "request-magic",
+        "payload-length",
+        "violation",
+        "memory",
+        "by-owner",
+    ];
 }
 
 /// A connection that has ended: its poller has nothing in flight and does nothing more. Its owner drains the queue, and with the parked
@@ -54,7 +65,7 @@ pub struct Ended {
     /// Its queue.
     pub queue: u16,
     /// Why.
-    pub end: End,
+    pub end: ConnectionEnd,
 }
 
 /// Ended connections on their way from I/O cores to their owner. Holds one for each queue, so none is lost.

@@ -9,7 +9,7 @@
 //!
 //! An [`Export`] is a device whose guests are the clients: one queue for each connection in its transmission phase. It is run as any
 //! other device: at a quiescent point all connections rest, with what was received in part and what could not be sent yet, and go on
-//! when it is resumed. A fault of one client ends that one's connection only.
+//! when it is resumed. A fault of one client ends that one's connection only. `tests/support/listener.rs` is an owner in some eighty lines.
 
 mod accept;
 mod check;
@@ -33,18 +33,18 @@ use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, StorageError};
 use rustix::net::sockopt;
 
-pub use accept::{Accepted, Exports, Handshakes};
+pub use accept::{AcceptedClient, Exports, Handshakes};
 use check::Terms;
 use connection::{Connection, Setup};
 use ended::EndedQueue;
-pub use ended::{End, Ended, EndedConnections};
+pub use ended::{ConnectionEnd, Ended, EndedConnections};
 use poller::{ExportPoller, Provided};
 pub use published::PublishedExport;
 use readiness::Readiness;
 
 use crate::error::NbdError;
-use crate::handshake::BlockSizes;
 use crate::handshake::server::Negotiated;
+use crate::handshake::{BlockSizes, is_string};
 
 /// How long an export waits for I/O that an earlier use of its backing has left behind.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
@@ -118,8 +118,8 @@ pub struct Export {
     places: Vec<Place>,
     meters: Vec<Arc<Meter>>,
     ended: Arc<EndedQueue>,
-    /// How many connections have ended, by [`End::NAMES`].
-    ends: [u64; End::NAMES.len()],
+    /// How many connections have ended, by [`ConnectionEnd::NAMES`].
+    ends: [u64; ConnectionEnd::NAMES.len()],
     limits: LimitSet,
     share: Share,
 }
@@ -133,6 +133,9 @@ impl Export {
     ) -> Result<Export, NbdError> {
         options.check()?;
         let name = name.into();
+        if !is_string(name.as_bytes()) {
+            return Err(NbdError::Name(name.chars().take(64).collect()));
+        }
         let queues = options.connections;
         let published = PublishedExport::new(&name, &options, &backing.info());
         Ok(Export {
@@ -140,7 +143,7 @@ impl Export {
             places: (0..queues).map(|_| Place::Free).collect(),
             meters: (0..queues).map(|_| Arc::default()).collect(),
             ended: EndedQueue::new(queues),
-            ends: [0; End::NAMES.len()],
+            ends: [0; ConnectionEnd::NAMES.len()],
             limits: LimitSet::default(),
             share: Share::default(),
             published,
@@ -243,7 +246,7 @@ impl Export {
         match place {
             Place::Here(_) => {
                 *place = Place::Free;
-                self.count_end(End::ByOwner);
+                self.count_end(ConnectionEnd::ByOwner);
             }
             Place::Running => *place = Place::Closing,
             Place::Free | Place::Closing => {}
@@ -256,13 +259,13 @@ impl Export {
         self.places.iter().filter(|place| !matches!(place, Place::Free)).count()
     }
 
-    /// How many connections have ended, by the name of the [`End`].
+    /// How many connections have ended, by the name of the [`ConnectionEnd`].
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        End::NAMES.into_iter().zip(self.ends)
+        ConnectionEnd::NAMES.into_iter().zip(self.ends)
     }
 
-    fn count_end(&mut self, end: End) {
-        if let Some(at) = End::NAMES.iter().position(|name| *name == end.name()) {
+    fn count_end(&mut self, end: ConnectionEnd) {
+        if let Some(at) = ConnectionEnd::NAMES.iter().position(|name| *name == end.name()) {
             self.ends[at] += 1;
         }
     }
@@ -358,7 +361,7 @@ impl Device for Export {
         let connection = poller.into_connection();
         // The queue may be somebody else's when the owner looks.
         self.ended.forget(queue as u16);
-        let closing = matches!(self.places[queue], Place::Closing).then_some(End::ByOwner);
+        let closing = matches!(self.places[queue], Place::Closing).then_some(ConnectionEnd::ByOwner);
         self.places[queue] = match connection.end.or(closing) {
             Some(end) => {
                 self.count_end(end);

@@ -7,7 +7,7 @@ use ioplane_storage::BackingInfo;
 
 use super::ExportOptions;
 use super::accept::Exports;
-use crate::handshake::server::Refusal;
+use crate::handshake::server::ExportRefusal;
 use crate::handshake::{BlockSizes, ExportInfo};
 use crate::spec::*;
 
@@ -55,12 +55,15 @@ impl PublishedExport {
     }
 
     /// Whether it can be entered; if not, why not.
-    pub fn enter(&self) -> Result<(), Refusal> {
+    pub fn enter(&self) -> Result<(), ExportRefusal> {
         if self.0.withdrawn.load(Ordering::Acquire) {
-            return Err(Refusal::Unknown);
+            return Err(ExportRefusal::Unknown);
         }
         if self.0.connections.load(Ordering::Acquire) >= self.0.most {
-            return Err(Refusal::Policy(format!("all {} connections of the export are in use", self.0.most)));
+            return Err(ExportRefusal::Policy(format!(
+                "all {} connections of the export are in use",
+                self.0.most
+            )));
         }
         Ok(())
     }
@@ -75,10 +78,10 @@ impl PublishedExport {
 }
 
 impl Exports for PublishedExport {
-    async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, Refusal> {
+    async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
         let info = self.info();
         if !name.is_empty() && name != info.name {
-            return Err(Refusal::Unknown);
+            return Err(ExportRefusal::Unknown);
         }
         if enters {
             self.enter()?;

@@ -2,7 +2,7 @@
 
 use super::option::{self, Malformed, Parser, put_string};
 use super::reply::REPLY_HEADER;
-use super::{BlockSizes, ExportInfo, MetaContext};
+use super::{BlockSizes, ExportInfo, MetaContext, is_string};
 use crate::error::{NbdError, Violation};
 use crate::spec::*;
 
@@ -92,7 +92,7 @@ impl ClientHandshake {
     /// At the start of a connection.
     pub fn new(wants: ClientOptions) -> Result<ClientHandshake, NbdError> {
         let strings = wants.contexts.iter().chain([&wants.export]);
-        if let Some(bad) = strings.into_iter().find(|text| option::string(text.as_bytes()).is_err()) {
+        if let Some(bad) = strings.into_iter().find(|text| !is_string(text.as_bytes())) {
             return Err(NbdError::Name(bad.chars().take(64).collect()));
         }
         Ok(ClientHandshake {

@@ -86,3 +86,8 @@ pub struct MetaContext {
     /// Name, with its namespace.
     pub name: String,
 }
+
+/// Whether these bytes are a string as the specification has it.
+pub(crate) fn is_string(bytes: &[u8]) -> bool {
+    option::string(bytes).is_ok()
+}

@@ -24,7 +24,7 @@ pub const NAMESPACE: &str = "ioplane:";
 pub enum TlsPolicy {
     /// There is none.
     Unsupported,
-    /// Clients may start it. Which export needs it, the caller says: [`Refusal::TlsRequired`].
+    /// Clients may start it. Which export needs it, the caller says: [`ExportRefusal::TlsRequired`].
     Offered,
     /// Nothing else is answered before it has started.
     Required,
@@ -32,7 +32,7 @@ pub enum TlsPolicy {
 
 /// Why an export is not told of, or not entered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ExportRefusal {
     /// There is no such export.
     Unknown,
     /// It is there, and this client may not have it, for a reason that it is told.
@@ -271,7 +271,7 @@ impl ServerHandshake {
     }
 
     /// The answer to [`ServerStep::Find`].
-    pub fn answer(&mut self, found: Result<ExportInfo, Refusal>, output: &mut Vec<u8>) {
+    pub fn answer(&mut self, found: Result<ExportInfo, ExportRefusal>, output: &mut Vec<u8>) {
         let State::Finding(asked) = std::mem::replace(&mut self.state, State::Header) else { return };
         match (asked, found) {
             (Asked::Name(name), Ok(info)) => {
@@ -295,16 +295,18 @@ impl ServerHandshake {
             (Asked::Contexts(contexts), Ok(_)) => self.state = State::Querying(contexts),
             (Asked::Info { option, .. } | Asked::Contexts(Contexts { option, .. }), Err(refusal)) => {
                 match refusal {
-                    Refusal::Unknown => {
+                    ExportRefusal::Unknown => {
                         self.refuse(output, option, NBD_REP_ERR_UNKNOWN, "there is no such export");
                     }
-                    Refusal::Policy(why) => self.refuse(output, option, NBD_REP_ERR_POLICY, &why),
+                    ExportRefusal::Policy(why) => self.refuse(output, option, NBD_REP_ERR_POLICY, &why),
                     // Must not be said over TLS.
-                    Refusal::TlsRequired if self.tls => {
+                    ExportRefusal::TlsRequired if self.tls => {
                         self.refuse(output, option, NBD_REP_ERR_POLICY, "");
                     }
-                    Refusal::TlsRequired => self.refuse(output, option, NBD_REP_ERR_TLS_REQD, "start TLS"),
-                    Refusal::ShuttingDown => self.refuse(output, option, NBD_REP_ERR_SHUTDOWN, ""),
+                    ExportRefusal::TlsRequired => {
+                        self.refuse(output, option, NBD_REP_ERR_TLS_REQD, "start TLS")
+                    }
+                    ExportRefusal::ShuttingDown => self.refuse(output, option, NBD_REP_ERR_SHUTDOWN, ""),
                 }
             }
         }

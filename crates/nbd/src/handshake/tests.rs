@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
-use super::server::{Negotiated, Refusal, ServerHandshake, ServerStep, TlsPolicy};
+use super::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
 use super::*;
 use crate::error::NbdError;
 use crate::spec::*;
@@ -51,7 +51,7 @@ impl Server {
                     Ok(ServerStep::Read) => break,
                     Ok(ServerStep::Send) => {}
                     Ok(ServerStep::Find { name, .. }) => {
-                        let found = if name == "disk" { Ok(disk()) } else { Err(Refusal::Unknown) };
+                        let found = if name == "disk" { Ok(disk()) } else { Err(ExportRefusal::Unknown) };
                         self.handshake.answer(found, &mut self.output);
                     }
                     Ok(ServerStep::List) => {

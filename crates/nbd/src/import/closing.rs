@@ -1,22 +1,22 @@
 //! Connections of queues that are gone: ended politely, and waited for.
 //!
 //! A server may still carry out what a connection has brought. That it has closed its end is all that NBD can tell: it has read the
-//! stream to its end. Servers that finish their requests before they close (nbdkit, ours) are quiet then; for others nothing better is
-//! known (docs/decisions/0044-remote-requests-once.md).
+//! stream to its end. A server that finishes its requests before it closes is quiet then; of others nothing better is known
+//! (docs/decisions/0044-remote-requests-once.md).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_storage::CountGuard;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::quiet::Leave;
 use super::socket::Socket;
 use crate::spec::NBD_CMD_DISC;
 use crate::transmission::Request;
 
 /// Ends a connection, and returns when the server has closed it as well, or after `limit`. `idle`: nothing is in flight, so a
-/// disconnect request can be sent (section "Terminating the transmission phase"). Counts in `_guard` until then.
-pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _guard: CountGuard) {
+/// disconnect request can be sent (section "Terminating the transmission phase"). `_leave` is held until then.
+pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _leave: Option<Leave>) {
     if idle {
         let request = Request { flags: 0, command: NBD_CMD_DISC, cookie: 0, offset: 0, length: 0 };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -79,14 +79,15 @@ impl Keeper {
             self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
             loss = self.watch(&socket).await;
             self.link.unwatch(&socket);
+            let leave = self.link.take_leave();
             let answered = self.link.counters.replies.load(Ordering::Relaxed) != replies;
             match loss {
                 None => {
-                    tokio::spawn(self.shared.see_out(socket, true));
+                    tokio::spawn(self.shared.see_out(socket, true, leave));
                     break;
                 }
                 Some(Loss::Suspended) => {
-                    tokio::spawn(self.shared.see_out(socket, false));
+                    tokio::spawn(self.shared.see_out(socket, false, leave));
                     if !self.used_again().await {
                         break;
                     }
@@ -100,6 +101,7 @@ impl Keeper {
                 }
             }
         }
+        drop(self.link.take_leave());
         self.link.set_state(ConnectionState::Closed);
         self.link.tidy();
     }
@@ -202,7 +204,7 @@ impl Keeper {
                             gave_up = true;
                             self.link.set_refuse(true);
                         }
-                        () = reported(&self.report) => if self.link.closing() {
+                        () = self.heard() => if self.link.closing() {
                             return None;
                         }
                     }
@@ -258,7 +260,7 @@ impl Keeper {
 
     /// Where only one connection may be there, waits until that of an earlier channel has gone.
     async fn turn(&self) {
-        while !self.shared.facts.can_multi_conn() && !self.shared.orphans.wait_quiet(Instant::now()) {
+        while !self.shared.facts.can_multi_conn() && !self.shared.quiet.now() {
             sleep(TURN_TICK).await;
         }
     }
@@ -272,7 +274,7 @@ impl Keeper {
             }
             tokio::select! {
                 () = tokio::time::sleep_until(until) => return true,
-                () = reported(&self.report) => {}
+                () = self.heard() => {}
             }
         }
     }
@@ -287,9 +289,15 @@ impl Keeper {
             }
             tokio::select! {
                 () = &mut decision => return true,
-                () = reported(&self.report) => {}
+                () = self.heard() => {}
             }
         }
+    }
+
+    /// Until the channel has reported something. There is no connection that it could have left.
+    async fn heard(&self) {
+        reported(&self.report).await;
+        drop(self.link.take_leave());
     }
 
     fn next_delay(&self) -> Duration {

@@ -17,6 +17,7 @@ use ioplane_memory::GuestMap;
 use rustix::event::{EventfdFlags, epoll};
 
 use super::facts::Facts;
+use super::quiet::{Leave, Quiet};
 use super::socket::Socket;
 use super::status::{ConnectionState, ConnectionStatus, Loss};
 
@@ -103,6 +104,9 @@ pub(super) struct Link {
     /// Readable when the keeper has something to look at.
     pub report: Arc<OwnedFd>,
     closing: AtomicBool,
+    /// The channel has counted itself in `quiet`.
+    leaving: AtomicBool,
+    quiet: Arc<Quiet>,
     in_flight: AtomicUsize,
     retired: ArrayQueue<Arc<GuestMap>>,
     /// As the keeper sees it.
@@ -115,7 +119,7 @@ const WAKE: u64 = 0;
 const SOCKET: u64 = 1;
 
 impl Link {
-    pub fn new(facts: Facts, replays: bool, writes: Arc<Writes>) -> std::io::Result<Arc<Link>> {
+    pub fn new(facts: Facts, replays: bool, writes: Arc<Writes>, quiet: Arc<Quiet>) -> std::io::Result<Arc<Link>> {
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (wake, report) = (event()?, event()?);
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -134,6 +138,8 @@ impl Link {
             losses: ArrayQueue::new(4),
             report: Arc::new(report),
             closing: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            quiet,
             in_flight: AtomicUsize::new(0),
             retired: ArrayQueue::new(RETIRED),
             state: ArcSwap::from_pointee(ConnectionState::Connecting),
@@ -202,6 +208,13 @@ impl Link {
         self.ring();
     }
 
+    /// The channel leaves a connection on which the server may still work.
+    pub fn leave(&self) {
+        if !self.leaving.swap(true, Ordering::AcqRel) {
+            self.quiet.begin();
+        }
+    }
+
     /// The channel is dropped.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
@@ -265,6 +278,11 @@ impl Link {
             found = (of == generation).then_some(loss).or(found);
         }
         found
+    }
+
+    /// What the channel has left, if it has: to be dropped when nothing more is to be waited for.
+    pub fn take_leave(&self) -> Option<Leave> {
+        self.leaving.swap(false, Ordering::AcqRel).then(|| Leave(self.quiet.clone()))
     }
 
     pub fn closing(&self) -> bool {

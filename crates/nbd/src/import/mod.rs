@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use ioplane_storage::{Backing, BackingInfo, IoChannel, OrphanedIo, StorageError};
+use ioplane_storage::{Backing, BackingInfo, IoChannel, StorageError};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
@@ -35,6 +35,7 @@ mod link;
 mod operation;
 mod options;
 mod overlap;
+mod quiet;
 mod seat;
 mod socket;
 mod status;
@@ -44,6 +45,7 @@ use connect::{Reached, reach};
 use facts::Facts;
 use keeper::Keeper;
 use link::{Link, Writes};
+use quiet::{Leave, Quiet};
 use seat::Seat;
 use socket::Socket;
 
@@ -73,7 +75,7 @@ struct Shared {
     facts: Facts,
     instance: ArcSwapOption<String>,
     writes: Arc<Writes>,
-    orphans: Arc<OrphanedIo>,
+    quiet: Arc<Quiet>,
     channels: Arc<AtomicUsize>,
     links: ArcSwap<Vec<Weak<Link>>>,
     /// A person has decided that what has stopped may go on.
@@ -97,7 +99,7 @@ impl Import {
             facts: reached.facts,
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
             writes: Arc::default(),
-            orphans: Arc::default(),
+            quiet: Arc::default(),
             channels: Arc::default(),
             links: ArcSwap::default(),
             retry: Notify::new(),
@@ -116,7 +118,7 @@ impl Import {
             instance: shared.instance.load().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             connections: links.iter().filter_map(Weak::upgrade).map(|link| link.status()).collect(),
-            closing: !shared.orphans.wait_quiet(Instant::now()),
+            closing: !shared.quiet.now(),
         }
     }
 
@@ -137,9 +139,9 @@ impl Shared {
         fenced || self.options.unfenced == Unfenced::Replay
     }
 
-    /// Ends a connection whose channel is gone; until the server has, [`Backing::wait_quiet`] says no.
-    fn see_out(&self, socket: Arc<Socket>, idle: bool) -> impl Future<Output = ()> + use<> {
-        closing::see_out(socket, idle, self.options.dead_after, self.orphans.guard())
+    /// Ends a connection that its channel has left; until the server has, [`Backing::wait_quiet`] says no.
+    fn see_out(&self, socket: Arc<Socket>, idle: bool, leave: Option<Leave>) -> impl Future<Output = ()> + use<> {
+        closing::see_out(socket, idle, self.options.dead_after, leave)
     }
 }
 
@@ -173,7 +175,7 @@ impl Backing for Import {
             doing: "making the events of a connection",
             source,
         };
-        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone()).map_err(os)?;
+        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone()).map_err(os)?;
         let _runtime = self.runtime.enter();
         let keeper = Keeper::new(link.clone(), shared.clone()).map_err(os)?;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -196,6 +198,6 @@ impl Backing for Import {
     /// Until the servers have closed the connections of channels that are gone, or have been silent for
     /// [`ImportOptions::dead_after`]. A server that closes first and works on afterwards is not seen through.
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.shared.orphans.wait_quiet(deadline)
+        self.shared.quiet.wait(deadline)
     }
 }

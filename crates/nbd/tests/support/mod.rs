@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::{CoreId, QueueSet, Quiescent, Running};
-use ioplane_nbd::export::{Accepted, Ended, Export, ExportOptions, Handshakes, PublishedExport};
+use ioplane_nbd::export::{AcceptedClient, Ended, Export, ExportOptions, Handshakes, PublishedExport};
 use ioplane_nbd::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::{Extent, ReplyEvent, ReplyReader, Request};
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// The server's side of one handshake, with a client on another thread.
-    pub fn accept(&self, stream: UnixStream) -> Accepted<tokio::net::UnixStream> {
+    pub fn accept(&self, stream: UnixStream) -> AcceptedClient<tokio::net::UnixStream> {
         stream.set_nonblocking(true).unwrap();
         self.tokio.block_on(async {
             let stream = tokio::net::UnixStream::from_std(stream).unwrap();
@@ -66,7 +66,7 @@ impl Server {
     pub fn connect(&mut self, structured: bool) -> (Client, u16) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let client = std::thread::spawn(move || Client::shake(theirs, structured));
-        let Accepted { stream, negotiated, ahead } = self.accept(ours);
+        let AcceptedClient { stream, negotiated, ahead } = self.accept(ours);
         let client = client.join().unwrap();
         let socket = stream.into_std().unwrap().into();
         let queue = self.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();

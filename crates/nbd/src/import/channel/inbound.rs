@@ -37,13 +37,12 @@ impl ImportChannel {
             if let Err(loss) = self.read_buffer(&mut work) {
                 return self.disconnect(loss);
             }
-            if dry {
-                self.left |= self.inbound.start < self.inbound.end;
+            if work == 0 {
+                // The socket tells of what is in it. What the buffer and the reader still have nobody tells of.
+                self.left = true;
                 return;
             }
-            if work == 0 {
-                // The socket tells of what is in it; of the buffer nobody does.
-                self.left |= self.inbound.start < self.inbound.end;
+            if dry {
                 return;
             }
             match self.fill(work) {

@@ -262,8 +262,9 @@ impl ImportChannel {
     fn abandon(&mut self) {
         if let Some(connection) = &self.connection {
             connection.socket.finish();
+            self.link.leave();
         }
-        self.disconnect(Loss::Suspended);
+        let generation = self.leave_connection();
         for operation in &mut self.operations {
             if let Some(map) = operation.end() {
                 self.link.retire(map);
@@ -273,7 +274,11 @@ impl ImportChannel {
         self.writes.clear();
         self.ended.clear();
         self.in_flight = 0;
+        // Before the keeper hears of it: with something in flight it would connect again.
         self.link.publish(0);
+        if let Some(generation) = generation {
+            self.link.lost(generation, Loss::Suspended);
+        }
     }
 }
 
@@ -364,7 +369,9 @@ impl Drop for ImportChannel {
         if self.in_flight > 0 {
             self.abandon();
         }
-        self.connection = None;
+        if self.leave_connection().is_some() {
+            self.link.leave();
+        }
         self.link.close();
     }
 }
