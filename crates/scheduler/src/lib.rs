@@ -39,8 +39,8 @@ pub use log::{
     Decision, DecisionLog, GrowReason, LoggedDecision, MoveReason, QueueKey, ShrinkReason, StuckReason,
 };
 pub use polling::{
-    ArmReason, CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollingCosts,
-    QueuePolling, SpinReason,
+    ArmReason, CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollTrials,
+    PollingCosts, QueuePolling, SpinReason,
 };
 pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
 pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};

@@ -6,7 +6,8 @@
 mod sim;
 
 use ioplane_scheduler::{
-    CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollingCosts, QueuePolling,
+    CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollTrials, PollingCosts,
+    QueuePolling,
 };
 use sim::{Rng, quantile};
 
@@ -18,6 +19,9 @@ const THINK: u64 = 800;
 const LOOK: u64 = 60;
 /// How often a core that polls in vain looks at the clock.
 const CLOCK: u64 = 500;
+
+/// Time that a driver takes to wake.
+const END_WAKE: u64 = 16_000;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -94,7 +98,7 @@ impl Meter {
 fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
     let costs = PollingCosts::default();
     let objective = if let Mode::Adaptive(objective) = mode { objective } else { CoreObjective::default() };
-    let mut queue = QueuePolling::new(&costs, &objective);
+    let (mut queue, mut trials) = (QueuePolling::new(&costs, &objective), PollTrials::default());
     let mut ceiling = objective.cpu_permille.map(|permille| CpuCeiling::new(permille, 0));
     let mut judge = ObjectiveMeter::default();
     let (mut outcome, mut meter) = (Outcome::default(), Meter::default());
@@ -112,7 +116,7 @@ fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
             armed = match mode {
                 Mode::Polled => false,
                 Mode::Notified => true,
-                Mode::Adaptive(_) => matches!(queue.idle(now, may_poll), IdleChoice::Arm(_)),
+                Mode::Adaptive(_) => matches!(queue.idle(now, may_poll, &trials), IdleChoice::Arm(_)),
             };
             if armed {
                 break;
@@ -147,7 +151,7 @@ fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
         let after_kick = if armed { costs.arm_ns / 2 } else { LOOK };
         let done = begun + after_kick + SERVICE;
         meter.awake(awake_since, done);
-        queue.worked(begun, 1, &costs, &objective);
+        queue.worked(begun, 1, &costs, &objective, &mut trials);
         let may_poll = ceiling.as_ref().is_none_or(CpuCeiling::may_poll);
         judge.took(&objective, 1, begun - came, may_poll);
         if let Some(ceiling) = &mut ceiling {
@@ -202,6 +206,67 @@ fn square_waves_are_served_as_the_better_mode_serves_them() {
         }
     }
     assert!(worst >= 0.9, "{worst}");
+}
+
+/// A request goes to one queue of the core and its answer to another; whoever made it makes the next one then, `think` later. Each end sleeps until its
+/// interrupt, and is up again after `END_WAKE`. Requests so far, kicks so far, and time that the core was awake, from `begin` to `end` with the queues as they are.
+fn closed_loop(
+    queues: &mut [QueuePolling; 2],
+    trials: &mut PollTrials,
+    (begin, end): (u64, u64),
+    think: u64,
+) -> [u64; 3] {
+    let costs = PollingCosts { wake_ns: 25_000, ..PollingCosts::default() };
+    let none = CoreObjective::default();
+    let (mut now, mut idle) = (begin, [begin; 2]);
+    let [mut requests, mut kicks, mut awake] = [0; 3];
+    while now < end {
+        for at in 0..2 {
+            let queue = &mut queues[at];
+            let came = now + END_WAKE + if at == 0 { think } else { 0 };
+            let mut look = idle[at];
+            let armed = loop {
+                if look >= came {
+                    break false;
+                }
+                if matches!(queue.idle(look, true, trials), IdleChoice::Arm(_)) {
+                    break true;
+                }
+                look += CLOCK;
+            };
+            awake += look.min(came) - idle[at];
+            let begun = if armed { came + costs.wake_ns } else { came + LOOK };
+            if armed {
+                queue.armed();
+                kicks += 1;
+                awake += costs.arm_ns;
+            }
+            queue.worked(begun, 1, &costs, &none, trials);
+            now = begun + SERVICE;
+            awake += SERVICE;
+            idle[at] = now;
+        }
+        requests += 1;
+    }
+    [requests, kicks, awake]
+}
+
+#[test]
+fn queues_whose_gaps_are_long_only_because_they_are_armed_are_polled() {
+    let costs = PollingCosts { wake_ns: 25_000, ..PollingCosts::default() };
+    let fresh = || QueuePolling::new(&costs, &CoreObjective::default());
+    let (mut queues, mut trials) = ([fresh(), fresh()], PollTrials::default());
+    // 2,000 requests per second: armed, and the trials cost next to nothing.
+    closed_loop(&mut queues, &mut trials, (0, SECOND), 450_000);
+    let [requests, kicks, awake] = closed_loop(&mut queues, &mut trials, (SECOND, 3 * SECOND), 450_000);
+    assert!(kicks > requests * 19 / 10, "{kicks} kicks for {requests} requests");
+    let work = requests * 2 * (SERVICE + costs.arm_ns);
+    assert!(awake < work * 11 / 10, "awake for {awake} ns, of which {work} for requests");
+    // As fast as answers come: polled within 50 ms.
+    closed_loop(&mut queues, &mut trials, (3 * SECOND, 3 * SECOND + 50_000_000), 0);
+    let begin = 3 * SECOND + 50_000_000;
+    let [requests, kicks, _] = closed_loop(&mut queues, &mut trials, (begin, begin + SECOND), 0);
+    assert!(kicks < requests / 50, "{kicks} kicks for {requests} requests");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn replies(input: &mut Unstructured<'_>, wants: &ClientOptions) -> Result<Vec<u8
     options.extend((wants.structured && !wants.contexts.is_empty()).then_some(NBD_OPT_SET_META_CONTEXT));
     options.push(NBD_OPT_GO);
     for mut option in options {
-        if input.ratio(1, 32)? {
+        if !input.ratio(31, 32)? {
             option = u32::from(input.int_in_range(0..=12u8)?);
         }
         for _ in 0..input.int_in_range(0..=3u8)? {
@@ -91,10 +91,10 @@ fn reply(
     kind: u32,
     data: &[u8],
 ) -> Result<()> {
-    let length = if input.ratio(1, 64)? { input.arbitrary()? } else { data.len() as u32 };
+    let length = if !input.ratio(63, 64)? { input.arbitrary()? } else { data.len() as u32 };
     let mut header = NBD_REP_MAGIC.to_be_bytes().to_vec();
     [option, kind, length].iter().for_each(|word| header.extend(word.to_be_bytes()));
-    if input.ratio(1, 32)? {
+    if !input.ratio(31, 32)? {
         damage(input, &mut header)?;
     }
     said.extend(header);

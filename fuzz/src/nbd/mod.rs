@@ -34,7 +34,7 @@ fn name(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 
 /// Damages a byte, sometimes.
 fn damage(input: &mut Unstructured<'_>, bytes: &mut [u8]) -> Result<()> {
-    if !bytes.is_empty() && input.ratio(1, 8)? {
+    if !bytes.is_empty() && !input.ratio(7, 8)? {
         let at = input.choose_index(bytes.len())?;
         bytes[at] = input.arbitrary()?;
     }

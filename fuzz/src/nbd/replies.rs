@@ -28,7 +28,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     for _ in 0..input.int_in_range(1..=12u8)? {
         let start = said.len();
         let cookie = u64::from(input.int_in_range(1..=3u8)?);
-        if !structured || input.ratio(1, 6)? {
+        if !structured || !input.ratio(5, 6)? {
             let error = u32::from(input.int_in_range(0..=5u8)?) / 2;
             said.extend(SimpleReply { error, cookie }.encode());
             if cookie == 1 && error == 0 {
@@ -37,7 +37,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         } else {
             chunk(input, &mut said, cookie)?;
         }
-        if input.ratio(1, 4)? {
+        if !input.ratio(3, 4)? {
             damage(input, &mut said[start..])?;
         }
     }
@@ -68,7 +68,7 @@ fn chunk(input: &mut Unstructured<'_>, said: &mut Vec<u8>, cookie: u64) -> Resul
     if let Chunk::OffsetData { length, .. } = of {
         said.resize(said.len() + length as usize, 9);
     }
-    if input.ratio(1, 64)? {
+    if !input.ratio(63, 64)? {
         let (flags, kind, length) = (input.arbitrary()?, input.arbitrary()?, input.arbitrary()?);
         said.extend(ChunkHeader { flags, kind, cookie, length }.encode());
     }

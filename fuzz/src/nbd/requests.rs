@@ -94,7 +94,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     theirs.set_nonblocking(true).expect("fcntl");
     let backing: Arc<dyn Backing> = MemoryBacking::new(SIZE).expect("memory");
     let options = ExportOptions {
-        read_only: input.ratio(1, 8)?,
+        read_only: !input.ratio(7, 8)?,
         connections: 1,
         depth: input.int_in_range(1..=8)?,
         memory: 64 << 10,
@@ -176,17 +176,17 @@ fn requests(input: &mut Unstructured<'_>, asked: &mut HashMap<u64, Request>) -> 
     let (mut said, mut sound) = (Vec::new(), true);
     for cookie in 0..u64::from(input.int_in_range(1..=24u8)?) {
         let command = u16::from(input.int_in_range(0..=8u8)?);
-        let flags = if input.ratio(1, 4)? { input.int_in_range(0..=31u16)? } else { 0 };
+        let flags = if !input.ratio(3, 4)? { input.int_in_range(0..=31u16)? } else { 0 };
         let mut offset = u64::from(input.int_in_range(0..=9u8)?) * 4096;
         let mut length = u32::from(input.int_in_range(0..=9u8)?) * 4096;
-        if input.ratio(1, 8)? {
+        if !input.ratio(7, 8)? {
             (offset, length) = (input.arbitrary()?, u32::from(input.arbitrary::<u16>()?));
         }
         let request = Request { flags, command, cookie, offset, length };
         let mut bytes = request.encode().to_vec();
         bytes.resize(bytes.len() + request.payload() as usize, cookie as u8);
         sound &= command != NBD_CMD_DISC;
-        if input.ratio(1, 32)? {
+        if !input.ratio(31, 32)? {
             // Not in the cookie: two requests of one cookie could not be told apart.
             let at = (16 + input.choose_index(Request::SIZE - 8)?) % Request::SIZE;
             bytes[at] ^= 1 << input.int_in_range(0..=7u8)?;

@@ -31,15 +31,29 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     if !end.contains("PlainTextBeforeTls") {
         assert_eq!(again, (output.clone(), end.clone()), "other pieces, other answers");
     }
-    signature.count(output.len() as u64);
-    signature.saw(&end);
+    for (output, end) in [(output, end), again] {
+        kinds(&output, signature);
+        signature.saw(&end);
+    }
     Ok(())
 }
 
+/// What a server answered, option by option.
+fn kinds(output: &[u8], signature: &mut Signature) {
+    let mut left = output.get(18..).unwrap_or_default();
+    while let Some((header, rest)) = left.split_first_chunk::<20>() {
+        let word =
+            |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        signature.saw(&format!("{} {:x}", word(8), word(12)));
+        left = rest.get(word(16) as usize..).unwrap_or_default();
+    }
+}
+
 fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
-    let mut said = u32::from(input.int_in_range(0..=4u8)? ^ 3).to_be_bytes().to_vec();
+    let flags = if input.ratio(15, 16)? { 3 } else { u32::from(input.int_in_range(0..=7u8)?) };
+    let mut said = flags.to_be_bytes().to_vec();
     for _ in 0..input.int_in_range(0..=12u8)? {
-        let option = u32::from(input.int_in_range(0..=12u8)?);
+        let option = *input.choose(&[8, 8, 10, 10, 9, 9, 6, 6, 3, 3, 7, 5, 11, 0, 1, 2])?;
         let mut data = Vec::new();
         match option {
             NBD_OPT_EXPORT_NAME => data = name(input)?,
@@ -64,16 +78,16 @@ fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
                     data.extend(query.as_bytes());
                 }
             }
-            _ if input.ratio(1, 4)? => data = input.arbitrary()?,
+            _ if !input.ratio(3, 4)? => data = input.arbitrary()?,
             _ => {}
         }
         damage(input, &mut data)?;
         let mut length = data.len() as u32;
-        if input.ratio(1, 32)? {
+        if !input.ratio(31, 32)? {
             length = input.arbitrary()?;
         }
         let mut header = [&IHAVEOPT.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes()].concat();
-        if input.ratio(1, 32)? {
+        if !input.ratio(31, 32)? {
             damage(input, &mut header)?;
         }
         said.extend(header);

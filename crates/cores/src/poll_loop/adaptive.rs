@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use ioplane_device::SlotMeter;
-use ioplane_scheduler::{ArmReason, CoreObjective, IdleChoice, PollingCosts, QueuePolling, SpinReason};
+use ioplane_scheduler::{
+    ArmReason, CoreObjective, IdleChoice, PollTrials, PollingCosts, QueuePolling, SpinReason,
+};
 
 use super::PollLoop;
 
@@ -64,9 +66,10 @@ impl Adaptive {
         now_ns: u64,
         requests: u32,
         objective: &CoreObjective,
+        trials: &mut PollTrials,
         meter: &SlotMeter,
     ) {
-        if self.queue.worked(now_ns, requests, &self.costs, objective) {
+        if self.queue.worked(now_ns, requests, &self.costs, objective, trials) {
             self.publish(meter);
         }
     }
@@ -77,8 +80,8 @@ impl Adaptive {
     }
 
     /// A poll found nothing. Why the slot is to be armed, if it is.
-    pub(super) fn idle(&mut self, now_ns: u64, may_poll: bool) -> Option<ArmReason> {
-        match self.queue.idle(now_ns, may_poll) {
+    pub(super) fn idle(&mut self, now_ns: u64, may_poll: bool, trials: &PollTrials) -> Option<ArmReason> {
+        match self.queue.idle(now_ns, may_poll, trials) {
             IdleChoice::Poll => None,
             IdleChoice::Arm(reason) => Some(reason),
         }

@@ -42,7 +42,7 @@ use ioplane_device::{
     Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
     PollerSlot, Share,
 };
-use ioplane_scheduler::{CoreObjective, FairTurns, Polled, QueueMode, poll_cost};
+use ioplane_scheduler::{CoreObjective, FairTurns, PollTrials, Polled, QueueMode, poll_cost};
 
 use crate::mailbox::Mailbox;
 use crate::ring::CoreRing;
@@ -99,6 +99,8 @@ pub(crate) struct PollLoop {
     wait_policy: WaitPolicy,
     wake_ups: WakeUps,
     objective: Objective,
+    /// When an adaptive core polls what it would arm.
+    trials: PollTrials,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
@@ -153,6 +155,7 @@ impl PollLoop {
             wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
             wake_ups: WakeUps::default(),
             objective: Objective::new(CoreObjective::default(), now),
+            trials: PollTrials::default(),
             waited: false,
             unkicked_until: now,
             asks: false,
@@ -421,7 +424,8 @@ impl PollLoop {
                     self.objective.took(requests, now.saturating_duration_since(entry.looked));
                 }
                 let now_ns = self.shared.age_ns(self.context.now());
-                entry.adaptive.worked(now_ns, requests, self.objective.asked(), entry.slot.meter());
+                let (asked, meter) = (self.objective.asked(), entry.slot.meter());
+                entry.adaptive.worked(now_ns, requests, asked, &mut self.trials, meter);
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {

@@ -40,7 +40,7 @@ impl PollLoop {
         let now = self.context.now();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let (notify, spin, shared) = (self.notify, self.spin, &self.shared);
+            let (notify, spin, shared, trials) = (self.notify, self.spin, &self.shared, &self.trials);
             let may_poll = self.objective.may_poll();
             let is_over = |entry: &mut SlotEntry| {
                 let idle = now.saturating_duration_since(entry.idle_since?);
@@ -48,7 +48,8 @@ impl PollLoop {
                     Notify::Notified => Some(QueueMode::Fixed),
                     Notify::Polled => (idle >= spin).then_some(QueueMode::Fixed),
                     Notify::Adaptive => {
-                        entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll).map(QueueMode::Armed)
+                        let over = entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll, trials);
+                        over.map(QueueMode::Armed)
                     }
                 }
             };

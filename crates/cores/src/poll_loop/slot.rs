@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, PollerSlot};
-use ioplane_scheduler::ArmReason;
+use ioplane_scheduler::{ArmReason, PollTrials};
 
 use super::adaptive::Adaptive;
 use super::charge::Charge;
@@ -117,9 +117,10 @@ impl SlotEntry {
         idle: Duration,
         spin: Duration,
         may_poll: bool,
+        trials: &PollTrials,
     ) -> Option<ArmReason> {
         if self.state != SlotState::Waiting {
-            let over = self.adaptive.idle(now_ns, may_poll);
+            let over = self.adaptive.idle(now_ns, may_poll, trials);
             // A polled core asks for a kick then, so nobody can expect more of an objective.
             let longest = idle >= spin && self.adaptive.spins_for_objective();
             return over.or(longest.then_some(ArmReason::Objective));

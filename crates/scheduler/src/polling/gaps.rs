@@ -9,6 +9,10 @@ const ONE: u32 = 256;
 /// Gaps after which all counts are halved: the memory is some 512 gaps long.
 const FULL: u32 = 512 * ONE;
 
+/// A core that polls for nearly all of the time anyway polls on where arming would save less than one part in so many: who waits for a wake-up
+/// now and then has his processor asleep as well, and is slower for longer than that.
+const SAVES: u128 = 24;
+
 /// The bucket of a gap.
 fn bucket(ns: u64) -> usize {
     if ns < 256 {
@@ -81,6 +85,21 @@ impl GapHistogram {
         self.requests += u64::from(requests) * u64::from(ONE);
     }
 
+    /// Whether most gaps are shorter than this, as far as buckets tell.
+    pub(super) fn mostly_below(&self, ns: u64) -> bool {
+        let below: u32 = self.counts[..bucket(ns)].iter().sum();
+        below > self.total - below
+    }
+
+    /// Forgets the gaps that are shorter than this, or those that are not.
+    pub(super) fn forget(&mut self, ns: u64, shorter: bool) {
+        let (below, others) = self.counts.split_at_mut(bucket(ns));
+        for count in if shorter { below } else { others } {
+            self.total -= std::mem::take(count);
+        }
+        self.requests = self.total.into();
+    }
+
     /// Gaps remembered.
     pub(super) fn len(&self) -> u32 {
         self.total / ONE
@@ -118,6 +137,22 @@ impl GapHistogram {
             }
         }
         best
+    }
+
+    /// The bucket up to whose end to look, where `last` is cheapest: the last that has gaps, if arming in the gaps beyond would save less than one part in
+    /// [`SAVES`] of the time that all gaps take. Looks at those whose end is at most `most_ns`.
+    pub(super) fn through(&self, last: usize, most_ns: u64) -> usize {
+        let (mut all, mut saved, mut longest) = (0u128, 0u128, last);
+        for (at, &count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            all += u128::from(count) * u128::from(middle(at));
+            if at > last {
+                saved += u128::from(count) * u128::from(middle(at) - edge(last));
+                if edge(at) <= most_ns {
+                    longest = at;
+                }
+            }
+        }
+        if saved * SAVES < all { longest } else { last }
     }
 
     /// Whether no remembered gap is longer than those of that bucket.
@@ -171,6 +206,20 @@ mod tests {
         // Looking that costs next to nothing, because the core is awake for others.
         let cheap = Prices { polling_permille: 10, ..prices };
         assert!(gaps.cheapest(&cheap, 1 << 30).0.is_some());
+    }
+
+    #[test]
+    fn rare_gaps_are_polled_through_where_arming_would_save_little() {
+        let prices = Prices { polling_permille: 1000, armed_ns: 30_000 };
+        let mut gaps = GapHistogram::default();
+        (0..400).for_each(|_| gaps.add(10_000));
+        gaps.add(140_000);
+        let last = gaps.cheapest(&prices, 1 << 21).0.unwrap();
+        assert!(edge(last) < 20_000);
+        assert!((140_000..280_000).contains(&edge(gaps.through(last, 1 << 21))));
+        // A second of silence beside them is worth being armed.
+        gaps.add(1_000_000_000);
+        assert_eq!(gaps.through(last, 1 << 21), last);
     }
 
     #[test]

@@ -10,11 +10,20 @@
 //! than some 3 % of the burst that follows, gaps of up to twice the burst are polled through.
 //!
 //! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 gaps.
+//!
+//! Some 512 gaps are remembered. A busy queue makes as many in a millisecond, one with 1,000 requests a second in half a second, so what a busy load has left
+//! would decide for long about the slow one that follows. Sixteen long gaps in a row, where most were short before, make the queue forget the short ones;
+//! sixteen short ones in a row, where most were long, the long ones.
+//!
+//! Gaps may be long only because the queues are armed: see [`PollTrials`].
 
 mod ceiling;
 mod gaps;
+mod trial;
 
 pub use ceiling::{CoreObjective, CpuCeiling, ObjectiveMeter, ObjectiveReport};
+
+pub use trial::PollTrials;
 
 use gaps::{GapHistogram, Prices, edge};
 
@@ -119,6 +128,10 @@ const GAPS_PER_CHOICE: u32 = 16;
 /// Thousandths of the requests that may find a queue armed under a p99 objective that a wake-up misses: half of one in a hundred.
 const ARMED_PERMILLE: u64 = 5;
 
+/// Long gaps in a row after which the load is another one if those before were mostly short; or the other way round. Half of them may have been forgotten
+/// meanwhile.
+const GAPS_ALIKE: u32 = 2 * FEWEST_GAPS;
+
 /// A burst loses a wake-up of more than one part in so many.
 const BURST_PARTS: u64 = 32;
 
@@ -134,6 +147,11 @@ pub struct QueuePolling {
     idle_since: Option<u64>,
     armed: bool,
     gaps_since_choice: u32,
+    /// Whether the last gaps were long, and how many of them in a row.
+    long: bool,
+    alike: u32,
+    /// How many of the last gaps in a row were short, or may be long only because of wake-ups.
+    near: u32,
     /// When the last long gap ended, and how long the bursts between two long gaps are.
     burst_since: Option<u64>,
     burst_ns: u64,
@@ -150,6 +168,9 @@ impl QueuePolling {
             idle_since: None,
             armed: false,
             gaps_since_choice: 0,
+            long: false,
+            alike: 0,
+            near: 0,
             burst_since: None,
             burst_ns: 0,
         };
@@ -165,6 +186,7 @@ impl QueuePolling {
         requests: u32,
         costs: &PollingCosts,
         objective: &CoreObjective,
+        trials: &mut PollTrials,
     ) -> bool {
         self.gaps.arrived(requests);
         match self.idle_since.take() {
@@ -172,34 +194,57 @@ impl QueuePolling {
                 self.armed = false;
                 false
             }
-            Some(since) => self.gap_ended(since, now_ns, costs, objective),
+            Some(since) => {
+                let armed = std::mem::take(&mut self.armed);
+                // The request was there before the core was: what a wake-up takes is no part of the gap.
+                let early = if armed { costs.wake_ns } else { 0 };
+                let gap = now_ns.saturating_sub(since).saturating_sub(early);
+                self.near = if PollTrials::may_be_short(gap, costs) { self.near + 1 } else { 0 };
+                if armed && self.near >= FEWEST_GAPS && gap >= costs.long_ns() {
+                    trials.doubt(now_ns, costs);
+                }
+                let other = self.gap_ended(since, gap, now_ns, costs);
+                if other && !self.long {
+                    trials.helped();
+                }
+                (other || self.may_choose()) && self.choose(costs, objective)
+            }
         }
     }
 
-    fn gap_ended(&mut self, since: u64, now: u64, costs: &PollingCosts, objective: &CoreObjective) -> bool {
-        let seen = now.saturating_sub(since);
-        // The request was there before the core was: what a wake-up takes is no part of the gap.
-        let gap = if std::mem::take(&mut self.armed) { seen.saturating_sub(costs.wake_ns) } else { seen };
+    /// A gap has ended. True if the load is another one, as the last gaps have it.
+    fn gap_ended(&mut self, since: u64, gap: u64, now: u64, costs: &PollingCosts) -> bool {
         self.gaps.add(gap);
-        if gap >= costs.long_ns() {
+        let long = gap >= costs.long_ns();
+        self.alike = if long == self.long { self.alike + 1 } else { 1 };
+        self.long = long;
+        if long {
             if let Some(burst_since) = self.burst_since {
                 let burst = since.saturating_sub(burst_since);
-                self.burst_ns = (self.burst_ns * 7 + burst) / 8;
+                // A longer one loses too little to count. Its length in the mean would count until it is forgotten.
+                let loses = burst < costs.wake_ns * BURST_PARTS;
+                self.burst_ns = (self.burst_ns * 7 + if loses { burst } else { 0 }) / 8;
             }
             self.burst_since = Some(now);
         }
-        self.gaps_since_choice += 1;
-        let known = self.gaps.len();
-        if self.gaps_since_choice < GAPS_PER_CHOICE && known >= GAPS_PER_CHOICE {
-            return false;
+        let other = self.alike == GAPS_ALIKE && self.gaps.mostly_below(costs.long_ns()) == long;
+        if other {
+            self.gaps.forget(costs.long_ns(), long);
+            self.burst_ns = 0;
         }
-        self.gaps_since_choice = 0;
-        self.choose(costs, objective)
+        other
+    }
+
+    /// Whether enough gaps have ended since the last choice.
+    fn may_choose(&mut self) -> bool {
+        self.gaps_since_choice += 1;
+        self.gaps_since_choice >= GAPS_PER_CHOICE || self.gaps.len() < GAPS_PER_CHOICE
     }
 
     /// Chooses the spin anew; true if it is another than before.
     #[cold]
     fn choose(&mut self, costs: &PollingCosts, objective: &CoreObjective) -> bool {
+        self.gaps_since_choice = 0;
         let before = (self.spin_ns, self.reason);
         if self.gaps.len() < FEWEST_GAPS {
             let spin = costs.long_ns() * 1000 / u64::from(costs.polling_permille.max(1));
@@ -210,18 +255,20 @@ impl QueuePolling {
                 armed_ns: costs.armed_ns(self.weighted_wake_ns(costs)),
             };
             let (last, cost) = self.gaps.cheapest(&prices, costs.most_spin_ns);
+            let through = |last: Option<usize>| last.map(|last| self.gaps.through(last, costs.most_spin_ns));
             // A longer spin at once, since a shorter one costs a wake-up for each gap of the tail; a shorter one when it is worth it.
             let kept = self.reason == SpinReason::Cheapest
                 && self.last >= last
-                && self.gaps.cost(self.last, &prices) <= cost.saturating_mul(8) / 7;
+                && self.gaps.cost(through(self.last), &prices) <= cost.saturating_mul(8) / 7;
+            let through = through(if kept { self.last } else { last });
             if !kept {
                 (self.last, self.reason) = (last, SpinReason::Cheapest);
             }
             // Nothing is known of gaps longer than all that are remembered: one more wake-up's worth of looking is at most twice the best choice for
             // them, and spares a polled queue the wake-ups of the tail of its gaps.
             let tail =
-                if self.last.is_some_and(|last| self.gaps.none_beyond(last)) { costs.long_ns() } else { 0 };
-            self.spin_ns = self.last.map_or(0, edge).saturating_add(tail);
+                if through.is_some_and(|last| self.gaps.none_beyond(last)) { costs.long_ns() } else { 0 };
+            self.spin_ns = through.map_or(0, edge).saturating_add(tail);
         }
         if objective.p99_ns.is_some_and(|p99| costs.wake_ns > p99) {
             // Few requests say nothing about one in a hundred: polled until more have come.
@@ -237,16 +284,16 @@ impl QueuePolling {
     /// What waiting for a wake-up is worth, ns of processor time.
     fn weighted_wake_ns(&self, costs: &PollingCosts) -> u64 {
         let alone = costs.wake_ns * u64::from(costs.latency_weight);
-        if self.burst_ns < costs.wake_ns * BURST_PARTS { alone.max(2 * self.burst_ns) } else { alone }
+        alone.max(2 * self.burst_ns)
     }
 
     /// A poll found nothing. `may_poll`: what [`CpuCeiling::may_poll`] says.
     #[inline]
-    pub fn idle(&mut self, now_ns: u64, may_poll: bool) -> IdleChoice {
-        let since = *self.idle_since.get_or_insert(now_ns);
+    pub fn idle(&mut self, now_ns: u64, may_poll: bool, trials: &PollTrials) -> IdleChoice {
+        let idle = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
         if !may_poll {
             IdleChoice::Arm(ArmReason::Ceiling)
-        } else if now_ns.saturating_sub(since) < self.spin_ns {
+        } else if idle < self.spin_ns || (self.near >= FEWEST_GAPS && trials.polls(now_ns, idle)) {
             IdleChoice::Poll
         } else if self.spin_ns == 0 {
             IdleChoice::Arm(ArmReason::LongGaps)
@@ -292,16 +339,16 @@ mod tests {
 
     /// Requests that take no time, with such gaps between them; armed whenever the queue asks for it.
     fn after(gaps: impl IntoIterator<Item = u64>, objective: &CoreObjective) -> QueuePolling {
-        let mut queue = QueuePolling::new(&COSTS, objective);
+        let (mut queue, mut trials) = (QueuePolling::new(&COSTS, objective), PollTrials::default());
         let mut now = 0;
         for gap in gaps {
-            queue.idle(now, true);
+            queue.idle(now, true, &trials);
             let armed = gap > queue.spin().0;
             if armed {
                 queue.armed();
             }
             now += gap + if armed { COSTS.wake_ns } else { 0 };
-            queue.worked(now, 1, &COSTS, objective);
+            queue.worked(now, 1, &COSTS, objective, &mut trials);
         }
         queue
     }
@@ -315,10 +362,10 @@ mod tests {
     fn short_gaps_are_polled_and_long_ones_armed_at_once() {
         let mut busy = after([2_000; 100], &NONE);
         assert_eq!(busy.spin().1, SpinReason::Cheapest);
-        assert_eq!(busy.idle(1 << 40, true), IdleChoice::Poll);
+        assert_eq!(busy.idle(1 << 40, true, &PollTrials::default()), IdleChoice::Poll);
         let mut slow = after([1_000_000; 100], &NONE);
         assert_eq!(slow.spin(), (0, SpinReason::Cheapest));
-        assert_eq!(slow.idle(1 << 40, true), IdleChoice::Arm(ArmReason::LongGaps));
+        assert_eq!(slow.idle(1 << 40, true, &PollTrials::default()), IdleChoice::Arm(ArmReason::LongGaps));
     }
 
     #[test]
@@ -330,18 +377,29 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_load_is_not_judged_by_the_busy_one_before_it() {
+        let slow = [500_000; GAPS_ALIKE as usize];
+        let busy_then_slow = after([3_000; 10_000].into_iter().chain(slow), &NONE);
+        // Less than an eighth of what a wake-up costs.
+        assert!(busy_then_slow.spin().0 < COSTS.long_ns() / 7);
+        // Bursts: the short gaps are still there.
+        let bursts = (0..10_000).map(|turn| if turn % 10 == 0 { 500_000 } else { 3_000 });
+        assert!(after(bursts, &NONE).spin().0 > 3_000);
+    }
+
+    #[test]
     fn gaps_about_as_long_as_a_wake_up_is_worth_do_not_make_it_waver() {
-        let mut queue = after([], &NONE);
+        let (mut queue, mut trials) = (after([], &NONE), PollTrials::default());
         let (mut now, mut changes) = (0, 0);
         for turn in 0..10_000u64 {
-            queue.idle(now, true);
+            queue.idle(now, true, &trials);
             let gap = COSTS.long_ns() - 3_000 + turn % 2 * 6_000;
             if gap > queue.spin().0 {
                 queue.armed();
                 now += COSTS.wake_ns;
             }
             now += gap;
-            changes += u32::from(queue.worked(now, 1, &COSTS, &NONE));
+            changes += u32::from(queue.worked(now, 1, &COSTS, &NONE, &mut trials));
         }
         assert!(changes < 20, "changed {changes} times in {} choices", 10_000 / GAPS_PER_CHOICE);
     }
@@ -351,10 +409,10 @@ mod tests {
         // 100 requests in 500 us, then 500 us of silence.
         let wave = |wake_ns: u64| {
             let costs = PollingCosts { wake_ns, ..COSTS };
-            let mut queue = QueuePolling::new(&costs, &NONE);
+            let (mut queue, mut trials) = (QueuePolling::new(&costs, &NONE), PollTrials::default());
             let mut now = 0;
             for turn in 0..10_000u64 {
-                queue.idle(now, true);
+                queue.idle(now, true, &trials);
                 let gap = if turn % 100 == 0 { 500_000 } else { 5_000 };
                 let armed = gap > queue.spin().0;
                 if armed {
@@ -362,7 +420,7 @@ mod tests {
                     now += wake_ns;
                 }
                 now += gap;
-                queue.worked(now, 1, &costs, &NONE);
+                queue.worked(now, 1, &costs, &NONE, &mut trials);
             }
             queue.spin().0 > 500_000
         };
@@ -382,7 +440,7 @@ mod tests {
     #[test]
     fn the_ceiling_wins() {
         let mut queue = after([2_000; 100], &CoreObjective { p99_ns: Some(8_000), cpu_permille: Some(100) });
-        assert_eq!(queue.idle(1 << 40, false), IdleChoice::Arm(ArmReason::Ceiling));
+        assert_eq!(queue.idle(1 << 40, false, &PollTrials::default()), IdleChoice::Arm(ArmReason::Ceiling));
     }
 
     #[test]
