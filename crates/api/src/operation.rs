@@ -5,7 +5,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, FunctionReport,
+    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, ExportReport, FunctionReport,
     GroupReport, HealthReport, MovedReport, NicReport, PoolReport, QuiesceReport, SavedReport, StateFileV1,
     StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
@@ -15,7 +15,7 @@ use crate::request::{
     UpgradeForm,
 };
 #[cfg(feature = "schema")]
-use crate::spec::{DiskForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
+use crate::spec::{DiskForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,6 +240,14 @@ operations! {
         => 201 DiskReport, 200 DiskReport;
     /// Takes the migration socket of a disk away.
     RemoveMigrationSocket: Delete "/v1/disks/{name}/migration-socket" (was "/v1/disks/{name}/twin") [FORCE] => 200 DiskReport;
+    /// The exports: disks of this host that other machines use.
+    Exports: Get "/v1/exports" => 200 Vec<ExportReport>;
+    /// One export.
+    Export: Get "/v1/exports/{name}" => 200 ExportReport;
+    /// Adds an export, unless it is there already and as asked for.
+    PutExport: Put "/v1/exports/{name}" body ExportForm => 201 ExportReport, 200 ExportReport;
+    /// Takes an export away.
+    RemoveExport: Delete "/v1/exports/{name}" [FORCE] => 200 DoneReport;
     /// The switches.
     Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
     /// One switch, with the addresses that it has learned.

@@ -1,13 +1,14 @@
 //! Reports made of what devices, their hosts and switches say of themselves.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ioplane_api::report::{
     Counts, Errors, FaultReport, FrameCounts, LearnedReport, NicQueueReport, PortReport, QueueReport, Role,
     VmReport,
 };
 use ioplane_api::spec::MacAddress;
-use ioplane_device::{Histogram, MeterReading};
+use ioplane_device::{Histogram, Meter, MeterReading};
 use ioplane_host::vhost_user::{QueueStatus, Status};
 use ioplane_network::{Learned, PortReading, SideReading};
 
@@ -43,19 +44,41 @@ fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
     }
 }
 
+/// Counts, times in the device and waiting times of some queues, added up.
+#[derive(Default)]
+struct Added {
+    meter: MeterReading,
+    latency: Vec<u64>,
+    wait: Vec<u64>,
+}
+
+impl Added {
+    fn add(mut self, meter: &MeterReading, latency: &[u64], wait: &[u64]) -> Self {
+        let add = |all: &mut Vec<u64>, one: &[u64]| {
+            all.resize(all.len().max(one.len()), 0);
+            all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
+        };
+        self.meter.add(meter);
+        add(&mut self.latency, latency);
+        add(&mut self.wait, wait);
+        self
+    }
+
+    fn counts(self) -> Counts {
+        counts(&self.meter, self.latency, self.wait)
+    }
+}
+
 /// The counts of some queues together.
 pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Counts {
-    let (mut meter, mut latency, mut wait) = (MeterReading::default(), Vec::new(), Vec::new());
-    let add = |all: &mut Vec<u64>, one: &[u64]| {
-        all.resize(all.len().max(one.len()), 0);
-        all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
-    };
-    for queue in queues {
-        meter.add(&queue.counts);
-        add(&mut latency, &queue.latency);
-        add(&mut wait, &queue.wait);
-    }
-    counts(&meter, latency, wait)
+    let queues = queues.into_iter();
+    queues.fold(Added::default(), |all, one| all.add(&one.counts, &one.latency, &one.wait)).counts()
+}
+
+/// The counts of some queues together, from their meters.
+pub fn sum_of_meters<'m>(meters: impl IntoIterator<Item = &'m Arc<Meter>>) -> Counts {
+    let add = |all: Added, one: &Arc<Meter>| all.add(&one.read(), &one.latency.snapshot(), &one.wait.snapshot());
+    meters.into_iter().fold(Added::default(), add).counts()
 }
 
 /// The queues of a NIC with one role together.

@@ -16,6 +16,7 @@ mod choice;
 mod configuration;
 mod daemon;
 mod explain;
+mod export;
 mod function;
 mod group;
 mod network;
@@ -26,6 +27,7 @@ mod remote;
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
+pub use export::ExportReport;
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
@@ -65,6 +67,9 @@ pub struct StatusReport {
     /// Its PCI functions, by name.
     #[serde(default)]
     pub functions: Vec<FunctionReport>,
+    /// Its exports, by name.
+    #[serde(default)]
+    pub exports: Vec<ExportReport>,
     /// Its I/O cores.
     pub cores: Vec<CoreReport>,
     /// How many of them there are to be, and what was decided about them.

@@ -70,6 +70,24 @@ impl BackingSpec {
         }
     }
 
+    /// Its kind, in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            BackingSpec::File { .. } => "file",
+            BackingSpec::Memory { .. } => "memory",
+            BackingSpec::Remote { .. } => "remote",
+        }
+    }
+
+    /// Whether what is behind the two is the same.
+    pub fn same_content(&self, other: &Self) -> bool {
+        match (self, other) {
+            (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
+            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => remote == other,
+            (one, other) => one == other,
+        }
+    }
+
     /// Fields of the form in which this one differs from `other`.
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         match (self, other) {
@@ -167,6 +185,8 @@ macro_rules! backing_form {
         }
     };
 }
+
+pub(super) use backing_form;
 
 backing_form! {
     /// What is to be behind a disk, as somebody asks for it.
@@ -385,10 +405,6 @@ impl ServedSpec for DiskSpec {
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
-        match (&one.backing, &other.backing) {
-            (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
-            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => remote == other,
-            (one, other) => one == other,
-        }
+        one.backing.same_content(&other.backing)
     }
 }

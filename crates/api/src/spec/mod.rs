@@ -9,11 +9,13 @@ mod checks;
 mod core;
 mod cpu_list;
 mod disk;
+mod export;
 mod fields;
 mod function;
 mod group;
 mod limit;
 mod limit_fields;
+mod listen_address;
 mod nbd_uri;
 mod network;
 mod online;
@@ -29,6 +31,7 @@ pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
 pub use cpu_list::CpuList;
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
+pub use export::{ExportForm, ExportSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
 use fields::{differing, form, served_fields, spec, values};
 pub use function::{
@@ -37,6 +40,7 @@ pub use function::{
 pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec, set_group};
 use group::{group_flaw, named};
 pub use limit::{LimitFields, LimitsSpec};
+pub use listen_address::ListenAddress;
 pub(crate) use limit_fields::{
     disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
 };

@@ -68,6 +68,11 @@ impl PublishedExport {
         Ok(())
     }
 
+    /// Connections that there are.
+    pub fn connections(&self) -> usize {
+        self.0.connections.load(Ordering::Acquire)
+    }
+
     pub(super) fn count(&self, connections: usize) {
         self.0.connections.store(connections, Ordering::Release);
     }

@@ -14,6 +14,10 @@ use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, Clien
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
+/// The metadata context by which an import of ours says which of its channels this is, and how often it has been made:
+/// `ioplane:epoch=CHANNEL/EPOCH`. An exporter of ours selects it when older connections of the channel are read no more and all that was begun for
+/// them has ended.
+pub const EPOCH: &str = "ioplane:epoch";
 /// Longest name of an instance.
 const LONGEST_INSTANCE: usize = 128;
 
@@ -26,29 +30,31 @@ pub(super) struct Reached {
     pub structured: bool,
     /// Which instance of an exporter of ours it is; `None` for others.
     pub instance: Option<String>,
+    /// It has confirmed that older connections of the channel are done with.
+    pub fenced: bool,
 }
 
-/// Connects, within [`ImportOptions::connect_timeout`].
-pub(super) async fn reach(options: &ImportOptions) -> Result<Reached, NbdError> {
+/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: `CHANNEL/EPOCH`.
+pub(super) async fn reach(options: &ImportOptions, epoch: &str) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
-    match tokio::time::timeout(limit, connect(options)).await {
+    match tokio::time::timeout(limit, connect(options, format!("{EPOCH}={epoch}"))).await {
         Ok(reached) => reached,
         Err(_) => Err(NbdError::Slow(limit)),
     }
 }
 
-async fn connect(options: &ImportOptions) -> Result<Reached, NbdError> {
+async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (fd, connected) = match &options.address.endpoint {
         Endpoint::Tcp { host, port } => {
             let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
             stream.set_nodelay(true).map_err(os("connecting"))?;
-            let connected = shake_hands(&mut stream, &options.address).await?;
+            let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
             (stream.into_std().map_err(os("connecting"))?.into(), connected)
         }
         Endpoint::Unix { path } => {
             let mut stream = UnixStream::connect(path).await.map_err(os("connecting"))?;
-            let connected = shake_hands(&mut stream, &options.address).await?;
+            let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
             (stream.into_std().map_err(os("connecting"))?.into(), connected)
         }
     };
@@ -56,23 +62,25 @@ async fn connect(options: &ImportOptions) -> Result<Reached, NbdError> {
     let socket = Socket::new(fd, options.dead_after).map_err(os("setting up the socket"))?;
     let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
     let instance = connected.contexts.iter().find_map(|context| name(&context.name));
+    let fenced = connected.contexts.iter().any(|context| context.name == epoch);
     if let Some(long) = instance.as_ref().filter(|name| name.len() > LONGEST_INSTANCE) {
         return Err(NbdError::Unsuitable(format!("its instance has a name of {} bytes", long.len())));
     }
-    Ok(Reached { socket: Arc::new(socket), facts, structured: connected.structured, instance })
+    Ok(Reached { socket: Arc::new(socket), facts, structured: connected.structured, instance, fenced })
 }
 
 /// Drives the handshake over `stream`.
 async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     address: &Address,
+    epoch: &str,
 ) -> Result<Connected, NbdError> {
     let os = |source| NbdError::Os { doing: "in the handshake", source };
     let mut handshake = ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: ClientTls::Never,
         structured: true,
-        contexts: vec![INSTANCE.into()],
+        contexts: vec![INSTANCE.into(), epoch.into()],
     })?;
     let (mut buffer, mut output) = ([0; 4096], Vec::new());
     let mut got = 0;

@@ -38,6 +38,8 @@ const TURN_TICK: Duration = Duration::from_millis(5);
 pub(super) struct Keeper {
     pub link: Arc<Link>,
     pub shared: Arc<Shared>,
+    /// What the exporter knows the channel by.
+    channel: String,
     report: AsyncFd<Arc<OwnedFd>>,
     generation: u32,
     /// How long to wait before the next attempt.
@@ -56,10 +58,10 @@ enum Attempt {
 
 impl Keeper {
     /// Must be called in a runtime.
-    pub fn new(link: Arc<Link>, shared: Arc<Shared>) -> std::io::Result<Self> {
+    pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: String) -> std::io::Result<Self> {
         let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
-        Ok(Keeper { link, shared, report, generation: 0, delay, violations, last_violation })
+        Ok(Keeper { link, shared, channel, report, generation: 0, delay, violations, last_violation })
     }
 
     /// Until the channel is dropped. `first`: a connection that has been made already.
@@ -227,7 +229,13 @@ impl Keeper {
     async fn attempt(&self) -> Result<Reached, Attempt> {
         self.turn().await;
         let shared = &self.shared;
-        let reached = reach(&shared.options).await.map_err(|error| Attempt::Failed(error.to_string()))?;
+        let epoch = format!("{}/{}", self.channel, self.generation + 1);
+        let reached = reach(&shared.options, &epoch).await;
+        let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
+        if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
+            let why = "the exporter has not confirmed that older requests of this connection are done with";
+            return Err(Attempt::Failed(why.into()));
+        }
         if let Some(misfit) = shared.facts.misfit(&reached.facts) {
             return Err(Attempt::Failed(misfit));
         }

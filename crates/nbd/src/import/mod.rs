@@ -15,7 +15,8 @@
 
 #![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
 
-use std::sync::atomic::AtomicUsize;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
@@ -50,7 +51,7 @@ use seat::Seat;
 use socket::Socket;
 
 pub use address::{Address, Endpoint};
-pub use connect::INSTANCE;
+pub use connect::{EPOCH, INSTANCE};
 pub use options::{AtStart, Confirmed, Fence, ImportOptions, Unfenced};
 pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
@@ -74,6 +75,11 @@ struct Shared {
     options: ImportOptions,
     facts: Facts,
     instance: ArcSwapOption<String>,
+    /// What tells its channels from those of all other imports, and the next one's number.
+    id: String,
+    next: AtomicU32,
+    /// The exporter confirms epochs ([`EPOCH`]).
+    fenced: bool,
     writes: Arc<Writes>,
     quiet: Arc<Quiet>,
     channels: Arc<AtomicUsize>,
@@ -85,8 +91,10 @@ struct Shared {
 impl Import {
     /// Connects, and learns what the export is. Must be called in a tokio runtime, which from then on has a task for each channel.
     pub async fn open(options: ImportOptions) -> Result<Arc<Import>, NbdError> {
+        let id = format!("{:016x}{:016x}", random(), random());
         let reached = loop {
-            match reach(&options).await {
+            // Of the first channel.
+            match reach(&options, &format!("{id}/0/1")).await {
                 Ok(reached) => break reached,
                 Err(error) if options.at_start == AtStart::Refuse => return Err(error),
                 Err(error) => {
@@ -98,6 +106,9 @@ impl Import {
         let shared = Shared {
             facts: reached.facts,
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
+            id,
+            next: AtomicU32::new(0),
+            fenced: reached.fenced,
             writes: Arc::default(),
             quiet: Arc::default(),
             channels: Arc::default(),
@@ -132,11 +143,16 @@ impl Import {
     }
 }
 
+/// Another number each time, from what the system has at random.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
 impl Shared {
     /// Whether requests that may have been carried out are sent again.
     fn replays(&self) -> bool {
         let fenced = self.options.fence.is_some() && self.instance.load().is_some();
-        fenced || self.options.unfenced == Unfenced::Replay
+        self.fenced || fenced || self.options.unfenced == Unfenced::Replay
     }
 
     /// Ends a connection that its channel has left; until the server has, [`Backing::wait_quiet`] says no.
@@ -177,7 +193,9 @@ impl Backing for Import {
         };
         let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone()).map_err(os)?;
         let _runtime = self.runtime.enter();
-        let keeper = Keeper::new(link.clone(), shared.clone()).map_err(os)?;
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        let channel = format!("{}/{number}", shared.id);
+        let keeper = Keeper::new(link.clone(), shared.clone(), channel).map_err(os)?;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.spawn(keeper.run(spare));
         shared.links.rcu(|links| {

@@ -1,0 +1,52 @@
+//! Exports.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BackingReport, Counts, RetryReport, ServedState};
+
+/// One export: `ioplane publish show --json`, `GET /v1/exports/NAME`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ExportReport {
+    /// Its name, which clients ask for.
+    pub name: String,
+    /// Whether it is there.
+    pub state: ServedState,
+    /// Why it is not.
+    pub error: Option<String>,
+    /// What to do about that.
+    pub remedy: Option<String>,
+    /// When it is tried again.
+    pub retry: Option<RetryReport>,
+    /// `config`, or `added` at run time.
+    pub origin: String,
+    /// Where clients of this host connect.
+    pub socket: PathBuf,
+    /// Where clients of other machines connect.
+    pub listen: Option<String>,
+    /// What is behind it.
+    pub backing: BackingReport,
+    /// Size, bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Which start of it this is: another one after each.
+    pub instance: Option<String>,
+    /// Connections of clients.
+    pub connections: u64,
+    /// Most of them at a time.
+    pub most_connections: u64,
+    /// Connections that have ended, by why.
+    pub ends: BTreeMap<String, u64>,
+    /// Handshakes that came to nothing, by why.
+    pub refused: u64,
+    /// The core that its connections prefer.
+    pub core: Option<u32>,
+    /// The group it is in.
+    pub group: Option<String>,
+    /// What all connections did.
+    pub totals: Counts,
+}

@@ -1,0 +1,177 @@
+//! What exports are to be: disks of this host that other machines use.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::checks::{CountField, checked, path_flaw};
+use super::disk::backing_form;
+use super::{
+    BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, ListenAddress, MemoryWord, NbdUri,
+    ServedSpec, form, group_flaw, named, spec,
+};
+use crate::size::Size;
+
+/// Connections of one export: a client has one for each of its queues.
+const CONNECTIONS: CountField =
+    CountField { name: "connections", range: 1..=1024, power_of_two: false, usual: 16 };
+
+spec! {
+    /// An export, complete and checked.
+    ExportSpec {
+        /// Unique among everything that the daemon serves; what clients ask for.
+        name: String,
+        /// What is behind it.
+        backing: BackingSpec => BackingSpec::differing,
+        /// Writes are refused.
+        read_only: bool,
+        /// Where clients of other machines connect. They are not asked who they are.
+        listen: Option<ListenAddress>,
+        /// It was said that plain text will do.
+        plain: bool,
+        /// Most clients' connections at a time.
+        connections: u16,
+        /// Where clients of this host connect, if it is not `RUN_DIR/NAME.sock`.
+        socket: Option<PathBuf>,
+        /// The core that its connections prefer.
+        core: Option<u32>,
+        /// The group it is in, if any.
+        group: Option<String>,
+    }
+}
+
+backing_form! {
+    /// An export as somebody asks for it. See [`ExportForm::spec`] for what is left out.
+    ExportForm {
+        /// Refuse writes
+        [long, num_args = 0, default_missing_value = "true"]
+        read_only: bool,
+        /// Let other machines connect to this address by TCP [default: only clients of this host, by the export's socket]
+        [long, value_name = "ADDRESS:PORT", requires = "plain"]
+        listen: ListenAddress,
+        /// Accept that whoever can reach --listen is let in unasked, and that nothing is encrypted
+        [long, num_args = 0, default_missing_value = "true"]
+        plain: bool,
+        /// Most connections of clients at a time [default: 16]
+        [long, value_name = "N"]
+        connections: u64,
+    } {
+        /// The I/O core that its connections prefer [default: whichever has time]
+        [long, value_name = "ID"]
+        core: u32,
+        /// Its socket for clients of this host [default: NAME.sock in the run directory]
+        [id = "nbd_socket", long = "nbd-socket", value_name = "PATH"]
+        socket: PathBuf,
+        /// The group it is in: its weight is the group's [default: none]
+        [long, value_name = "NAME"]
+        group: String,
+    }
+}
+
+impl ExportForm {
+    /// The complete export. Left out: writable, for clients of this host, 16 connections, in no group, and whatever core has time.
+    pub fn spec(self, name: &str) -> Result<ExportSpec, Vec<Flaw>> {
+        let mut flaws = Vec::new();
+        let ExportForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
+        let backing =
+            BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
+        let connections = CONNECTIONS.read(&mut flaws, self.connections);
+        let spec = ExportSpec {
+            name: name.to_owned(),
+            backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
+            read_only: self.read_only.unwrap_or(false),
+            listen: self.listen,
+            plain: self.plain.unwrap_or(false),
+            connections,
+            socket: self.socket,
+            core: self.core,
+            group: named(self.group),
+        };
+        checked(spec, flaws)
+    }
+}
+
+impl ServedSpec for ExportSpec {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> Option<&std::path::Path> {
+        self.socket.as_deref()
+    }
+
+    fn core(&self) -> Option<u32> {
+        self.core
+    }
+
+    /// No client shares memory.
+    fn guest_memory(&self) -> MemoryWord {
+        MemoryWord::default()
+    }
+
+    fn group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+
+    fn queues(&self) -> u16 {
+        self.connections
+    }
+
+    fn own_flaws(&self) -> Vec<Flaw> {
+        let mut flaws = Vec::new();
+        match &self.backing {
+            BackingSpec::File { path, .. } => flaws.extend(path_flaw("path", path)),
+            BackingSpec::Memory { bytes } if *bytes == 0 || bytes % 512 != 0 => {
+                let reason = format!("{bytes} bytes is no size for a disk");
+                flaws.push(Flaw::new("memory", reason, "give a multiple of 512, and not zero"));
+            }
+            BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => {}
+        }
+        if let (Some(listen), false) = (&self.listen, self.plain) {
+            let reason = format!("listen = \"{listen}\" lets in whoever can reach it, in plain text");
+            flaws.push(Flaw::new("plain", reason, "write plain = true if that is so intended"));
+        }
+        flaws.extend(CONNECTIONS.flaw(self.connections));
+        flaws.extend(group_flaw(self.group.as_deref()));
+        flaws
+    }
+
+    fn same_content(one: &Self, other: &Self) -> bool {
+        one.backing.same_content(&other.backing)
+    }
+}
+
+impl ExportSpec {
+    /// Where clients of other machines connect.
+    pub fn listen(&self) -> Option<SocketAddr> {
+        self.listen.as_ref().map(ListenAddress::address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form() -> ExportForm {
+        ExportForm { path: Some("/srv/data.img".into()), ..ExportForm::default() }
+    }
+
+    #[test]
+    fn plain_text_has_to_be_asked_for() {
+        let spec = form().spec("data").unwrap();
+        assert_eq!((spec.listen(), spec.connections), (None, 16));
+        let listen = Some("0.0.0.0:10809".parse().unwrap());
+        let flaws = ExportForm { listen: listen.clone(), ..form() }.spec("data").unwrap_err();
+        assert_eq!(flaws[0].field, "plain");
+        let spec = ExportForm { listen, plain: Some(true), ..form() }.spec("data").unwrap();
+        assert_eq!(spec.listen().unwrap().port(), 10809);
+    }
+
+    #[test]
+    fn flaws_name_their_field() {
+        let flaws = ExportForm { connections: Some(0), ..form() }.spec("data").unwrap_err();
+        assert_eq!(flaws[0].field, "connections");
+        let flaws = ExportForm { memory: Some(Size(512)), ..form() }.spec("data").unwrap_err();
+        assert_eq!(flaws[0].field, "memory");
+        assert_eq!(ExportForm::default().spec("data").unwrap_err()[0].field, "path");
+    }
+}

@@ -1,0 +1,35 @@
+//! Exports.
+
+use axum::extract::{Path, State};
+use ioplane_api::report::DoneReport;
+use ioplane_api::spec::ExportForm;
+
+use super::{Answer, Body, Own, Removal, form, json, put, removal, whole};
+use crate::refusal::Refusal;
+
+pub async fn exports(State(daemon): Own) -> Answer {
+    json(daemon.exports.report().await)
+}
+
+pub async fn export(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.exports.report_of(&name).await?)
+}
+
+pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: ExportForm = form(body)?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(daemon.may_change()?, async move {
+        let new = daemon.exports.put(wanted).await?;
+        put(new, daemon.exports.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
+    whole(daemon.may_change()?, async move {
+        daemon.exports.remove(&name, force, true).await?;
+        json(DoneReport { done: vec![format!("export {name} removed")] })
+    })
+    .await
+}

@@ -1,0 +1,133 @@
+//! Listeners: where clients of exports come in.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ioplane_nbd::NbdError;
+use ioplane_nbd::export::{Accepted, Handshakes};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::AbortHandle;
+
+use super::door::{Door, Doors};
+use crate::refusal::Refusal;
+
+/// Handshakes at a time, of one listener.
+const HANDSHAKES: usize = 64;
+/// How long one may take. Longer than what an older connection of the same client has in flight on a slow disk.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// After an error of `accept`, which most often is a lack of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// One export's place behind one listener. Dropped, no further client comes in by it.
+pub struct Entrance(Box<dyn FnMut() + Send>);
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// The TCP listeners, by address. Each serves all exports that name its address.
+#[derive(Default)]
+pub struct Listeners(Arc<Mutex<BTreeMap<SocketAddr, (Doors, AbortHandle)>>>);
+
+impl Listeners {
+    /// Has clients of `address` find this export. Must be called in the runtime.
+    pub fn enter(&self, address: SocketAddr, door: Door) -> Result<Entrance, Refusal> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = door.published().info().name.clone();
+        match all.get(&address) {
+            Some((doors, _)) => drop(doors.enter(door)),
+            None => {
+                let refused = |error: std::io::Error| {
+                    let remedy = "is it an address of this host, and the port free?";
+                    Refusal::failed(format!("listening on {address}: {error}"), remedy).at("listen")
+                };
+                let listener = std::net::TcpListener::bind(address).map_err(refused)?;
+                listener.set_nonblocking(true).map_err(refused)?;
+                let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
+                let doors = Doors::default().enter(door);
+                let task = tokio::spawn(listen_tcp(listener, doors.clone()));
+                all.insert(address, (doors, task.abort_handle()));
+            }
+        }
+        let listeners = self.0.clone();
+        Ok(Entrance(Box::new(move || {
+            let mut all = listeners.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.get(&address).is_some_and(|(doors, _)| doors.leave(&name))
+                && let Some((_, task)) = all.remove(&address)
+            {
+                task.abort();
+            }
+        })))
+    }
+}
+
+/// Listens on the socket of one export. Must be called in the runtime.
+pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> {
+    let listener = tokio::net::UnixListener::from_std(listener)
+        .map_err(|error| Refusal::failed(format!("listening: {error}"), "see the log of the daemon"))?;
+    let task = tokio::spawn(async move {
+        let handshakes = Arc::new(Handshakes::new(HANDSHAKES, PATIENCE));
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let into = |stream: tokio::net::UnixStream| stream.into_std().map(OwnedFd::from);
+                    tokio::spawn(admit(stream, into, doors.clone(), handshakes.clone()));
+                }
+                Err(error) => pause(&error).await,
+            }
+        }
+    });
+    let task = task.abort_handle();
+    Ok(Entrance(Box::new(move || task.abort())))
+}
+
+async fn listen_tcp(listener: tokio::net::TcpListener, doors: Doors) {
+    let handshakes = Arc::new(Handshakes::new(HANDSHAKES, PATIENCE));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Answers of a few bytes are not to wait for each other.
+                let _ = stream.set_nodelay(true);
+                let into = |stream: tokio::net::TcpStream| stream.into_std().map(OwnedFd::from);
+                tokio::spawn(admit(stream, into, doors.clone(), handshakes.clone()));
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn pause(error: &std::io::Error) {
+    tracing::warn!(%error, "a client of an export could not be accepted");
+    tokio::time::sleep(PAUSE).await;
+}
+
+/// One client's handshake; then it is its export's.
+async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    into: impl FnOnce(S) -> std::io::Result<OwnedFd>,
+    doors: Doors,
+    handshakes: Arc<Handshakes>,
+) {
+    let accepted = match handshakes.accept(stream, &doors).await {
+        Ok(Some(accepted)) => accepted,
+        // It has asked what there is.
+        Ok(None) => return,
+        Err(error) => return refused(&error),
+    };
+    let Accepted { stream, negotiated, ahead } = accepted;
+    let Some(door) = doors.door(&negotiated.info.name) else { return };
+    match into(stream) {
+        Ok(socket) => door.take(socket, negotiated, ahead).await,
+        Err(source) => refused(&NbdError::Os { doing: "taking a client over", source }),
+    }
+}
+
+fn refused(error: &NbdError) {
+    tracing::warn!(%error, "a handshake with a client of an export came to nothing");
+}

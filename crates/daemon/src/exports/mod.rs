@@ -1,0 +1,250 @@
+//! Exports: disks of this host that other machines use over NBD.
+//!
+//! ```text
+//!   listener (a unix socket for each, one TCP socket for each address) --handshake--> Door --Ask--> owner: one task for each export
+//!                                                                                                       | Running<Export>
+//!                                                                                  I/O cores: one queue for each connection
+//! ```
+
+mod door;
+mod listener;
+mod owner;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ioplane_api::report::{Counts, ExportReport, ServedState};
+use ioplane_api::spec::{BackingSpec, ExportSpec, ListenAddress, ServedSpec};
+use ioplane_device::Quiescent;
+use ioplane_host::socket::{SocketPath, bind};
+use ioplane_nbd::export::{Export, ExportOptions};
+use tokio::sync::oneshot;
+
+use super::Daemon;
+use super::context::DaemonContext;
+use super::disk::{Shown, open_backing, plain_report};
+use super::registry::{Registered, Registry};
+use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking};
+use super::state_file::{Entries, ExportRecord, Record};
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+use door::{Door, Doors};
+pub use listener::Listeners;
+use owner::{Ask, Look};
+
+/// An export that is served.
+pub struct PublishedDisk {
+    service: ServedExport,
+    shown: Arc<Mutex<Shown>>,
+    size: u64,
+    read_only: bool,
+}
+
+/// The daemon's hold on one export.
+pub struct ServedExport {
+    note: StateRecord<PublishedDisk>,
+    door: Door,
+    socket: SocketPath,
+    /// Where clients come in; dropped when it is stopped.
+    entrances: Mutex<Vec<listener::Entrance>>,
+}
+
+fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
+    Refusal::failed(error.to_string(), "see the log of the daemon")
+}
+
+/// What tells one start of an export from all others.
+fn fresh_instance() -> Result<String, Refusal> {
+    let unique = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
+    let unique = unique.map_err(|error| Refusal::failed(format!("a name for the export's start: {error}"), "is /proc mounted?"))?;
+    Ok(unique.trim().to_owned())
+}
+
+impl PublishedDisk {
+    async fn start(
+        record: ExportRecord,
+        context: &Arc<DaemonContext>,
+        listeners: &Arc<Listeners>,
+    ) -> Result<PublishedDisk, Refusal> {
+        let spec = record.now.clone();
+        let (wanted, owner) = (spec.clone(), context.socket(&spec));
+        let opened = blocking(move || open_backing(&wanted.backing, wanted.read_only, &owner)).await?;
+        let shown = Shown::new(&opened);
+        let info = opened.backing.info();
+        let options = ExportOptions {
+            read_only: spec.read_only,
+            connections: spec.connections,
+            ..ExportOptions::default()
+        };
+        let mut export = Export::new(&spec.name, opened.backing, options).map_err(no_nbd)?;
+        export.set_share(context.groups.membership(&spec).share);
+        let (published, ended) = (export.published(), export.ended());
+        let placement = context.placement(&record);
+        let running = Quiescent::new(export).resume(&placement).map_err(|refused| {
+            Refusal::failed(format!("{}: {}", spec.name, refused.error), "see the log of the daemon")
+        })?;
+        let door = Door::new(published, fresh_instance()?, owner::start(running, ended, placement));
+        let path = context.socket(&spec);
+        let socket = bind(&path).map_err(|error| {
+            Refusal::failed(format!("{}: {error}", path.display()), "is the directory there, and the path free?")
+        })?;
+        let ours = SocketPath::of(&path);
+        let served = || -> Result<_, Refusal> {
+            context.access().open(&path)?;
+            let alone = Doors::default();
+            let mut entrances = vec![listener::local(socket, alone.enter(door.clone()))?];
+            if let Some(listen) = spec.listen() {
+                entrances.push(listeners.enter(listen, door.clone())?);
+            }
+            let note = StateRecord::begin(record, &context.state_file)?;
+            Ok((note, entrances))
+        };
+        match served() {
+            Ok((note, entrances)) => {
+                let service = ServedExport { note, door, socket: ours, entrances: Mutex::new(entrances) };
+                let (size, read_only) = (info.bytes, info.read_only || spec.read_only);
+                Ok(PublishedDisk { service, shown, size, read_only })
+            }
+            Err(refused) => {
+                ours.clear();
+                Err(refused)
+            }
+        }
+    }
+
+    async fn look(&self) -> Option<Look> {
+        let (answer, look) = oneshot::channel();
+        self.service.door.ask(Ask::Look(answer)).await.ok()?;
+        tokio::time::timeout(GLANCE, look).await.ok()?.ok()
+    }
+}
+
+impl Service<PublishedDisk> for ServedExport {
+    fn note(&self) -> &StateRecord<PublishedDisk> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.socket.path()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.door.published().connections() > 0
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        if !force && self.in_use().await {
+            let count = self.door.published().connections();
+            return Err(Refusal::conflict(
+                format!("clients use it, by {count} connections"),
+                "disconnect them first, or give --force: their requests then fail or wait",
+            ));
+        }
+        self.entrances.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.socket.clear();
+        let (answer, ended) = oneshot::channel();
+        if self.door.ask(Ask::Stop(answer)).await.is_ok() {
+            let _ = ended.await;
+        }
+        Ok(())
+    }
+}
+
+impl Registered for PublishedDisk {
+    fn registry(daemon: &Daemon) -> &Registry<PublishedDisk> {
+        &daemon.exports
+    }
+}
+
+impl ServedKind for PublishedDisk {
+    type Spec = ExportSpec;
+    type Report = ExportReport;
+    type Below = Listeners;
+    type Service = ServedExport;
+
+    const NAME: &'static str = "export";
+    const COMMAND: &'static str = "publish";
+    const LET_GO: &'static str = "disconnect its clients first";
+
+    fn configured(config: &Config) -> &[(ExportSpec, Place)] {
+        &config.exports
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, ExportRecord> {
+        &mut entries.exports
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, ExportSpec> {
+        &mut entries.removed_exports
+    }
+
+    fn loses(record: &ExportRecord) -> Option<(&'static str, &'static str)> {
+        let memory = matches!(record.now.backing, BackingSpec::Memory { .. });
+        let remedy = "if it may be lost, `ioplane publish remove` it first; or put the configuration back";
+        memory.then_some(("changing an export in memory would lose its content", remedy))
+    }
+
+    /// Nothing of one that is served can be changed yet.
+    async fn become_next(&self, _next: Record<ExportSpec>) -> Result<(), Refusal> {
+        Err(Refusal::bug("an export was to be changed while it is served".to_owned()))
+    }
+
+    async fn rejoin(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn open(
+        record: ExportRecord,
+        context: &Arc<DaemonContext>,
+        listeners: &Arc<Listeners>,
+    ) -> Result<PublishedDisk, Refusal> {
+        PublishedDisk::start(record, context, listeners).await
+    }
+
+    fn service(&self) -> &ServedExport {
+        &self.service
+    }
+
+    async fn report(&self) -> ExportReport {
+        let mut report = self.busy();
+        let Some(Look { connections, ends, totals }) = self.look().await else { return report };
+        report.state = ServedState::Served;
+        report.backing = self.shown.lock().unwrap_or_else(PoisonError::into_inner).report();
+        (report.size, report.read_only) = (self.size, self.read_only);
+        report.instance = Some(self.service.door.instance().to_owned());
+        report.refused = self.service.door.refused();
+        (report.connections, report.ends, report.totals) = (connections, ends, totals);
+        report
+    }
+
+    fn blank(record: &ExportRecord, standing: Standing) -> ExportReport {
+        let spec = &record.now;
+        let Standing { name, state, error, remedy, retry, origin, socket } = standing;
+        let mut backing = plain_report(spec.backing.kind());
+        if let BackingSpec::File { path, .. } = &spec.backing {
+            backing.path = Some(path.clone());
+        }
+        ExportReport {
+            name,
+            state,
+            error,
+            remedy,
+            retry,
+            origin,
+            socket,
+            listen: spec.listen.as_ref().map(ListenAddress::to_string),
+            backing,
+            size: 0,
+            read_only: spec.read_only,
+            instance: None,
+            connections: 0,
+            most_connections: spec.connections.into(),
+            ends: BTreeMap::new(),
+            refused: 0,
+            core: spec.core,
+            group: spec.group.clone(),
+            totals: Counts::default(),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The task that owns an export.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use ioplane_api::report::Counts;
+use ioplane_device::{QueueSet, Running};
+use ioplane_nbd::export::{EndedConnections, Export};
+use ioplane_nbd::handshake::server::Negotiated;
+use ioplane_nbd::import::EPOCH;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cores::CorePlacement;
+use crate::readings;
+
+/// Questions that wait.
+const ASKED: usize = 64;
+/// How long requests in flight have to end when an export is stopped. Then its I/O is left to the core.
+const STOP: Duration = Duration::from_secs(10);
+
+/// One connection of an import of ours: which one, and how often it has been made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    /// The import and its channel.
+    channel: String,
+    epoch: u32,
+}
+
+impl Client {
+    /// Of a query `ioplane:epoch=CHANNEL/EPOCH`.
+    pub fn of(query: &str) -> Option<Client> {
+        let (channel, epoch) = query.strip_prefix(EPOCH)?.strip_prefix('=')?.rsplit_once('/')?;
+        Some(Client { channel: channel.to_owned(), epoch: epoch.parse().ok()? })
+    }
+}
+
+/// What an owner is asked.
+pub enum Ask {
+    /// Serve a client.
+    Connect { socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>, client: Option<Client> },
+    /// End what older connections of this client have begun. The answer comes when nothing of them is under way, and says whether this epoch is the
+    /// newest.
+    Fence { client: Client, answer: oneshot::Sender<bool> },
+    /// How it is.
+    Look(oneshot::Sender<Look>),
+    /// End all.
+    Stop(oneshot::Sender<()>),
+}
+
+/// What an owner says of its export.
+pub struct Look {
+    pub connections: u64,
+    pub ends: BTreeMap<String, u64>,
+    pub totals: Counts,
+}
+
+/// An import's channel that has been here.
+#[derive(Debug)]
+struct Known {
+    epoch: u32,
+    queue: Option<u16>,
+}
+
+struct Owner {
+    running: Running<Export>,
+    placement: CorePlacement,
+    channels: HashMap<String, Known>,
+}
+
+/// Channels that are remembered; beyond that the ones without a connection are forgotten.
+const MOST_CHANNELS: usize = 4096;
+
+/// Owns `running` until it is stopped, or nobody can ask any more.
+pub fn start(
+    running: Running<Export>,
+    ended: EndedConnections,
+    placement: CorePlacement,
+) -> mpsc::Sender<Ask> {
+    let (asks, asked) = mpsc::channel(ASKED);
+    let owner = Owner { running, placement, channels: HashMap::new() };
+    tokio::spawn(owner.run(ended, asked));
+    asks
+}
+
+impl Owner {
+    async fn run(mut self, ended: EndedConnections, mut asked: mpsc::Receiver<Ask>) {
+        let stopped = loop {
+            tokio::select! {
+                ended = ended.next() => {
+                    let name = &self.running.info().name;
+                    tracing::info!(export = name, queue = ended.queue, end = ?ended.end, "a client's connection has ended");
+                    self.forget(ended.queue);
+                    self.drain(QueueSet::from([ended.queue])).await;
+                }
+                ask = asked.recv() => match ask {
+                    None => break None,
+                    Some(Ask::Stop(answer)) => break Some(answer),
+                    Some(Ask::Look(answer)) => {
+                        let _ = answer.send(self.look());
+                    }
+                    Some(Ask::Fence { client, answer }) => {
+                        let newest = self.fence(client).await;
+                        let _ = answer.send(newest);
+                    }
+                    Some(Ask::Connect { socket, negotiated, ahead, client }) => {
+                        self.connect(socket, &negotiated, &ahead, client);
+                    }
+                },
+            }
+        };
+        self.stop().await;
+        // The image is closed, and its lock given back, before anybody hears of it.
+        drop(self);
+        if let Some(answer) = stopped {
+            let _ = answer.send(());
+        }
+    }
+
+    fn connect(&mut self, socket: OwnedFd, negotiated: &Negotiated, ahead: &[u8], client: Option<Client>) {
+        let name = self.running.info().name.clone();
+        // A client that has connected once more since is served by that connection.
+        let stale = client.as_ref().is_some_and(|client| !self.is_newest(client));
+        let connected = match stale {
+            true => Err("a newer connection of the same client has come".to_owned()),
+            false => self.running.device_mut().connect(socket, negotiated, ahead).map_err(|error| error.to_string()),
+        };
+        let started = connected.and_then(|queue| {
+            let started = self.running.start(&QueueSet::from([queue]), &self.placement);
+            if started.is_err() {
+                self.running.device_mut().close(queue);
+            }
+            started.map(|()| queue).map_err(|error| error.to_string())
+        });
+        match started {
+            Ok(queue) => {
+                tracing::info!(export = name, queue, "a client has connected");
+                if let Some(known) = client.and_then(|client| self.channels.get_mut(&client.channel)) {
+                    known.queue = Some(queue);
+                }
+            }
+            Err(error) => tracing::warn!(export = name, error, "a client could not be served"),
+        }
+    }
+
+    fn is_newest(&self, client: &Client) -> bool {
+        self.channels.get(&client.channel).is_none_or(|known| known.epoch == client.epoch)
+    }
+
+    /// See [`Ask::Fence`].
+    async fn fence(&mut self, client: Client) -> bool {
+        if self.channels.get(&client.channel).is_some_and(|known| known.epoch >= client.epoch) {
+            return false;
+        }
+        let older = self.channels.get_mut(&client.channel).and_then(|known| known.queue.take());
+        if let Some(queue) = older {
+            self.running.device_mut().close(queue);
+            self.drain(QueueSet::from([queue])).await;
+        }
+        if self.channels.len() >= MOST_CHANNELS {
+            self.channels.retain(|_, known| known.queue.is_some());
+        }
+        self.channels.insert(client.channel, Known { epoch: client.epoch, queue: None });
+        true
+    }
+
+    fn forget(&mut self, queue: u16) {
+        let of_it = self.channels.values_mut().find(|known| known.queue == Some(queue));
+        if let Some(known) = of_it {
+            known.queue = None;
+        }
+    }
+
+    /// Until everything that these queues have begun has ended, and their connections are closed.
+    async fn drain(&mut self, queues: QueueSet) {
+        self.running.drain(&queues);
+        self.running.stopped(&queues).await;
+    }
+
+    async fn stop(&mut self) {
+        let queues = self.running.queues();
+        queues.iter().for_each(|queue| self.running.device_mut().close(*queue));
+        self.running.drain(&queues);
+        if tokio::time::timeout(STOP, self.running.stopped(&queues)).await.is_err() {
+            tracing::warn!(export = self.running.info().name, "stopped with requests in flight: its disk does not answer");
+            self.running.suspend(&queues);
+            self.running.stopped(&queues).await;
+        }
+    }
+
+    fn look(&self) -> Look {
+        let export = self.running.device();
+        let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
+        Look {
+            connections: export.connections() as u64,
+            ends: export.ends().filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect(),
+            totals: readings::sum_of_meters(meters),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_names_its_channel_and_its_epoch() {
+        let client = Client::of("ioplane:epoch=3f/0/7").unwrap();
+        assert_eq!((client.channel.as_str(), client.epoch), ("3f/0", 7));
+        for other in ["ioplane:epoch", "ioplane:epoch=", "ioplane:epoch=x", "ioplane:epoch=x/-1", "base:allocation"] {
+            assert_eq!(Client::of(other), None, "{other}");
+        }
+    }
+}
