@@ -5,9 +5,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, ExportReport, FunctionReport,
-    GroupReport, HealthReport, MovedReport, NicReport, PoolReport, QuiesceReport, SavedReport, StateFileV1,
-    StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, ExportReport,
+    FunctionReport, GroupReport, HealthReport, MovedReport, NicReport, PoolReport, QuiesceReport,
+    SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -15,7 +15,9 @@ use crate::request::{
     UpgradeForm,
 };
 #[cfg(feature = "schema")]
-use crate::spec::{DiskForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm};
+use crate::spec::{
+    DiskForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm,
+};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

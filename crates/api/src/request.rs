@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
-    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, limited, limits_of,
-    set_limits,
+    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, limited,
+    limits_of, set_limits,
 };
 
 /// A body, and the names of its fields; behind `was` is the name that one had before.

@@ -4,6 +4,7 @@ mod configuration;
 mod duration;
 mod exits;
 mod pci;
+mod publish;
 mod run;
 
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub use exits::{
     ReachArgs, RecordArgs, WatchArgs,
 };
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
+pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
@@ -109,6 +111,9 @@ pub enum Command {
     /// Add, remove, list, show and change disks while the daemon runs
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Let other machines use disks of this host
+    #[command(subcommand)]
+    Publish(PublishCommand),
     /// Add, remove, list, show and set NICs while the daemon runs
     #[command(subcommand)]
     Nic(NicCommand),

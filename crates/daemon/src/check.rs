@@ -8,8 +8,8 @@ use crate::config::{Config, Problem, Problems};
 #[derive(Debug)]
 pub struct Checked {
     pub file: PathBuf,
-    /// How many there are of each kind: cores, pools, groups, disks, switches, NICs, PCI functions.
-    pub counts: [usize; 7],
+    /// How many there are of each kind: cores, pools, groups, disks, switches, NICs, PCI functions, exports.
+    pub counts: [usize; 8],
     /// What of it this host lacks as far as that can be seen without opening it. A daemon starts without, and tries again.
     pub missing: Vec<Problem>,
     /// Old names of keys. A daemon reads them, and says the same in its log.
@@ -20,9 +20,10 @@ pub struct Checked {
 pub fn check(config: &Path) -> Result<Checked, Problems> {
     let config = Config::read(config)?;
     let missing = config.images(|_| true).err().map_or_else(Vec::new, |problems| problems.list);
-    let Config { cores, pool, groups, disks, switches, nics, functions, .. } = &config;
-    let others = [groups.len(), disks.len(), switches.len(), nics.len(), functions.len()];
-    let [groups, disks, switches, nics, functions] = others;
-    let counts = [cores.len(), usize::from(pool.is_some()), groups, disks, switches, nics, functions];
+    let Config { cores, pool, groups, disks, switches, nics, functions, exports, .. } = &config;
+    let others = [groups.len(), disks.len(), switches.len(), nics.len(), functions.len(), exports.len()];
+    let [groups, disks, switches, nics, functions, exports] = others;
+    let counts =
+        [cores.len(), usize::from(pool.is_some()), groups, disks, switches, nics, functions, exports];
     Ok(Checked { counts, missing, warnings: config.warnings, file: config.file })
 }

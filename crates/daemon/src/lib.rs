@@ -1,8 +1,9 @@
-//! The daemon: control plane of disks, NICs, PCI functions, switches and I/O cores.
+//! The daemon: control plane of disks, NICs, PCI functions, exports, switches and I/O cores.
 //!
 //! ```text
 //!   CLI, programs --HTTP over control.sock--> api --+--> Registry<Disk>, Registry<Nic> --Handle--> one task per device
 //!                                                   |--> Registry<Card> --Handle--> one thread per function (host::vfio_user)
+//!                                                   |--> Registry<PublishedDisk> --Ask--> one task per export (nbd::export)
 //!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
 //!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores) <-- pool: how many, and which queue is where
 //!                                                   \--> StateFile: state.json, for the daemon after a crash
@@ -22,6 +23,7 @@ mod context;
 mod cores;
 mod disk;
 mod events;
+mod exports;
 mod functions;
 mod groups;
 mod lower;
@@ -62,13 +64,14 @@ use choices::{Choices, WithChoices};
 use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
+use exports::{Listeners, PublishedDisk};
 use functions::{Card, Functions};
 use groups::Groups;
 use nic::Nic;
 use pool::ElasticPool;
 use registry::{OnFailure, Registered, Registry};
 use served::ServedKind;
-use state_file::{DiskRecord, FunctionRecord, NicRecord, Record, StateFile};
+use state_file::{DiskRecord, ExportRecord, FunctionRecord, NicRecord, Record, StateFile};
 use switches::Switches;
 
 pub use check::{Checked, check};
@@ -85,6 +88,7 @@ pub struct Daemon {
     disks: Registry<Disk>,
     nics: Registry<Nic>,
     functions: Registry<Card>,
+    exports: Registry<PublishedDisk>,
     switches: Arc<Switches>,
     groups: Arc<Groups>,
     cores: Arc<Cores>,
@@ -108,6 +112,7 @@ struct Starts {
     disks: Vec<DiskRecord>,
     nics: Vec<NicRecord>,
     functions: Vec<FunctionRecord>,
+    exports: Vec<ExportRecord>,
 }
 
 impl Daemon {
@@ -130,6 +135,7 @@ impl Daemon {
             disks: daemon.to_serve::<Disk>()?,
             nics: daemon.to_serve::<Nic>()?,
             functions: daemon.to_serve::<Card>()?,
+            exports: daemon.to_serve::<PublishedDisk>()?,
         };
         daemon.settle(&daemon.config());
         taps::sweep(&daemon.state_file);
@@ -171,7 +177,8 @@ impl Daemon {
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
             nics: Registry::new(context.clone(), switches.clone()),
-            functions: Registry::new(context, Arc::new(Functions::new(switches.clone(), folder))),
+            functions: Registry::new(context.clone(), Arc::new(Functions::new(switches.clone(), folder))),
+            exports: Registry::new(context, Arc::new(Listeners::default())),
             switches,
             groups,
             cores,
@@ -329,12 +336,13 @@ impl Daemon {
     /// Opens all of them at once, so that a guest waits only for its own. What cannot be opened is kept as failed, and tried
     /// again: one image that is not there, after a reboot perhaps, is no reason to leave the other guests without theirs.
     async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
-        let (disks, nics, functions) = tokio::join!(
+        let (disks, nics, functions, exports) = tokio::join!(
             self.open::<Disk>(start.disks),
             self.open::<Nic>(start.nics),
-            self.open::<Card>(start.functions)
+            self.open::<Card>(start.functions),
+            self.open::<PublishedDisk>(start.exports)
         );
-        disks.and(nics).and(functions)
+        disks.and(nics).and(functions).and(exports)
     }
 
     /// Those of one kind.
@@ -351,14 +359,18 @@ impl Daemon {
         Ok(())
     }
 
-    /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
-    async fn open_functions(self: Arc<Self>) {
-        self.functions.bring_back(self.state_file.entries().functions.into_values().collect()).await;
+    /// Opens the functions and exports that a predecessor had: they are not handed over, so nobody uses them.
+    async fn open_others(self: Arc<Self>) {
+        let entries = self.state_file.entries();
+        tokio::join!(
+            self.functions.bring_back(entries.functions.into_values().collect()),
+            self.exports.bring_back(entries.exports.into_values().collect())
+        );
     }
 
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
-        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
+        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop(), self.exports.stop());
         self.switches.stop().await;
     }
 
@@ -399,8 +411,12 @@ impl Daemon {
 
     /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.
     async fn status(&self) -> StatusReport {
-        let (mut disks, mut nics, functions) =
-            tokio::join!(self.disks.report(), self.nics.report(), self.functions.report());
+        let (mut disks, mut nics, functions, exports) = tokio::join!(
+            self.disks.report(),
+            self.nics.report(),
+            self.functions.report(),
+            self.exports.report()
+        );
         let choices = Choices::read(self.cores.pool(), |_| true);
         disks.iter_mut().for_each(|disk| disk.enter(&choices));
         nics.iter_mut().for_each(|nic| nic.enter(&choices));
@@ -414,6 +430,7 @@ impl Daemon {
             nics,
             groups: self.group_reports(),
             functions,
+            exports,
             cores: self.core_reports(),
             pool: self.pool.report(&self.cores),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),

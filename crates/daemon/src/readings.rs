@@ -77,7 +77,8 @@ pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Counts {
 
 /// The counts of some queues together, from their meters.
 pub fn sum_of_meters<'m>(meters: impl IntoIterator<Item = &'m Arc<Meter>>) -> Counts {
-    let add = |all: Added, one: &Arc<Meter>| all.add(&one.read(), &one.latency.snapshot(), &one.wait.snapshot());
+    let add =
+        |all: Added, one: &Arc<Meter>| all.add(&one.read(), &one.latency.snapshot(), &one.wait.snapshot());
     meters.into_iter().fold(Added::default(), add).counts()
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Daemon;
 use super::disk::Disk;
+use super::exports::PublishedDisk;
 use super::functions::Card;
 use super::nic::Nic;
 use super::registry::{Registered, Registry};
@@ -15,9 +16,10 @@ impl Daemon {
             let context = self.disks.context();
             // Before looking, so that what fails in between is not missed.
             let failed = context.failed.notified();
-            let next = [self.disks.next(), self.nics.next(), self.functions.next(), self.switches.next()];
+            let devices = [self.disks.next(), self.nics.next(), self.functions.next()];
+            let next = devices.into_iter().chain([self.exports.next(), self.switches.next()]);
             let due = async {
-                match next.into_iter().flatten().min() {
+                match next.flatten().min() {
                     Some(next) => tokio::time::sleep_until(next.into()).await,
                     None => std::future::pending().await,
                 }
@@ -29,6 +31,7 @@ impl Daemon {
             self.retry_due::<Disk>();
             self.retry_due::<Nic>();
             self.retry_due::<Card>();
+            self.retry_due::<PublishedDisk>();
             for name in self.switches.due() {
                 let daemon = self.clone();
                 tokio::spawn(async move {

@@ -13,6 +13,7 @@ use ioplane_api::spec::{CoreSpec, GroupSpec, ServedSpec, SwitchSpec};
 use crate::Daemon;
 use crate::config::{Appended, Config, Place, Problems};
 use crate::disk::Disk;
+use crate::exports::PublishedDisk;
 use crate::functions::Card;
 use crate::nic::Nic;
 use crate::refusal::Refusal;
@@ -86,6 +87,7 @@ fn plan(config: &Config, mut entries: Entries) -> SavePlan {
     groups(config, &entries, &mut plan);
     served::<Nic>(config, &mut entries, &mut plan, Appended::nic);
     served::<Card>(config, &mut entries, &mut plan, Appended::function);
+    served::<PublishedDisk>(config, &mut entries, &mut plan, Appended::export);
     plan
 }
 

@@ -125,7 +125,7 @@ async fn succeed(invocation: Invocation) -> Result<()> {
     let signals = Signals::catch()?;
     let Succession { daemon, control, run_dir, listener, metrics, report } =
         upgrade::inherit(&invocation.config, invocation.socket.clone()).await?;
-    tokio::spawn(daemon.clone().open_functions());
+    tokio::spawn(daemon.clone().open_others());
     let running = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
     attend(running, signals, None, Some(report)).await
 }

@@ -14,11 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ioplane_api::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec, SwitchSpec};
+use ioplane_api::spec::{
+    CoreSpec, DiskSpec, ExportSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec, SwitchSpec,
+};
 use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
 
-/// A disk, a NIC or a PCI function, as it is being served.
+/// A disk, a NIC, a PCI function or an export, as it is being served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record<S> {
@@ -37,6 +39,8 @@ pub struct Record<S> {
 
 /// A disk, as it is being served.
 pub type DiskRecord = Record<DiskSpec>;
+/// An export, as it is being served.
+pub type ExportRecord = Record<ExportSpec>;
 /// A NIC, as it is being served.
 pub type NicRecord = Record<NicSpec>;
 /// A PCI function, as it is being served.
@@ -93,6 +97,12 @@ pub struct Entries {
     /// Configured PCI functions that were removed at run time, as they were configured.
     #[serde(default)]
     pub removed_functions: BTreeMap<String, FunctionSpec>,
+    /// Exports by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub exports: BTreeMap<String, ExportRecord>,
+    /// Configured exports that were removed at run time, as they were configured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub removed_exports: BTreeMap<String, ExportSpec>,
     /// TAP devices that the daemon has made, by name, with the numbers that they got then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub taps: BTreeMap<String, u32>,
@@ -210,6 +220,7 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
     check_served("disk", disks, removed)?;
     check_served("nic", nics, removed_nics)?;
     check_served("PCI function", &file.entries.functions, &file.entries.removed_functions)?;
+    check_served("export", &file.entries.exports, &file.entries.removed_exports)?;
     let specs = switches
         .iter()
         .flat_map(|(name, it)| [Some((name, &it.now)), it.configured.as_ref().map(|c| (name, c))]);

@@ -17,7 +17,7 @@ use ioplane_nbd::mutation::Rule;
 use ioplane_nbd::spec::*;
 use ioplane_storage::{Op, Submitted, Tag};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRng, RngAlgorithm};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng};
 use rig::Rig;
 use scripted::*;
 
@@ -216,7 +216,8 @@ fn history(seed: u64, lingers: bool) -> Option<String> {
                 rig.view.write(gpa, &bytes).unwrap();
             }
             let offset = block * BLOCK;
-            let op = if write { Op::Write { offset, from: &range } } else { Op::Read { offset, into: &range } };
+            let op =
+                if write { Op::Write { offset, from: &range } } else { Op::Read { offset, into: &range } };
             assert_eq!(rig.submit(&op, Tag(tag as u16)), Submitted::Pending);
             flying[tag] = Some((block, count, if write { clock << 32 | value } else { clock << 32 }, write));
         }
@@ -241,7 +242,11 @@ fn history(seed: u64, lingers: bool) -> Option<String> {
                 events[(block + at) as usize].push(Event { begun: noted >> 32, ended: clock, value, write });
             }
         }
-        if ended.is_empty() && rig.channel.in_flight() > 0 && !rig.channel.held_back() && !rig.readable(20_000) {
+        if ended.is_empty()
+            && rig.channel.in_flight() > 0
+            && !rig.channel.held_back()
+            && !rig.readable(20_000)
+        {
             return Some(format!("nothing for 20 s: {:#?}", import.status()));
         }
     }

@@ -19,6 +19,19 @@ pub enum RemoteWord {
     Stopped,
 }
 
+impl RemoteWord {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            RemoteWord::Connected => "connected",
+            RemoteWord::Connecting => "connecting",
+            RemoteWord::Reconnecting => "not reachable, requests wait",
+            RemoteWord::Failing => "not reachable, requests fail",
+            RemoteWord::Stopped => "failed, requests fail",
+        }
+    }
+}
+
 /// How an imported disk's connections to its server stand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

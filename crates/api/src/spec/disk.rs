@@ -83,7 +83,9 @@ impl BackingSpec {
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
             (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
-            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => remote == other,
+            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => {
+                remote == other
+            }
             (one, other) => one == other,
         }
     }

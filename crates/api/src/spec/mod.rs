@@ -40,10 +40,10 @@ pub use function::{
 pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec, set_group};
 use group::{group_flaw, named};
 pub use limit::{LimitFields, LimitsSpec};
-pub use listen_address::ListenAddress;
 pub(crate) use limit_fields::{
     disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
 };
+pub use listen_address::ListenAddress;
 pub use nbd_uri::NbdUri;
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;

@@ -60,7 +60,9 @@ mod tests {
         for good in ["nbd://host-a/data", "nbd://[::1]:10810/", "nbd+unix:///data?socket=/run/x.sock"] {
             assert_eq!(good.parse::<NbdUri>().unwrap().to_string(), good);
         }
-        for bad in ["", "data", "nbd://", "nbds://host/data", "http://host/data", "nbd://host/da ta", "nbd://h/\n"] {
+        for bad in
+            ["", "data", "nbd://", "nbds://host/data", "http://host/data", "nbd://host/da ta", "nbd://h/\n"]
+        {
             assert!(bad.parse::<NbdUri>().is_err(), "{bad:?}");
         }
         assert!(format!("nbd://host/{}", "x".repeat(LONGEST)).parse::<NbdUri>().is_err());

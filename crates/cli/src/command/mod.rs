@@ -6,6 +6,7 @@ pub mod kvm;
 mod libvirt;
 mod network;
 mod pci;
+mod publish;
 pub mod qemu;
 pub mod show;
 pub mod table;
@@ -90,6 +91,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
             print(json, &status, show::status)?;
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
+        Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
         Command::Group(command) => group::run(&client()?, command, json)?,

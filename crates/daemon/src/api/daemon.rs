@@ -41,9 +41,11 @@ fn health_of(status: &StatusReport) -> HealthReport {
     let disks = status.disks.iter().map(|one| (&one.name, one.state));
     let nics = status.nics.iter().map(|one| (&one.name, one.state));
     let functions = status.functions.iter().map(|one| (&one.name, one.state));
+    let exports = status.exports.iter().map(|one| (&one.name, one.state));
     let busy = disks
         .chain(nics)
         .chain(functions)
+        .chain(exports)
         .filter(|(_, state)| matches!(state, ServedState::Opening | ServedState::Busy))
         .map(|(name, _)| name.clone());
     let busy: Vec<String> = busy.collect();

@@ -32,7 +32,8 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
     let limits = form.limits();
-    let ChangeForm { size, shrink, path, memory, remote, timeout_s, format, direct, engine, group, .. } = form;
+    let ChangeForm { size, shrink, path, memory, remote, timeout_s, format, direct, engine, group, .. } =
+        form;
     let backing = BackingForm { path, memory, remote, timeout_s, format, direct, engine };
     if limits != LimitsSpec::default() || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {

@@ -10,6 +10,7 @@ mod configuration;
 mod cores;
 mod daemon;
 mod disk;
+mod export;
 mod form;
 mod function;
 mod group;
@@ -93,6 +94,10 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::RemoveDisk => routing::on(method, disk::remove),
         Operation::PutMigrationSocket => routing::on(method, disk::open_migration_socket),
         Operation::RemoveMigrationSocket => routing::on(method, disk::close_migration_socket),
+        Operation::Exports => routing::on(method, export::exports),
+        Operation::Export => routing::on(method, export::export),
+        Operation::PutExport => routing::on(method, export::add),
+        Operation::RemoveExport => routing::on(method, export::remove),
         Operation::Switches => routing::on(method, network::switches),
         Operation::Switch => routing::on(method, network::switch),
         Operation::PutSwitch => routing::on(method, network::add_switch),

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, FaultSpec, FunctionSpec,
-    GROUP_WEIGHT, GroupSpec, LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec,
-    SwitchSpec,
+    BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, ExportForm, ExportSpec,
+    FaultSpec, FunctionSpec, GROUP_WEIGHT, GroupSpec, LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm,
+    NicSpec, SourceSpec, SwitchSpec,
 };
 use toml::Value;
 
@@ -79,10 +79,8 @@ impl Appended {
         self.some("reserve", spec.reserve.as_deref());
     }
 
-    pub fn disk(&mut self, spec: &DiskSpec) {
-        self.table("disk");
-        self.set("name", spec.name.as_str());
-        match &spec.backing {
+    fn backing(&mut self, backing: &BackingSpec) {
+        match backing {
             BackingSpec::File { path, format, direct, engine } => {
                 self.path("path", Some(path));
                 self.some("format", format.map(|format| format.word()));
@@ -95,6 +93,27 @@ impl Appended {
                 self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
             }
         }
+    }
+
+    pub fn export(&mut self, spec: &ExportSpec) {
+        self.table("export");
+        self.set("name", spec.name.as_str());
+        self.backing(&spec.backing);
+        self.other("read_only", spec.read_only, false);
+        self.some("listen", spec.listen.as_ref().map(ToString::to_string));
+        self.other("plain", spec.plain, false);
+        let usual = ExportForm { memory: Some(Size(1 << 20)), ..ExportForm::default() }.spec(&spec.name).ok();
+        let usual = usual.map_or(0, |usual| usual.connections);
+        self.other("connections", i64::from(spec.connections), i64::from(usual));
+        self.path("socket", spec.socket.as_deref());
+        self.some("core", spec.core.map(i64::from));
+        self.some("group", spec.group.as_deref());
+    }
+
+    pub fn disk(&mut self, spec: &DiskSpec) {
+        self.table("disk");
+        self.set("name", spec.name.as_str());
+        self.backing(&spec.backing);
         let usual = DiskForm { memory: Some(Size(1 << 20)), ..DiskForm::default() }.spec(&spec.name).ok();
         let usual = usual.as_ref();
         self.other("read_only", spec.read_only, false);
@@ -288,6 +307,22 @@ pinned_memory = "1G"
 name = "straight"
 host = "0000:00:06.0"
 mode = "passthrough"
+[[disk]]
+name = "far"
+remote = "nbd://host-a/data"
+timeout_s = 30
+[[export]]
+name = "plain"
+path = "/srv/plain.img"
+[[export]]
+name = "data"
+memory = "64M"
+read_only = true
+listen = "127.0.0.1:10809"
+plain = true
+connections = 4
+socket = "/run/data-nbd.sock"
+core = 0
 "#;
 
     #[test]
@@ -303,6 +338,7 @@ mode = "passthrough"
         config.switches.iter().for_each(|(spec, _)| appended.switch(spec));
         config.nics.iter().for_each(|(spec, _)| appended.nic(spec));
         config.functions.iter().for_each(|(spec, _)| appended.function(spec));
+        config.exports.iter().for_each(|(spec, _)| appended.export(spec));
         let again = read(&appended.text);
         fn specs<S: Clone>(all: &[(S, super::super::Place)]) -> Vec<S> {
             all.iter().map(|(spec, _)| spec.clone()).collect()
@@ -313,6 +349,7 @@ mode = "passthrough"
         assert_eq!(specs(&again.switches), specs(&config.switches));
         assert_eq!(specs(&again.nics), specs(&config.nics));
         assert_eq!(specs(&again.functions), specs(&config.functions));
+        assert_eq!(specs(&again.exports), specs(&config.exports));
         // Nothing is said that holds anyway.
         assert!(appended.text.contains("[[group]]\nname = \"plain\"\n\n"), "{}", appended.text);
         assert!(appended.text.contains("[[disk]]\nname = \"least\"\nmemory = 1536\n\n"), "{}", appended.text);

@@ -1,7 +1,7 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, pool, cores, groups, disks, switches, nics, functions } + where each is
+//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, pool, cores, groups, disks, switches, nics, functions, exports } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
@@ -23,8 +23,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ioplane_api::spec::{
-    BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, FieldSource, Flaw, FunctionSpec, GroupSpec, NicSpec,
-    PoolForm, PoolSpec, SwitchSpec,
+    BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, ExportForm, ExportSpec, FieldSource, Flaw,
+    FunctionSpec, GroupSpec, NicSpec, PoolForm, PoolSpec, SwitchSpec,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -65,13 +65,14 @@ pub struct Config {
     pub nics: Vec<(NicSpec, Place)>,
     /// Every `[[pci]]`.
     pub functions: Vec<(FunctionSpec, Place)>,
+    pub exports: Vec<(ExportSpec, Place)>,
     /// Old names of keys, in the order of their lines: they are read, and have to be changed some day.
     pub warnings: Vec<Problem>,
 }
 
 /// The parts of a configuration, for those who look for them.
 const PARTS: &str =
-    "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]";
+    "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -147,9 +148,11 @@ impl Config {
         let disk = self.disks.iter().find(|(disk, _)| disk.name == name && kind == "disk");
         let nic = self.nics.iter().find(|(nic, _)| nic.name == name && kind == "nic");
         let function = self.functions.iter().find(|(one, _)| one.name == name && kind == "PCI function");
+        let export = self.exports.iter().find(|(one, _)| one.name == name && kind == "export");
         // What opening a disk finds wrong is nearly always the image; of a function, what is behind it.
         let line = disk.map(|(_, place)| place.of("path")).or(nic.map(|(_, place)| place.line));
         let line = line.or(function.map(|(_, place)| place.of("host")));
+        let line = line.or(export.map(|(_, place)| place.of("path")));
         Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
     }
 
@@ -171,7 +174,7 @@ fn build<'t>(
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "pool", "core", "group", "disk", "switch", "nic", "pci"];
+        let known = ["daemon", "pool", "core", "group", "disk", "switch", "nic", "pci", "export"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = TableReader::new(source, "[daemon]", table, &key.span(), problems);
@@ -181,7 +184,10 @@ fn build<'t>(
                 let reader = TableReader::new(source, "[pool]", table, &key.span(), problems);
                 config.pool = Some(pool(reader));
             }
-            (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
+            (
+                name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci" | "export"),
+                DeValue::Array(array),
+            ) => {
                 for item in array.iter() {
                     let Some(table) = element(source, name, item, problems) else { continue };
                     let what = match name {
@@ -190,6 +196,7 @@ fn build<'t>(
                         "disk" => "[[disk]]",
                         "switch" => "[[switch]]",
                         "nic" => "[[nic]]",
+                        "export" => "[[export]]",
                         _ => "[[pci]]",
                     };
                     let reader = TableReader::new(source, what, table, &item.span(), problems);
@@ -202,15 +209,18 @@ fn build<'t>(
                         "disk" => config.disks.extend(disk(reader)),
                         "switch" => config.switches.extend(network::switch(reader)),
                         "nic" => config.nics.extend(network::nic(reader)),
+                        "export" => config.exports.extend(export(reader)),
                         _ => config.functions.extend(function::function(reader)),
                     }
                 }
             }
-            (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci"), _) => problems.push(Problem {
-                line,
-                reason: format!("[{name}] is one table, and there may be several"),
-                remedy: format!("write [[{name}]]"),
-            }),
+            (name @ ("core" | "group" | "disk" | "switch" | "nic" | "pci" | "export"), _) => {
+                problems.push(Problem {
+                    line,
+                    reason: format!("[{name}] is one table, and there may be several"),
+                    remedy: format!("write [[{name}]]"),
+                })
+            }
             (name @ ("daemon" | "pool"), _) => problems.push(Problem {
                 line,
                 reason: format!("{name} is not one table"),
@@ -342,6 +352,14 @@ fn pool(mut reader: TableReader<'_, '_>) -> (PoolSpec, Place) {
 fn disk(mut reader: TableReader<'_, '_>) -> Option<(DiskSpec, Place)> {
     let name = network::name(&mut reader, "disk");
     let form = DiskForm::read(&mut reader);
+    let spec = name.and_then(|name| network::checked(&mut reader, form.spec(&name)));
+    let place = reader.finish();
+    spec.map(|spec| (spec, place))
+}
+
+fn export(mut reader: TableReader<'_, '_>) -> Option<(ExportSpec, Place)> {
+    let name = network::name(&mut reader, "export");
+    let form = ExportForm::read(&mut reader);
     let spec = name.and_then(|name| network::checked(&mut reader, form.spec(&name)));
     let place = reader.finish();
     spec.map(|spec| (spec, place))

@@ -72,11 +72,12 @@ impl<'c> Row<'c> {
     }
 }
 
-/// What is wrong between the tables of disks, NICs and PCI functions.
+/// What is wrong between the tables of disks, NICs, PCI functions and exports.
 pub fn check(config: &Config, problems: &mut Vec<Problem>) {
     let mut rows: Vec<Row<'_>> = config.disks.iter().map(|table| Row::of("disk", "disk", table)).collect();
     rows.extend(config.nics.iter().map(|table| Row::of("nic", "NIC", table)));
     rows.extend(config.functions.iter().map(|table| Row::of("PCI function", "PCI function", table)));
+    rows.extend(config.exports.iter().map(|table| Row::of("export", "export", table)));
     for (index, row) in rows.iter().enumerate() {
         let mut flaws: Vec<Flaw> = rows[..index].iter().flat_map(|earlier| row.taken_by(earlier)).collect();
         flaws.extend(no_core(config, row.core));

@@ -48,7 +48,7 @@ pub struct Opened {
 }
 
 /// What is said of a backing of which only the kind is known.
-fn plain_report(kind: &str) -> BackingReport {
+pub fn plain_report(kind: &str) -> BackingReport {
     BackingReport {
         kind: kind.to_owned(),
         path: None,
@@ -84,7 +84,7 @@ impl Opened {
 
 /// How an image is opened; `known` is the one that was served as raw before.
 fn file_options(
-    spec: &DiskSpec,
+    (read_only, logical_block): (bool, Option<u32>),
     path: &Path,
     (format, direct, engine): (Option<FormatWord>, DirectWord, EngineWord),
     known: Option<ImageId>,
@@ -95,11 +95,11 @@ fn file_options(
         None => known.map_or(Raw::Probed, Raw::Remembered),
     };
     FileOptions {
-        read_only: spec.read_only,
+        read_only,
         raw,
         direct: direct.lower(),
         engine: engine.lower(),
-        logical_block: spec.block_size,
+        logical_block,
         owner: Some(owner.display().to_string()),
         ..FileOptions::new(path)
     }
@@ -117,7 +117,8 @@ pub fn adopt(record: &DiskRecord, owner: &Path, file: Option<OwnedFd>) -> Result
         }
         (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
-            let options = file_options(&record.now, path, how, record.image, owner);
+            let shape = (record.now.read_only, record.now.block_size);
+            let options = file_options(shape, path, how, record.image, owner);
             let backing = FileBacking::adopt(&options, file)?;
             if let Some(bytes) = record.bytes.filter(|bytes| *bytes < backing.info().bytes) {
                 backing.resize(bytes)?;
@@ -153,21 +154,47 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>, membership: Membership)
 
 /// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
 pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
-    let (spec, bytes) = (&record.now, record.bytes);
-    let (path, how) = match &spec.backing {
+    let spec = &record.now;
+    let opened =
+        open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
+    let info = opened.backing.info();
+    let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
+    if let BackingSpec::File { path, .. } = &spec.backing
+        && !info.bytes.is_multiple_of(unit)
+    {
+        return Err(Refusal::invalid(
+            format!("{} has {} bytes, which is no multiple of {unit}", path.display(), info.bytes),
+            format!("truncate -s {} {}", info.bytes.next_multiple_of(unit), path.display()),
+        ));
+    }
+    if let Some(bytes) = record.bytes.filter(|bytes| *bytes < info.bytes) {
+        opened.backing.resize(bytes)?;
+    }
+    Ok(opened)
+}
+
+/// Opens a backing for `device`, on whose behalf `owner` is written into locks. Blocks as [`open`] does.
+pub fn open_backing(
+    device: &str,
+    backing: &BackingSpec,
+    shape: (bool, Option<u32>),
+    known: Option<ImageId>,
+    owner: &Path,
+) -> Result<Opened, Refusal> {
+    let (path, how) = match backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
         BackingSpec::Remote { remote, timeout_s } => {
             return Ok(Opened::remote(remote::open(remote, *timeout_s)?));
         }
         BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };
-    let options = file_options(spec, path, how, record.image, owner);
+    let options = file_options(shape, path, how, known, owner);
     let mut said = Instant::now();
     let file = FileBacking::open_watched(options, &mut |waiting| {
         if said.elapsed() >= NEWS {
             said = Instant::now();
             tracing::info!(
-                disk = spec.name,
+                device,
                 image = %path.display(),
                 "waited {} s of at most {} s for the image: somebody has it, or I/O of a daemon that died is still in flight",
                 waiting.waited.as_secs(),
@@ -175,17 +202,6 @@ pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
             );
         }
     })?;
-    let info = file.info();
-    let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
-    if !info.bytes.is_multiple_of(unit) {
-        return Err(Refusal::invalid(
-            format!("{} has {} bytes, which is no multiple of {unit}", path.display(), info.bytes),
-            format!("truncate -s {} {}", info.bytes.next_multiple_of(unit), path.display()),
-        ));
-    }
-    if let Some(bytes) = bytes.filter(|bytes| *bytes < info.bytes) {
-        file.resize(bytes)?;
-    }
     Ok(Opened::file(file, path))
 }
 
@@ -207,7 +223,7 @@ impl Shown {
         Arc::new(Mutex::new(Shown { report: opened.report.clone(), import: opened.import.clone() }))
     }
 
-    fn report(&self) -> BackingReport {
+    pub(super) fn report(&self) -> BackingReport {
         BackingReport { remote: self.import.as_deref().map(remote::report), ..self.report.clone() }
     }
 }

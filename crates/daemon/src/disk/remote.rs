@@ -12,7 +12,8 @@ use crate::refusal::Refusal;
 /// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
 pub fn open(uri: &NbdUri, timeout_s: Option<u64>) -> Result<Arc<Import>, Refusal> {
     let address: Address = uri.as_str().parse().map_err(|error: ioplane_nbd::NbdError| {
-        Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data").at("remote")
+        Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
+            .at("remote")
     })?;
     let options =
         ImportOptions { give_up_after: timeout_s.map(Duration::from_secs), ..ImportOptions::new(address) };

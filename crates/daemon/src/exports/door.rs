@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
-use ioplane_nbd::handshake::server::{Negotiated, Refusal as NbdRefusal};
+use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
 use tokio::sync::{mpsc, oneshot};
 
@@ -105,8 +105,8 @@ impl Doors {
 }
 
 impl Exports for Doors {
-    async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, NbdRefusal> {
-        let door = self.door(name).ok_or(NbdRefusal::Unknown)?;
+    async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
+        let door = self.door(name).ok_or(ExportRefusal::Unknown)?;
         if enters {
             door.published().enter()?;
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ioplane_nbd::NbdError;
-use ioplane_nbd::export::{Accepted, Handshakes};
+use ioplane_nbd::export::{AcceptedClient, Handshakes};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 
@@ -120,7 +120,7 @@ async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(None) => return,
         Err(error) => return refused(&error),
     };
-    let Accepted { stream, negotiated, ahead } = accepted;
+    let AcceptedClient { stream, negotiated, ahead } = accepted;
     let Some(door) = doors.door(&negotiated.info.name) else { return };
     match into(stream) {
         Ok(socket) => door.take(socket, negotiated, ahead).await,

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use super::Daemon;
 use super::context::DaemonContext;
-use super::disk::{Shown, open_backing, plain_report};
+use super::disk::{Opened, Shown, open_backing, plain_report};
 use super::registry::{Registered, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking};
 use super::state_file::{Entries, ExportRecord, Record};
@@ -54,22 +54,37 @@ fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
     Refusal::failed(error.to_string(), "see the log of the daemon")
 }
 
-/// What tells one start of an export from all others.
-fn fresh_instance() -> Result<String, Refusal> {
-    let unique = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-    let unique = unique.map_err(|error| Refusal::failed(format!("a name for the export's start: {error}"), "is /proc mounted?"))?;
-    Ok(unique.trim().to_owned())
+/// What an importer has to know again to trust that the writes which were acknowledged are still there: this boot of the host and the image, since what the
+/// kernel has taken survives this process; for all else this start of the export.
+fn instance(opened: &Opened) -> Result<String, Refusal> {
+    let read = |file: &str| {
+        let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/random").join(file));
+        text.map(|text| text.trim().to_owned()).map_err(|error| {
+            Refusal::failed(format!("/proc/sys/kernel/random/{file}: {error}"), "is /proc mounted?")
+        })
+    };
+    match &opened.image {
+        Some(image) => Ok(format!("{}-{image}", read("boot_id")?)),
+        None => read("uuid"),
+    }
 }
 
 impl PublishedDisk {
     async fn start(
-        record: ExportRecord,
+        mut record: ExportRecord,
         context: &Arc<DaemonContext>,
         listeners: &Arc<Listeners>,
     ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
         let (wanted, owner) = (spec.clone(), context.socket(&spec));
-        let opened = blocking(move || open_backing(&wanted.backing, wanted.read_only, &owner)).await?;
+        let known = record.image;
+        let opened = blocking(move || {
+            open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)
+        })
+        .await?;
+        // From here on its clients may write whatever they like into this image.
+        record.image = opened.image;
+        let instance = instance(&opened)?;
         let shown = Shown::new(&opened);
         let info = opened.backing.info();
         let options = ExportOptions {
@@ -84,10 +99,13 @@ impl PublishedDisk {
         let running = Quiescent::new(export).resume(&placement).map_err(|refused| {
             Refusal::failed(format!("{}: {}", spec.name, refused.error), "see the log of the daemon")
         })?;
-        let door = Door::new(published, fresh_instance()?, owner::start(running, ended, placement));
+        let door = Door::new(published, instance, owner::start(running, ended, placement));
         let path = context.socket(&spec);
         let socket = bind(&path).map_err(|error| {
-            Refusal::failed(format!("{}: {error}", path.display()), "is the directory there, and the path free?")
+            Refusal::failed(
+                format!("{}: {error}", path.display()),
+                "is the directory there, and the path free?",
+            )
         })?;
         let ours = SocketPath::of(&path);
         let served = || -> Result<_, Refusal> {

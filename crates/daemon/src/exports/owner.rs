@@ -123,7 +123,11 @@ impl Owner {
         let stale = client.as_ref().is_some_and(|client| !self.is_newest(client));
         let connected = match stale {
             true => Err("a newer connection of the same client has come".to_owned()),
-            false => self.running.device_mut().connect(socket, negotiated, ahead).map_err(|error| error.to_string()),
+            false => self
+                .running
+                .device_mut()
+                .connect(socket, negotiated, ahead)
+                .map_err(|error| error.to_string()),
         };
         let started = connected.and_then(|queue| {
             let started = self.running.start(&QueueSet::from([queue]), &self.placement);
@@ -182,7 +186,10 @@ impl Owner {
         queues.iter().for_each(|queue| self.running.device_mut().close(*queue));
         self.running.drain(&queues);
         if tokio::time::timeout(STOP, self.running.stopped(&queues)).await.is_err() {
-            tracing::warn!(export = self.running.info().name, "stopped with requests in flight: its disk does not answer");
+            tracing::warn!(
+                export = self.running.info().name,
+                "stopped with requests in flight: its disk does not answer"
+            );
             self.running.suspend(&queues);
             self.running.stopped(&queues).await;
         }
@@ -193,7 +200,11 @@ impl Owner {
         let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
         Look {
             connections: export.connections() as u64,
-            ends: export.ends().filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect(),
+            ends: export
+                .ends()
+                .filter(|(_, count)| *count > 0)
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
             totals: readings::sum_of_meters(meters),
         }
     }
@@ -207,7 +218,9 @@ mod tests {
     fn a_client_names_its_channel_and_its_epoch() {
         let client = Client::of("ioplane:epoch=3f/0/7").unwrap();
         assert_eq!((client.channel.as_str(), client.epoch), ("3f/0", 7));
-        for other in ["ioplane:epoch", "ioplane:epoch=", "ioplane:epoch=x", "ioplane:epoch=x/-1", "base:allocation"] {
+        for other in
+            ["ioplane:epoch", "ioplane:epoch=", "ioplane:epoch=x", "ioplane:epoch=x/-1", "base:allocation"]
+        {
             assert_eq!(Client::of(other), None, "{other}");
         }
     }

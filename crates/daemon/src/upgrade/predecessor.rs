@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 use super::super::Daemon;
+use super::super::state_file::{ExportRecord, FunctionRecord};
 use super::handover::{AllStopped, HandoverSource, sources};
 use super::switch;
 use super::wire::{HandoverSocket, HandoverSocketError};
@@ -39,6 +40,13 @@ pub struct HandoverContext {
     pub metrics: Option<(SocketAddr, OwnedFd)>,
     /// The process whose everything is, once it is.
     pub left: watch::Sender<Option<u32>>,
+}
+
+/// What a successor opens itself.
+#[derive(Default)]
+struct SetAside {
+    functions: Vec<FunctionRecord>,
+    exports: Vec<ExportRecord>,
 }
 
 /// A successor on its way. Dropped before it has taken over, it is killed and buried.
@@ -169,6 +177,7 @@ impl Daemon {
             })?,
         };
         self.functions_are_free().await?;
+        self.exports_are_free().await?;
         // Switches first: NICs are plugged into them.
         let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
         let (mut all, mut failed) = switch::sources(&self.switches)?;
@@ -190,13 +199,10 @@ impl Daemon {
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
         let prepared = block_in_place(|| self.prepare(context, &mut wire, patience, &all, &failed));
         // Nobody uses these; the successor opens them itself.
-        let mut aside = Vec::new();
+        let mut aside = SetAside::default();
         let outcome = match prepared {
-            Ok(version) => match self.functions.set_aside().await {
-                Ok(functions) => {
-                    aside = functions;
-                    self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held))
-                }
+            Ok(version) => match self.set_aside(&mut aside).await {
+                Ok(()) => self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held)),
                 Err(refused) => Err(Obstacle::Ours(refused)),
             },
             Err(obstacle) => Err(obstacle),
@@ -205,7 +211,7 @@ impl Daemon {
             Ok(done) => done,
             Err(obstacle) => {
                 let refused = block_in_place(|| explain(&mut successor, obstacle));
-                self.functions.bring_back(aside).await;
+                self.bring_back(aside).await;
                 tracing::error!(
                     error = refused.error,
                     "the hand-over has failed; everything is served as before"
@@ -272,6 +278,30 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+
+    /// Nor can the connections of exports' clients.
+    async fn exports_are_free(&self) -> Result<(), Refusal> {
+        for name in self.exports.records().into_keys() {
+            if self.exports.in_use(&name).await {
+                return Err(Refusal::conflict(
+                    format!("clients use export {name}, and their connections cannot be handed over yet"),
+                    "disconnect them first, then upgrade; this daemon keeps serving",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the service of what is not handed over. What has been ended is in `aside`, also after an error.
+    async fn set_aside(&self, aside: &mut SetAside) -> Result<(), Refusal> {
+        aside.functions = self.functions.set_aside().await?;
+        aside.exports = self.exports.set_aside().await?;
+        Ok(())
+    }
+
+    async fn bring_back(&self, aside: SetAside) {
+        tokio::join!(self.functions.bring_back(aside.functions), self.exports.bring_back(aside.exports));
     }
 
     /// Everything that needs no guest to wait.

@@ -43,7 +43,8 @@ impl FromStr for Address {
     type Err = NbdError;
 
     fn from_str(text: &str) -> Result<Address, NbdError> {
-        let wrong = |why: &str| NbdError::Address { address: text.chars().take(200).collect(), why: why.into() };
+        let wrong =
+            |why: &str| NbdError::Address { address: text.chars().take(200).collect(), why: why.into() };
         let form = "write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
         let url = Url::parse(text).map_err(|error| wrong(&format!("{error}; {form}")))?;
         let decoded = |part: &str| {

@@ -24,7 +24,9 @@ pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _l
     }
     socket.finish();
     let Ok(Ok(())) = tokio::time::timeout(limit, read_to_end(&socket)).await else {
-        tracing::warn!("an NBD server has not closed a connection that ended: what it still does is not known");
+        tracing::warn!(
+            "an NBD server has not closed a connection that ended: what it still does is not known"
+        );
         return socket.abort();
     };
 }

@@ -156,7 +156,12 @@ impl Shared {
     }
 
     /// Ends a connection that its channel has left; until the server has, [`Backing::wait_quiet`] says no.
-    fn see_out(&self, socket: Arc<Socket>, idle: bool, leave: Option<Leave>) -> impl Future<Output = ()> + use<> {
+    fn see_out(
+        &self,
+        socket: Arc<Socket>,
+        idle: bool,
+        leave: Option<Leave>,
+    ) -> impl Future<Output = ()> + use<> {
         closing::see_out(socket, idle, self.options.dead_after, leave)
     }
 }
@@ -191,7 +196,8 @@ impl Backing for Import {
             doing: "making the events of a connection",
             source,
         };
-        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone()).map_err(os)?;
+        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone())
+            .map_err(os)?;
         let _runtime = self.runtime.enter();
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let channel = format!("{}/{number}", shared.id);

@@ -268,7 +268,8 @@ fn shake_hands(mut stream: UnixStream, terms: &Terms, number: u32) -> Option<Ses
             }
             NBD_OPT_SET_META_CONTEXT => {
                 if let Some(instance) = &terms.instance {
-                    let context = [&[0, 0, 0, 1][..], format!("ioplane:instance={instance}").as_bytes()].concat();
+                    let context =
+                        [&[0, 0, 0, 1][..], format!("ioplane:instance={instance}").as_bytes()].concat();
                     out.extend(reply(NBD_REP_META_CONTEXT, &context));
                 }
                 out.extend(reply(NBD_REP_ACK, &[]));

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: ioctls of block devices that store one number, and one trial read into memory made for it.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -73,6 +74,13 @@ pub struct ImageId {
     rdev: u64,
     /// A number of an inode is used again soon; the time at which it was made is not. In ns, 0 where there is none.
     born: i64,
+}
+
+impl fmt::Display for ImageId {
+    /// Letters, digits and signs that any name may have.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}-{:x}-{:x}", self.dev, self.ino, self.rdev, self.born)
+    }
 }
 
 impl ImageId {

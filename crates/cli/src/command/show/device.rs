@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::report::{
-    ChoiceReport, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport,
+    ChoiceReport, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, RemoteReport,
+    VmReport,
 };
 use ioplane_api::size::Size;
 use ioplane_api::spec::{LimitsSpec, LinkWord};
@@ -109,6 +110,21 @@ fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     words.map_or(String::new(), |words| fact(what, words))
 }
 
+/// How a disk of another machine is reached.
+fn remote(remote: &RemoteReport) -> String {
+    let time = remote.for_ms.map_or(String::new(), |ms| format!(" for {:.1} s", ms as f64 / 1000.0));
+    let why = remote.why.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    let mut text = fact("server", format!("{}{time}{why}", remote.state.words()));
+    text += &fact(
+        "",
+        format!(
+            "{} connections, {} lost; {} requests sent again, {} failed there",
+            remote.connections, remote.losses, remote.replays, remote.device_errors
+        ),
+    );
+    text
+}
+
 /// `disk show`.
 pub fn disk(disk: &DiskReport) -> String {
     let DiskReport { name, totals, .. } = disk;
@@ -131,6 +147,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &group_of(disk.group.as_deref());
     text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
+    text.extend(disk.backing.remote.as_ref().map(remote));
     text += &fact(
         "requests",
         format!(

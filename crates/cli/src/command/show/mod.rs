@@ -3,6 +3,7 @@
 mod cores;
 mod device;
 mod explain;
+mod export;
 mod group;
 mod network;
 mod pci;
@@ -17,6 +18,7 @@ use ioplane_api::size::Size;
 pub use cores::{cores, decisions, pool};
 pub use device::{disk, disk_limits, group_of, nic, nic_limits};
 pub use explain::explain;
+pub use export::{export, exports};
 pub use group::{group, groups};
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};
@@ -57,6 +59,9 @@ fn state(state: ServedState, connected: bool) -> &'static str {
 }
 
 fn backing(disk: &DiskReport) -> String {
+    if let Some(remote) = &disk.backing.remote {
+        return remote.uri.clone();
+    }
     match (&disk.backing.path, &disk.backing.engine) {
         (Some(path), Some(engine)) => {
             let direct = if disk.backing.direct == Some(true) { ", direct" } else { "" };

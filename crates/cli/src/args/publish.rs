@@ -1,0 +1,36 @@
+//! `publish`.
+
+use clap::{Args, Subcommand};
+use ioplane_api::spec::ExportForm;
+
+/// What can be done with disks that other machines use.
+#[derive(Debug, Subcommand)]
+pub enum PublishCommand {
+    /// Let other machines use a disk of this host; a restarted daemon still has it, until the host reboots
+    Disk(PublishDisk),
+    /// Take one away; refused while clients use it
+    Remove {
+        /// Its name
+        name: String,
+        /// Even while clients use it: their requests then fail, or wait
+        #[arg(long)]
+        force: bool,
+    },
+    /// List what is published
+    List,
+    /// Show one: what is behind it, who may use it, what its clients did
+    Show {
+        /// Its name
+        name: String,
+    },
+}
+
+/// A disk to publish.
+#[derive(Debug, Args)]
+pub struct PublishDisk {
+    /// Its name, by which clients ask for it: letters, digits, '-', '_', '.'
+    pub name: String,
+    /// What it is to be
+    #[command(flatten)]
+    pub form: ExportForm,
+}

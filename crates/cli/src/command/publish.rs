@@ -1,0 +1,42 @@
+//! `publish`.
+
+use anyhow::Result;
+use hyper::Method;
+use ioplane_api::report::{DoneReport, ExportReport};
+use ioplane_api::spec::ExportForm;
+
+use super::{address_of, ask, get, put, seen, show, working};
+use crate::args::PublishCommand;
+use crate::client::Client;
+use crate::output::{hint, print, print_done};
+
+pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
+    let address = |name: &str| address_of("exports", name);
+    match command {
+        PublishCommand::Disk(disk) => {
+            let (name, form) = (disk.name, disk.form);
+            let (path, socket) = (seen(form.path)?, seen(form.socket)?);
+            let form = ExportForm { path, socket, ..form };
+            let export: ExportReport =
+                working("opening the image", || put(client, &address(&name), &form, ("publish", &name)))?;
+            if export.listen.is_none() && !json {
+                hint("other machines cannot reach it: add --listen ADDRESS:PORT --plain for that");
+            }
+            print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
+        }
+        PublishCommand::Remove { name, force } => {
+            let path = format!("{}?force={force}", address(&name));
+            let done: DoneReport =
+                working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print_done(json, &done, |done| done.done.join("\n") + "\n")
+        }
+        PublishCommand::List => {
+            let exports: Vec<ExportReport> = get(client, "/v1/exports")?;
+            print(json, &exports, |exports| show::exports(exports))
+        }
+        PublishCommand::Show { name } => {
+            let export: ExportReport = get(client, &address(&name))?;
+            print(json, &export, show::export)
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Exports.
+
+use ioplane_api::report::ExportReport;
+use ioplane_api::size::Size;
+
+use super::{error_lines, fact, group_of, state};
+use crate::command::table::Table;
+
+/// `publish list`.
+pub fn exports(exports: &[ExportReport]) -> String {
+    if exports.is_empty() {
+        return "nothing is published: `ioplane publish disk` does that\n".to_owned();
+    }
+    let mut table = Table::new(&["NAME", "STATE", "SIZE", "MODE", "CLIENTS", "ORIGIN", "LISTENS", "BACKING"]);
+    for export in exports {
+        table.row(vec![
+            export.name.clone(),
+            state(export.state, export.connections > 0).to_owned(),
+            Size(export.size).to_string(),
+            if export.read_only { "ro" } else { "rw" }.to_owned(),
+            export.connections.to_string(),
+            export.origin.clone(),
+            export.listen.clone().unwrap_or_else(|| export.socket.display().to_string()),
+            backing(export),
+        ]);
+    }
+    let mut text = table.to_string();
+    for export in exports {
+        text.push_str(&error_lines(&export.name, &export.error, &export.remedy, export.retry));
+    }
+    text
+}
+
+fn backing(export: &ExportReport) -> String {
+    let path = export.backing.path.as_ref().map(|path| path.display().to_string());
+    path.unwrap_or_else(|| export.backing.kind.clone())
+}
+
+/// `publish show`.
+pub fn export(export: &ExportReport) -> String {
+    let mode = if export.read_only { "read-only" } else { "writable" };
+    let mut text = format!(
+        "{}: {}, {}, {mode}, {}\n",
+        export.name,
+        backing(export),
+        Size(export.size),
+        state(export.state, export.connections > 0)
+    );
+    text += &fact("socket", export.socket.display());
+    let listen =
+        export.listen.as_ref().map(|listen| format!("{listen}, in plain text, for whoever can reach it"));
+    text += &fact("listens", listen.as_deref().unwrap_or("only on its socket"));
+    text += &fact(
+        "clients",
+        format!("{} connections of at most {}", export.connections, export.most_connections),
+    );
+    text += &fact("origin", &export.origin);
+    text += &fact("preferred core", export.core.map_or("any".to_owned(), |core| core.to_string()));
+    text += &group_of(export.group.as_deref());
+    text.extend(export.instance.as_ref().map(|instance| fact("instance", instance)));
+    let totals = &export.totals;
+    let (read, written) = (Size(totals.bytes_read), Size(totals.bytes_written));
+    text += &fact("requests", format!("{}, {read} read, {written} written", totals.requests));
+    let ends: Vec<String> = export.ends.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    if !ends.is_empty() {
+        text += &fact("ended connections", ends.join(", "));
+    }
+    text + &error_lines(&export.name, &export.error, &export.remedy, export.retry)
+}
