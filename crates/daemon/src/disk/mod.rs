@@ -113,7 +113,7 @@ pub fn adopt(record: &DiskRecord, owner: &Path, file: Option<OwnedFd>) -> Result
         }
         // A connection of its own, by which nothing is asked for until the predecessor is done with its own.
         (BackingSpec::Remote { remote, timeout_s }, None) => {
-            Ok(Opened::remote(remote::open(remote, *timeout_s)?))
+            Ok(Opened::remote(remote::open(remote, *timeout_s, owner)?))
         }
         (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
@@ -184,7 +184,7 @@ pub fn open_backing(
     let (path, how) = match backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
         BackingSpec::Remote { remote, timeout_s } => {
-            return Ok(Opened::remote(remote::open(remote, *timeout_s)?));
+            return Ok(Opened::remote(remote::open(remote, *timeout_s, owner)?));
         }
         BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };

@@ -1,28 +1,42 @@
 //! What is behind a disk of another machine.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_api::report::{RemoteReport, RemoteWord};
 use ioplane_api::spec::NbdUri;
 use ioplane_nbd::import::{Address, ConnectionState, ConnectionStatus, Import, ImportOptions};
+use sha2::{Digest, Sha256};
 
 use crate::refusal::Refusal;
 
 /// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
-pub fn open(uri: &NbdUri, timeout_s: Option<u64>) -> Result<Arc<Import>, Refusal> {
+pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Path) -> Result<Arc<Import>, Refusal> {
     let address: Address = uri.as_str().parse().map_err(|error: ioplane_nbd::NbdError| {
         Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
             .at("remote")
     })?;
-    let options =
-        ImportOptions { give_up_after: timeout_s.map(Duration::from_secs), ..ImportOptions::new(address) };
+    let options = ImportOptions {
+        give_up_after: timeout_s.map(Duration::from_secs),
+        holder: holder(owner),
+        ..ImportOptions::new(address)
+    };
     let runtime = tokio::runtime::Handle::current();
     let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
     opened.map_err(|error| {
         let remedy = format!("see whether the server runs and can be reached: nbdinfo '{uri}'");
         Refusal::failed(format!("{uri}: {error}"), remedy)
     })
+}
+
+/// Whoever serves the disk at this socket of this host, whichever process that is.
+fn holder(owner: &Path) -> String {
+    let mut host = Sha256::new();
+    host.update(std::fs::read("/etc/machine-id").unwrap_or_default());
+    host.update(rustix::system::uname().nodename().to_bytes());
+    host.update(owner.as_os_str().as_encoded_bytes());
+    host.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// How its connections stand.

@@ -61,6 +61,9 @@ impl Door {
         if query == INSTANCE {
             return Some(format!("{INSTANCE}={}", self.instance()));
         }
+        if query == EPOCH {
+            return Some(EPOCH.to_owned());
+        }
         let client = Client::of(query)?;
         if !selects {
             return Some(EPOCH.to_owned());

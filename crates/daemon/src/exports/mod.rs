@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ioplane_api::report::{Counts, ExportReport, ServedState};
-use ioplane_api::spec::{BackingSpec, ExportSpec, ListenAddress, ServedSpec};
+use ioplane_api::spec::{BackingSpec, ExportSpec, ListenAddress};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
 use ioplane_nbd::export::{Export, ExportOptions};

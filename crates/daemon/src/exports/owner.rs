@@ -1,5 +1,6 @@
 //! The task that owns an export.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -19,19 +20,28 @@ const ASKED: usize = 64;
 /// How long requests in flight have to end when an export is stopped. Then its I/O is left to the core.
 const STOP: Duration = Duration::from_secs(10);
 
-/// One connection of an import of ours: which one, and how often it has been made.
+/// One connection of an import of ours: whose, since when the export is used by it, which of its channels, and how often that was connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// The import and its channel.
-    channel: String,
+    holder: String,
+    session: u64,
+    channel: u32,
     epoch: u32,
 }
 
 impl Client {
-    /// Of a query `ioplane:epoch=CHANNEL/EPOCH`.
+    /// Of a query `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`.
     pub fn of(query: &str) -> Option<Client> {
-        let (channel, epoch) = query.strip_prefix(EPOCH)?.strip_prefix('=')?.rsplit_once('/')?;
-        Some(Client { channel: channel.to_owned(), epoch: epoch.parse().ok()? })
+        let mut parts = query.strip_prefix(EPOCH)?.strip_prefix('=')?.split('/');
+        let (holder, numbers) = (parts.next()?.to_owned(), [parts.next()?, parts.next()?, parts.next()?]);
+        let [session, channel, epoch] = numbers;
+        let client = Client {
+            holder,
+            session: session.parse().ok()?,
+            channel: channel.parse().ok()?,
+            epoch: epoch.parse().ok()?,
+        };
+        (parts.next().is_none() && !client.holder.is_empty()).then_some(client)
     }
 }
 
@@ -55,21 +65,34 @@ pub struct Look {
     pub totals: Counts,
 }
 
-/// An import's channel that has been here.
+/// An import of ours that has been here.
+#[derive(Debug, Default)]
+struct Holder {
+    session: u64,
+    channels: HashMap<u32, Known>,
+}
+
+/// One of its channels.
 #[derive(Debug)]
 struct Known {
     epoch: u32,
     queue: Option<u16>,
 }
 
+impl Holder {
+    fn queues(&self) -> impl Iterator<Item = u16> {
+        self.channels.values().filter_map(|known| known.queue)
+    }
+}
+
 struct Owner {
     running: Running<Export>,
     placement: CorePlacement,
-    channels: HashMap<String, Known>,
+    holders: HashMap<String, Holder>,
 }
 
-/// Channels that are remembered; beyond that the ones without a connection are forgotten.
-const MOST_CHANNELS: usize = 4096;
+/// Holders, and channels of each, that are remembered; beyond that those without a connection are forgotten.
+const MOST_KNOWN: usize = 1024;
 
 /// Owns `running` until it is stopped, or nobody can ask any more.
 pub fn start(
@@ -78,7 +101,7 @@ pub fn start(
     placement: CorePlacement,
 ) -> mpsc::Sender<Ask> {
     let (asks, asked) = mpsc::channel(ASKED);
-    let owner = Owner { running, placement, channels: HashMap::new() };
+    let owner = Owner { running, placement, holders: HashMap::new() };
     tokio::spawn(owner.run(ended, asked));
     asks
 }
@@ -120,7 +143,7 @@ impl Owner {
     fn connect(&mut self, socket: OwnedFd, negotiated: &Negotiated, ahead: &[u8], client: Option<Client>) {
         let name = self.running.info().name.clone();
         // A client that has connected once more since is served by that connection.
-        let stale = client.as_ref().is_some_and(|client| !self.is_newest(client));
+        let stale = client.as_ref().is_some_and(|client| self.known(client).is_none());
         let connected = match stale {
             true => Err("a newer connection of the same client has come".to_owned()),
             false => self
@@ -139,7 +162,7 @@ impl Owner {
         match started {
             Ok(queue) => {
                 tracing::info!(export = name, queue, "a client has connected");
-                if let Some(known) = client.and_then(|client| self.channels.get_mut(&client.channel)) {
+                if let Some(known) = client.and_then(|client| self.known(&client)) {
                     known.queue = Some(queue);
                 }
             }
@@ -147,30 +170,45 @@ impl Owner {
         }
     }
 
-    fn is_newest(&self, client: &Client) -> bool {
-        self.channels.get(&client.channel).is_none_or(|known| known.epoch == client.epoch)
+    /// What is known of a client's channel, if nobody has taken its place since.
+    fn known(&mut self, client: &Client) -> Option<&mut Known> {
+        let holder =
+            self.holders.get_mut(&client.holder).filter(|holder| holder.session == client.session)?;
+        holder.channels.get_mut(&client.channel).filter(|known| known.epoch == client.epoch)
     }
 
     /// See [`Ask::Fence`].
     async fn fence(&mut self, client: Client) -> bool {
-        if self.channels.get(&client.channel).is_some_and(|known| known.epoch >= client.epoch) {
-            return false;
+        let Client { holder: name, session, channel, epoch } = client;
+        if self.holders.len() >= MOST_KNOWN {
+            self.holders.retain(|_, holder| holder.queues().next().is_some());
         }
-        let older = self.channels.get_mut(&client.channel).and_then(|known| known.queue.take());
-        if let Some(queue) = older {
-            self.running.device_mut().close(queue);
-            self.drain(QueueSet::from([queue])).await;
+        let holder = self.holders.entry(name).or_default();
+        let older: QueueSet = match session.cmp(&holder.session) {
+            Ordering::Less => return false,
+            Ordering::Greater => {
+                let older = holder.queues().collect();
+                *holder = Holder { session, channels: HashMap::new() };
+                older
+            }
+            Ordering::Equal => match holder.channels.get_mut(&channel) {
+                Some(known) if known.epoch >= epoch => return false,
+                Some(known) => known.queue.take().into_iter().collect(),
+                None => QueueSet::new(),
+            },
+        };
+        if holder.channels.len() >= MOST_KNOWN {
+            holder.channels.retain(|_, known| known.queue.is_some());
         }
-        if self.channels.len() >= MOST_CHANNELS {
-            self.channels.retain(|_, known| known.queue.is_some());
-        }
-        self.channels.insert(client.channel, Known { epoch: client.epoch, queue: None });
+        holder.channels.insert(channel, Known { epoch, queue: None });
+        older.iter().for_each(|queue| self.running.device_mut().close(*queue));
+        self.drain(older).await;
         true
     }
 
     fn forget(&mut self, queue: u16) {
-        let of_it = self.channels.values_mut().find(|known| known.queue == Some(queue));
-        if let Some(known) = of_it {
+        let mut channels = self.holders.values_mut().flat_map(|holder| holder.channels.values_mut());
+        if let Some(known) = channels.find(|known| known.queue == Some(queue)) {
             known.queue = None;
         }
     }
@@ -215,13 +253,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_names_its_channel_and_its_epoch() {
-        let client = Client::of("ioplane:epoch=3f/0/7").unwrap();
-        assert_eq!((client.channel.as_str(), client.epoch), ("3f/0", 7));
-        for other in
-            ["ioplane:epoch", "ioplane:epoch=", "ioplane:epoch=x", "ioplane:epoch=x/-1", "base:allocation"]
-        {
-            assert_eq!(Client::of(other), None, "{other}");
+    fn a_client_names_its_session_its_channel_and_its_epoch() {
+        let client = Client::of("ioplane:epoch=3f/17/0/7").unwrap();
+        assert_eq!((client.holder.as_str(), client.session, client.channel, client.epoch), ("3f", 17, 0, 7));
+        let wrong = ["", "=", "=x", "=x/1/2", "=x/1/2/-1", "=x/1/2/3/4", "=/1/2/3"];
+        for other in wrong.iter().map(|tail| format!("{EPOCH}{tail}")).chain(["base:allocation".to_owned()]) {
+            assert_eq!(Client::of(&other), None, "{other}");
         }
     }
 }

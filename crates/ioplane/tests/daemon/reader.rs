@@ -61,6 +61,20 @@ impl Reader {
         count
     }
 
+    /// What one request ends with; none may be in flight.
+    pub fn status_of(&mut self, op: DiskOp) -> u8 {
+        self.disk.submit(op, 0, self.bytes).unwrap();
+        self.front.kick(0);
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(done) = self.disk.reap().unwrap() {
+                return done.status;
+            }
+            assert!(Instant::now() < end, "it is not answered");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Waits for so many answers.
     pub fn wait(&mut self, count: usize) {
         let (mut left, end) = (count, Instant::now() + LIMIT);

@@ -14,9 +14,10 @@ use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, Clien
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
-/// The metadata context by which an import of ours says which of its channels this is, and how often it has been made:
-/// `ioplane:epoch=CHANNEL/EPOCH`. An exporter of ours selects it when older connections of the channel are read no more and all that was begun for
-/// them has ended.
+/// The metadata context by which an import of ours says whose connection this is, and how often it has been made:
+/// `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`. An exporter of ours selects it when the connections of older sessions of the holder, and older ones of the
+/// channel, are read no more and all that was begun for them has ended; never after a later session has come. Without `=` it is selected at once, and claims
+/// nothing: the exporter knows of epochs.
 pub const EPOCH: &str = "ioplane:epoch";
 /// Longest name of an instance.
 const LONGEST_INSTANCE: usize = 128;
@@ -30,14 +31,14 @@ pub(super) struct Reached {
     pub structured: bool,
     /// Which instance of an exporter of ours it is; `None` for others.
     pub instance: Option<String>,
-    /// It has confirmed that older connections of the channel are done with.
+    /// It has confirmed the epoch.
     pub fenced: bool,
 }
 
-/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: `CHANNEL/EPOCH`.
-pub(super) async fn reach(options: &ImportOptions, epoch: &str) -> Result<Reached, NbdError> {
+/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`].
+pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
-    match tokio::time::timeout(limit, connect(options, format!("{EPOCH}={epoch}"))).await {
+    match tokio::time::timeout(limit, connect(options, epoch)).await {
         Ok(reached) => reached,
         Err(_) => Err(NbdError::Slow(limit)),
     }

@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::Shared;
-use super::connect::{Reached, reach};
+use super::connect::{EPOCH, Reached, reach};
 use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
@@ -232,8 +232,8 @@ impl Keeper {
     async fn attempt(&self) -> Result<Reached, Attempt> {
         self.turn().await;
         let shared = &self.shared;
-        let epoch = format!("{}/{}", self.channel, self.generation + 1);
-        let reached = reach(&shared.options, &epoch).await;
+        let epoch = format!("{EPOCH}={}/{}", self.channel, self.generation + 1);
+        let reached = reach(&shared.options, epoch).await;
         let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
         if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
             let why = "the exporter has not confirmed that older requests of this connection are done with";

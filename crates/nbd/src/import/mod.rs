@@ -15,10 +15,9 @@
 
 #![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ioplane_storage::{Backing, BackingInfo, IoChannel, StorageError};
@@ -75,8 +74,8 @@ struct Shared {
     options: ImportOptions,
     facts: Facts,
     instance: ArcSwapOption<String>,
-    /// What tells its channels from those of all other imports, and the next one's number.
-    id: String,
+    /// What tells this use of the export from earlier ones by the same holder, and the number of the next channel.
+    session: u64,
     next: AtomicU32,
     /// The exporter confirms epochs ([`EPOCH`]).
     fenced: bool,
@@ -91,10 +90,9 @@ struct Shared {
 impl Import {
     /// Connects, and learns what the export is. Must be called in a tokio runtime, which from then on has a task for each channel.
     pub async fn open(options: ImportOptions) -> Result<Arc<Import>, NbdError> {
-        let id = format!("{:016x}{:016x}", random(), random());
         let reached = loop {
-            // Of the first channel.
-            match reach(&options, &format!("{id}/0/1")).await {
+            // Nobody is fenced off before this is used: an earlier session may have to end first.
+            match reach(&options, EPOCH.to_owned()).await {
                 Ok(reached) => break reached,
                 Err(error) if options.at_start == AtStart::Refuse => return Err(error),
                 Err(error) => {
@@ -106,7 +104,7 @@ impl Import {
         let shared = Shared {
             facts: reached.facts,
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
-            id,
+            session: since_1970(),
             next: AtomicU32::new(0),
             fenced: reached.fenced,
             writes: Arc::default(),
@@ -116,7 +114,8 @@ impl Import {
             retry: Notify::new(),
             options,
         };
-        let spare = Mutex::new(Some(reached));
+        // A connection that has claimed no epoch is none for a channel where epochs are claimed.
+        let spare = Mutex::new((!shared.fenced).then_some(reached));
         Ok(Arc::new(Import { shared: Arc::new(shared), runtime: Handle::current(), spare }))
     }
 
@@ -143,9 +142,10 @@ impl Import {
     }
 }
 
-/// Another number each time, from what the system has at random.
-fn random() -> u64 {
-    RandomState::new().hash_one(())
+/// In ns, so that whoever comes later has a greater number.
+fn since_1970() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Shared {
@@ -200,7 +200,7 @@ impl Backing for Import {
             .map_err(os)?;
         let _runtime = self.runtime.enter();
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let channel = format!("{}/{number}", shared.id);
+        let channel = format!("{}/{}/{number}", shared.options.holder, shared.session);
         let keeper = Keeper::new(link.clone(), shared.clone(), channel).map_err(os)?;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.spawn(keeper.run(spare));

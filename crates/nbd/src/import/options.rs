@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,8 +59,17 @@ pub struct ImportOptions {
     pub unfenced: Unfenced,
     /// See [`Fence`].
     pub fence: Option<Arc<dyn Fence>>,
+    /// Who uses the export, the same after a restart and unlike anybody else: letters, digits and `-`. An exporter of ours ends what an earlier session of
+    /// the holder has begun before a later one is served.
+    pub holder: String,
     /// See [`AtStart`].
     pub at_start: AtStart,
+}
+
+/// A holder that has not been there before.
+fn anybody() -> String {
+    let random = || RandomState::new().hash_one(());
+    format!("{:016x}{:016x}", random(), random())
 }
 
 impl ImportOptions {
@@ -73,6 +83,7 @@ impl ImportOptions {
             give_up_after: None,
             unfenced: Unfenced::default(),
             fence: None,
+            holder: anybody(),
             at_start: AtStart::default(),
         }
     }

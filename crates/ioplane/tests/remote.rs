@@ -1,0 +1,190 @@
+//! Disks of other machines: two daemons, one of which publishes what a guest of the other uses.
+
+mod daemon;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use daemon::{LIMIT, TestDaemon};
+use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::driver::DiskOp;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 16;
+
+/// A port of this host that nobody listens on now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Where disks have O_DIRECT and the two never share a folder.
+fn daemon(config: &str) -> TestDaemon {
+    let mut daemon = TestDaemon::new_beside_the_build(config);
+    daemon.start();
+    daemon
+}
+
+/// An exporter with one image, published as `data`, and an importer with a disk of that name.
+fn pair() -> (TestDaemon, TestDaemon) {
+    let port = free_port();
+    let exporter = TestDaemon::new_beside_the_build("");
+    let image = exporter.image("data.img", CrashLoad::image_bytes(QUEUES));
+    exporter.configure(&format!(
+        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+    ));
+    let mut exporter = exporter;
+    exporter.start();
+    let importer = daemon("[[core]]\nspin_us = 200\n");
+    let uri = format!("nbd://127.0.0.1:{port}/data");
+    let said = importer.cli(&["disk", "add", "data", "--remote", &uri, "--queues", &QUEUES.to_string()]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    (exporter, importer)
+}
+
+fn step_for(load: &mut CrashLoad, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        load.step().unwrap();
+    }
+}
+
+/// A load on the importer's disk that goes on for as long as it takes until `met`.
+fn step_until(load: &mut CrashLoad, importer: &TestDaemon, mut met: impl FnMut(&serde_json::Value) -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !met(&importer.disk("data")["backing"]["remote"]) {
+        assert!(Instant::now() < end, "it does not come: {}", importer.disk("data"));
+        step_for(load, Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_guest_uses_a_disk_of_another_machine() {
+    let (exporter, importer) = pair();
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 7).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    step_for(&mut load, Duration::from_millis(300));
+    load.settle().unwrap();
+    let disk = importer.disk("data");
+    let remote = &disk["backing"]["remote"];
+    assert_eq!((&remote["state"], &remote["connections"]), (&"connected".into(), &QUEUES.into()), "{disk}");
+    let export = &exporter.json(&["publish", "list"])[0];
+    assert_eq!(export["connections"], QUEUES, "{export}");
+    assert!(export["totals"]["bytes_written"].as_u64() > Some(0), "{export}");
+    assert_eq!(export["instance"], remote["instance"]);
+    // Whoever takes it away has to say so.
+    let refused = exporter.refused(&["publish", "remove", "data"]);
+    assert!(refused.contains("clients use it"), "{refused}");
+}
+
+/// Each time its requests wait, are sent again to the next one, and every read finds the last write.
+#[test]
+fn an_exporter_that_is_killed_again_and_again_loses_nothing() {
+    let (mut exporter, importer) = pair();
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 8).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    for round in 1..=6u64 {
+        // A write that no flush has covered may be lost with a machine, not with a process.
+        step_for(&mut load, Duration::from_millis(20 + 17 * round));
+        exporter.kill9();
+        step_until(&mut load, &importer, |remote| remote["state"] == "reconnecting");
+        exporter.start();
+        step_until(&mut load, &importer, |remote| {
+            remote["state"] == "connected" && remote["losses"].as_u64() >= Some(round * u64::from(QUEUES))
+        });
+    }
+    load.settle().unwrap();
+    let disk = importer.disk("data");
+    assert!(disk["backing"]["remote"]["replays"].as_u64() > Some(0), "{disk}");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+}
+
+/// What the dead one had sent is not carried out after what the next one sends: every read finds the last write.
+#[test]
+fn an_importer_that_is_killed_again_and_again_loses_nothing() {
+    let (exporter, mut importer) = pair();
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 9).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    for round in 1..=6u64 {
+        step_for(&mut load, Duration::from_millis(20 + 13 * round));
+        importer.kill9();
+        importer.start();
+        importer.until(|| load.attach(&importer.path("data.sock")).is_ok());
+        step_for(&mut load, Duration::from_millis(20));
+    }
+    load.settle().unwrap();
+    let export = &exporter.json(&["publish", "list"])[0];
+    assert_eq!(export["connections"], QUEUES, "those of the dead are gone: {export}");
+}
+
+#[test]
+fn an_exporter_that_stops_answering_is_a_network_failure_and_nothing_fails() {
+    let (exporter, importer) = pair();
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 10).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    step_for(&mut load, Duration::from_millis(50));
+    exporter.signal("STOP");
+    // Silence: nothing has ended, and requests wait.
+    step_for(&mut load, Duration::from_millis(300));
+    let waits = importer.disk("data");
+    assert!(waits["backing"]["remote"]["in_flight"].as_u64() > Some(0), "{waits}");
+    exporter.signal("CONT");
+    step_for(&mut load, Duration::from_millis(100));
+    load.settle().unwrap();
+    assert_eq!(importer.disk("data")["totals"]["errors"]["io"], 0);
+}
+
+#[test]
+fn requests_fail_after_the_time_that_was_asked_for_and_are_served_again() {
+    let port = free_port();
+    let config = format!(
+        "[[core]]\n[[export]]\nname = \"data\"\nmemory = \"1M\"\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+    );
+    let mut exporter = daemon(&config);
+    let uri = format!("nbd://127.0.0.1:{port}/data");
+    let importer = daemon(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = {uri:?}\ntimeout_s = 1\n"));
+    let mut guest = daemon::reader::Reader::connect(&importer, "data");
+    guest.submit(1);
+    guest.wait(1);
+    exporter.kill9();
+    importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "failing");
+    let why = importer.cli(&["disk", "show", "data"]).out;
+    assert!(why.contains("not reachable, requests fail"), "{why}");
+    assert_eq!(guest.status_of(DiskOp::Read), 1, "VIRTIO_BLK_S_IOERR");
+    exporter.start();
+    importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "connected");
+    guest.submit(1);
+    guest.wait(1);
+}
+
+#[test]
+fn what_cannot_be_published_or_imported_is_said() {
+    let exporter = daemon("[[core]]\n");
+    let image = exporter.image("data.img", 1 << 20);
+    let path = image.display().to_string();
+    let refused = |args: &[&str], words: &str| {
+        let said = exporter.cli(args);
+        assert_ne!(said.code, 0, "{args:?}");
+        assert!(said.err.contains(words), "{args:?}: {}", said.err);
+    };
+    refused(&["publish", "disk", "data", "--path", &path, "--listen", "127.0.0.1:1"], "--plain");
+    refused(&["publish", "disk", "data", "--path", "/nowhere/x.img"], "/nowhere/x.img");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    refused(
+        &["publish", "disk", "data", "--path", &path, "--listen", &listen, "--plain"],
+        "Address already in use",
+    );
+    assert_eq!(exporter.cli(&["publish", "disk", "data", "--path", &path]).code, 0);
+    // One image, one user.
+    refused(&["disk", "add", "other", "--path", &path], "in use");
+    refused(&["publish", "disk", "data", "--path", &path, "--read-only"], "another read_only");
+    let importer = daemon("[[core]]\n");
+    let uri = format!("nbd+unix:///data?socket={}", exporter.path("data.sock").display());
+    assert_eq!(importer.cli(&["disk", "add", "data", "--remote", &uri]).code, 0);
+    let said = importer.cli(&["disk", "add", "none", "--remote", &uri.replace("/data?", "/none?")]);
+    assert!(said.err.contains("no export called \"none\""), "{}", said.err);
+    let said = importer.cli(&["disk", "resize", "data", "2M"]);
+    assert!(said.err.contains("that of the export"), "{}", said.err);
+    let said = importer.cli(&["disk", "add", "both", "--remote", &uri, "--path", &path]);
+    assert_ne!(said.code, 0);
+}
