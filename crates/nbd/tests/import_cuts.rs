@@ -18,7 +18,10 @@ fn run(server: &Server, disk: &Disk) -> u64 {
     let import = import(server.options());
     let mut rig = Rig::new(&*import, 8);
     rig.view.write(0, &[7; 1000]).unwrap();
-    let (from, into) = ([GuestRange { gpa: 0, len: 600 }, GuestRange { gpa: 600, len: 400 }], [GuestRange { gpa: 8192, len: 700 }]);
+    let (from, into) = (
+        [GuestRange { gpa: 0, len: 600 }, GuestRange { gpa: 600, len: 400 }],
+        [GuestRange { gpa: 8192, len: 700 }],
+    );
     let ops = [
         Op::Write { offset: 4096, from: &from },
         Op::Read { offset: 512, into: &into },
@@ -51,7 +54,9 @@ fn cut_everywhere(structured: bool) {
     let asked = 5 * 28 + 1000;
     let told = if structured { 4 * 16 + 28 + 700 } else { 5 * 16 + 700 };
     let terms = Terms { structured, bytes: 32 << 10, ..Terms::default() };
-    for (reads, sends) in (0..asked).map(|cut| (cut, usize::MAX)).chain((0..told).map(|cut| (usize::MAX, cut))) {
+    for (reads, sends) in
+        (0..asked).map(|cut| (cut, usize::MAX)).chain((0..told).map(|cut| (usize::MAX, cut)))
+    {
         let disk = Disk::new(terms.bytes);
         let served = disk.clone();
         let server = Server::start(terms.clone(), move |mut session| {
@@ -128,7 +133,11 @@ fn a_full_socket_is_waited_for() {
     // As a core polls: until the socket takes no more.
     until(&import, "connected", |status| status.connections.iter().any(is_connected));
     let mut polls = 0;
-    while { rig.reap(&mut |_, _| {}); rig.push(); rig.channel.held_back() } {
+    while {
+        rig.reap(&mut |_, _| {});
+        rig.push();
+        rig.channel.held_back()
+    } {
         polls += 1;
         assert!(polls < 1000, "a full socket keeps the core awake");
     }

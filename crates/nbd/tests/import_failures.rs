@@ -1,5 +1,7 @@
 //! Networks that fail, disks that fail, and which is which; and queues that stop in the middle.
 
+#![expect(clippy::disallowed_types, reason = "servers of the tests, on threads of their own")]
+
 #[path = "../../storage/tests/support/mod.rs"]
 mod rig;
 mod scripted;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::CoreContext;
 use ioplane_memory::{GuestFault, GuestMap, GuestRange, GuestView, MemoryRegion, RegionSpec};
-use ioplane_nbd::import::{ConnectionState, Confirmed, Fence, Import, ImportOptions, Loss, Unfenced};
+use ioplane_nbd::import::{Confirmed, ConnectionState, Fence, Import, ImportOptions, Loss, Unfenced};
 use ioplane_nbd::spec::*;
 use ioplane_storage::{Backing, Fault, Op, Submitted, Tag};
 use rig::Rig;
@@ -172,17 +174,29 @@ fn without_fence_or_consent_writes_fail_and_reads_are_replayed() {
 #[test]
 fn after_a_time_requests_fail_and_go_on_when_the_server_is_back() {
     let (server, _, open) = silent(Terms::default());
-    let import = import(ImportOptions { dead_after: MS(50), give_up_after: Some(MS(150)), ..server.options() });
+    let import =
+        import(ImportOptions { dead_after: MS(50), give_up_after: Some(MS(150)), ..server.options() });
     // From now on nothing answers the handshake, either.
     *server.terms.lock().unwrap() = Terms { bytes: 4096, ..Terms::default() };
     let mut rig = Rig::new(&*import, 4);
     assert_eq!(rig.write(0, &[1; 512]), Err(Fault::Io(libc::EIO)));
     let state = import.status().connections[0].state.clone();
-    let ConnectionState::Reconnecting { loss, gave_up, failure, attempts, .. } = state else { panic!("{state:?}") };
+    let ConnectionState::Reconnecting { loss, gave_up, failure, attempts, .. } = state else {
+        panic!("{state:?}")
+    };
     assert!(matches!(loss, Loss::Silent(_)) && attempts > 0, "{loss} {attempts}");
     assert!(failure.contains("4096 bytes now"), "{failure}");
     // Said once the attempt that is under way has ended.
-    assert!(gave_up || until(&import, "given up", |s| matches!(s.connections[0].state, ConnectionState::Reconnecting { gave_up: true, .. })).connections.len() == 1);
+    assert!(
+        gave_up
+            || until(&import, "given up", |s| matches!(
+                s.connections[0].state,
+                ConnectionState::Reconnecting { gave_up: true, .. }
+            ))
+            .connections
+            .len()
+                == 1
+    );
     let begun = Instant::now();
     assert_eq!(rig.read(0, 512), Err(Fault::Io(libc::EIO)));
     assert!(begun.elapsed() < MS(100), "a request waits although it was given up");
@@ -259,7 +273,12 @@ fn a_reply_that_takes_a_whole_reap_ends() {
                     reply.extend(hole_chunk(&asked, u16::from(rest == 0), asked.offset, first));
                 }
                 if rest > 0 {
-                    reply.extend(data_chunk(&asked, 1, asked.offset + u64::from(first), &vec![4; rest as usize]));
+                    reply.extend(data_chunk(
+                        &asked,
+                        1,
+                        asked.offset + u64::from(first),
+                        &vec![4; rest as usize],
+                    ));
                 }
                 session.send(&reply);
             }
@@ -311,7 +330,10 @@ fn after_a_stop_no_late_reply_reaches_guest_memory() {
     let mut channel = import.channel(4).unwrap();
     until(&import, "connected", |status| status.connections.iter().any(is_connected));
     let into = [GuestRange { gpa: 0, len: 4096 }];
-    assert_eq!(channel.submit(&mut context, &view, &Op::Read { offset: 0, into: &into }, Tag(0)), Submitted::Pending);
+    assert_eq!(
+        channel.submit(&mut context, &view, &Op::Read { offset: 0, into: &into }, Tag(0)),
+        Submitted::Pending
+    );
     channel.push(&mut context);
     until(&import, "sent", |status| status.connections[0].requests == 1);
     channel.detach(&mut context);
@@ -359,7 +381,9 @@ fn a_connection_lost_while_idle_is_made_again_and_wakes_nobody() {
     let import = import(server.options());
     let mut rig = Rig::new(&*import, 4);
     assert_eq!(rig.read(0, 512), Ok(vec![0; 512]));
-    until(&import, "another connection", |status| status.connections[0].losses == 1 && is_connected(&status.connections[0]));
+    until(&import, "another connection", |status| {
+        status.connections[0].losses == 1 && is_connected(&status.connections[0])
+    });
     assert!(!rig.readable(0), "an idle core is kept awake");
     assert_eq!(rig.write(0, &[1; 512]), Ok(()));
     let status = import.status();
@@ -374,7 +398,11 @@ impl Fence for Gate {
     fn confirm<'a>(&'a self, instance: &'a str, epoch: u32) -> Confirmed<'a> {
         self.1.lock().unwrap().push((instance.into(), epoch));
         Box::pin(async move {
-            if self.0.load(Ordering::Acquire) { Ok(()) } else { Err("the old connection is still read".into()) }
+            if self.0.load(Ordering::Acquire) {
+                Ok(())
+            } else {
+                Err("the old connection is still read".into())
+            }
         })
     }
 }
@@ -448,7 +476,8 @@ fn another_instance_with_unflushed_writes_stops_and_without_goes_on() {
 
 /// A mebibyte of guest memory that stays, and one in a file that the guest truncates.
 fn shrinking() -> (OwnedFd, GuestView) {
-    let region = |gpa, file| MemoryRegion::map(RegionSpec { gpa, len: 1 << 20, user: gpa, offset: 0, file }).unwrap();
+    let region =
+        |gpa, file| MemoryRegion::map(RegionSpec { gpa, len: 1 << 20, user: gpa, offset: 0, file }).unwrap();
     let file = || {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 1 << 20).unwrap();
@@ -483,7 +512,8 @@ fn guest_memory_that_goes_away_costs_its_own_requests() {
         let (server, disk) = Server::obedient(Terms { bytes: 4 << 20, ..Terms::default() });
         disk.bytes.lock().unwrap().fill(6);
         let import = import(server.options());
-        let (good, bad) = (GuestRange { gpa: 0, len: 4096 }, GuestRange { gpa: (1 << 20) + 500_000 - part, len: 199_680 });
+        let (good, bad) =
+            (GuestRange { gpa: 0, len: 4096 }, GuestRange { gpa: (1 << 20) + 500_000 - part, len: 199_680 });
         let (file, view) = shrinking();
         rustix::fs::ftruncate(&file, 500_000 / 4096 * 4096).unwrap();
         let other = [GuestRange { gpa: 16384, len: 512 }];

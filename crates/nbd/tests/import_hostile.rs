@@ -26,10 +26,21 @@ fn structured(wrong: Wrong) -> (bool, Wrong) {
 fn cases() -> Vec<(&'static str, (bool, Wrong))> {
     vec![
         ("magic", structured(|_, _| vec![0xab; 32])),
-        ("no request in flight", structured(|_, a| data_chunk(&Asked { cookie: a.cookie ^ 1 << 20, ..a.clone() }, 1, 512, &[0; 1024]))),
-        ("no request in flight", structured(|_, a| data_chunk(&Asked { cookie: u64::MAX, ..a.clone() }, 1, 512, &[0; 1024]))),
+        (
+            "no request in flight",
+            structured(|_, a| {
+                data_chunk(&Asked { cookie: a.cookie ^ 1 << 20, ..a.clone() }, 1, 512, &[0; 1024])
+            }),
+        ),
+        (
+            "no request in flight",
+            structured(|_, a| data_chunk(&Asked { cookie: u64::MAX, ..a.clone() }, 1, 512, &[0; 1024])),
+        ),
         ("no request in flight", (false, |s, a| [s.reply(a, &[3; 1024]), s.reply(a, &[3; 1024])].concat())),
-        ("no request in flight", structured(|s, a| [s.reply(a, &[3; 1024]), s.reply(a, &[3; 1024])].concat())),
+        (
+            "no request in flight",
+            structured(|s, a| [s.reply(a, &[3; 1024]), s.reply(a, &[3; 1024])].concat()),
+        ),
         ("simple reply", structured(|_, a| [simple(a, 0), vec![0; 1024]].concat())),
         ("not negotiated", (false, |_, a| data_chunk(a, 1, 512, &[0; 1024]))),
         ("outside its request", structured(|_, a| data_chunk(a, 1, 511, &[0; 1024]))),
@@ -37,8 +48,14 @@ fn cases() -> Vec<(&'static str, (bool, Wrong))> {
         ("outside its request", structured(|_, a| data_chunk(a, 1, u64::MAX - 10, &[0; 1024]))),
         ("outside its request", structured(|_, a| hole_chunk(a, 1, 512, 1025))),
         ("outside its request", structured(|_, a| hole_chunk(a, 1, 512, 0))),
-        ("two chunks", structured(|_, a| [data_chunk(a, 0, 512, &[0; 512]), data_chunk(a, 1, 1023, &[0; 513])].concat())),
-        ("two chunks", structured(|_, a| [hole_chunk(a, 0, 512, 1024), data_chunk(a, 1, 600, &[0; 1])].concat())),
+        (
+            "two chunks",
+            structured(|_, a| [data_chunk(a, 0, 512, &[0; 512]), data_chunk(a, 1, 1023, &[0; 513])].concat()),
+        ),
+        (
+            "two chunks",
+            structured(|_, a| [hole_chunk(a, 0, 512, 1024), data_chunk(a, 1, 600, &[0; 1])].concat()),
+        ),
         ("ended with 512", structured(|_, a| data_chunk(a, 1, 512, &[0; 512]))),
         ("ended with 0", structured(|_, a| chunk(a, 1, NBD_REPLY_TYPE_NONE, &[]))),
         ("not the last", structured(|_, a| chunk(a, 0, NBD_REPLY_TYPE_NONE, &[]))),
@@ -48,16 +65,29 @@ fn cases() -> Vec<(&'static str, (bool, Wrong))> {
         ("type 99", structured(|_, a| chunk(a, 1, 99, &[0; 12]))),
         ("no error", structured(|_, a| chunk(a, 1, NBD_REPLY_TYPE_ERROR, &[0; 6]))),
         ("message of 65535", structured(|_, a| chunk(a, 1, NBD_REPLY_TYPE_ERROR, &[0, 0, 0, 5, 255, 255]))),
-        ("payload of", structured(|_, a| {
-            let mut endless = chunk(a, 1, NBD_REPLY_TYPE_ERROR, &[]);
-            endless[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
-            [endless, vec![0; 70_000]].concat()
-        })),
-        ("separate pieces", structured(|_, a| (0..512).flat_map(|at| data_chunk(a, 0, 512 + 2 * at, &[0; 1])).collect())),
-        ("does not end", structured(|_, a| {
-            chunk(a, 0, NBD_REPLY_TYPE_ERROR_OFFSET, &[&[0, 0, 0, 5, 0, 0][..], &[0; 8]].concat()).repeat(5000)
-        })),
-        ("no request in flight", structured(|_, a| simple(&Asked { cookie: a.cookie + 65535, ..a.clone() }, 5))),
+        (
+            "payload of",
+            structured(|_, a| {
+                let mut endless = chunk(a, 1, NBD_REPLY_TYPE_ERROR, &[]);
+                endless[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
+                [endless, vec![0; 70_000]].concat()
+            }),
+        ),
+        (
+            "separate pieces",
+            structured(|_, a| (0..512).flat_map(|at| data_chunk(a, 0, 512 + 2 * at, &[0; 1])).collect()),
+        ),
+        (
+            "does not end",
+            structured(|_, a| {
+                chunk(a, 0, NBD_REPLY_TYPE_ERROR_OFFSET, &[&[0, 0, 0, 5, 0, 0][..], &[0; 8]].concat())
+                    .repeat(5000)
+            }),
+        ),
+        (
+            "no request in flight",
+            structured(|_, a| simple(&Asked { cookie: a.cookie + 65535, ..a.clone() }, 5)),
+        ),
     ]
 }
 
@@ -95,7 +125,11 @@ fn each_fault_has_a_name_and_is_got_over() {
         let right = |at| if (1024..2048).contains(&at) { 3 } else { 9 };
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == right(at)), "case {number}, {word}");
         let status = import.status();
-        assert_eq!((status.connections[0].losses, server.connections()), (1, 2), "case {number}, {word}: {status:?}");
+        assert_eq!(
+            (status.connections[0].losses, server.connections()),
+            (1, 2),
+            "case {number}, {word}: {status:?}"
+        );
     }
 }
 
@@ -188,7 +222,9 @@ fn chatter_on_an_idle_connection_ends_it() {
     let import = import(options);
     let mut rig = Rig::new(&*import, 4);
     assert_eq!(rig.read(0, 512), Ok(vec![0; 512]));
-    until(&import, "another connection", |status| status.connections[0].losses == 1 && is_connected(&status.connections[0]));
+    until(&import, "another connection", |status| {
+        status.connections[0].losses == 1 && is_connected(&status.connections[0])
+    });
     let waker = rig.channel.waker().unwrap();
     let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut ready = [rustix::event::PollFd::new(&waker, rustix::event::PollFlags::IN)];

@@ -94,10 +94,8 @@ fn exercise(import: &Import, seed: u8, rounds: u32, mut between: impl FnMut(u32)
             let offset = u64::from(tag) * part + at * 512;
             let gpa = u64::from(tag) * (128 << 10) + random.next_u64() % 512;
             let (first, rest) = (len / 3 / 4 * 4, len - len / 3 / 4 * 4);
-            let ranges = [
-                GuestRange { gpa, len: first as u32 },
-                GuestRange { gpa: gpa + first, len: rest as u32 },
-            ];
+            let ranges =
+                [GuestRange { gpa, len: first as u32 }, GuestRange { gpa: gpa + first, len: rest as u32 }];
             let span = offset as usize..(offset + len) as usize;
             let op = match random.next_u64() % 8 {
                 0..3 => {
@@ -201,7 +199,19 @@ fn nbdkit_killed_and_started_again() {
     let folder = tempfile::tempdir().unwrap();
     let (file, port) = (image(folder.path()), free_port().to_string());
     let start = || {
-        let arguments = ["--exit-with-parent", "-f", "-i", "127.0.0.1", "-p", &port, "--filter=delay", "file", &file, "wdelay=2ms", "rdelay=2ms"];
+        let arguments = [
+            "--exit-with-parent",
+            "-f",
+            "-i",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "--filter=delay",
+            "file",
+            &file,
+            "wdelay=2ms",
+            "rdelay=2ms",
+        ];
         Running::start("nbdkit", &arguments)
     };
     let Some(first) = start() else { return };
@@ -251,7 +261,19 @@ fn nbdkit_stopped_and_continued() {
 fn nbdkit_that_is_slow_is_not_dead_and_one_that_fails_is_a_device_failure() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let arguments = ["--exit-with-parent", "-f", "-U", socket.to_str().unwrap(), "--filter=error", "--filter=delay", "memory", "4M", "rdelay=80ms", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
+    let arguments = [
+        "--exit-with-parent",
+        "-f",
+        "-U",
+        socket.to_str().unwrap(),
+        "--filter=error",
+        "--filter=delay",
+        "memory",
+        "4M",
+        "rdelay=80ms",
+        "error-pwrite=ENOSPC",
+        "error-pwrite-rate=100%",
+    ];
     let Some(_server) = Running::start("nbdkit", &arguments) else { return };
     let import = import(ImportOptions { dead_after: Duration::from_millis(400), ..options(&unix(&socket)) });
     let mut rig = Rig::new(&*import, 8);
@@ -267,7 +289,16 @@ fn nbdkit_that_is_slow_is_not_dead_and_one_that_fails_is_a_device_failure() {
 fn nbdkit_without_parallel_connections() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let arguments = ["--exit-with-parent", "-f", "-U", socket.to_str().unwrap(), "--filter=multi-conn", "memory", "4M", "multi-conn-mode=disable"];
+    let arguments = [
+        "--exit-with-parent",
+        "-f",
+        "-U",
+        socket.to_str().unwrap(),
+        "--filter=multi-conn",
+        "memory",
+        "4M",
+        "multi-conn-mode=disable",
+    ];
     let Some(_server) = Running::start("nbdkit", &arguments) else { return };
     let import = open(&unix(&socket));
     let first = Rig::new(&*import, 4);
@@ -289,7 +320,8 @@ fn an_export_that_is_not_there_is_refused_by_name() {
     drop(rig);
     drop(import);
     let missing = there.replace("/there", "/missing");
-    let refused = scripted::runtime().block_on(Import::open(ImportOptions { at_start: AtStart::Refuse, ..options(&missing) }));
+    let refused = scripted::runtime()
+        .block_on(Import::open(ImportOptions { at_start: AtStart::Refuse, ..options(&missing) }));
     let why = refused.unwrap_err().to_string();
     assert!(why.contains("missing"), "{why}");
 }

@@ -24,7 +24,9 @@ pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _l
     }
     socket.finish();
     let Ok(Ok(())) = tokio::time::timeout(limit, read_to_end(&socket)).await else {
-        tracing::warn!("an NBD server has not closed a connection that ended: what it still does is not known");
+        tracing::warn!(
+            "an NBD server has not closed a connection that ended: what it still does is not known"
+        );
         return socket.abort();
     };
 }
@@ -35,7 +37,7 @@ async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
     let mut scrap = vec![0; 64 << 10];
     loop {
         let mut ready = socket.readable().await?;
-        match rustix::net::recv(&socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
+        match rustix::net::recv(socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),

@@ -68,10 +68,8 @@ impl Facts {
     /// What is wrong with an export in place of this one, after a reconnection.
     pub fn misfit(&self, now: &Facts) -> Option<String> {
         // What requests in flight and the guest's driver count on.
-        let used = NBD_FLAG_SEND_FLUSH
-            | NBD_FLAG_SEND_TRIM
-            | NBD_FLAG_SEND_WRITE_ZEROES
-            | NBD_FLAG_CAN_MULTI_CONN;
+        let used =
+            NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_CAN_MULTI_CONN;
         let gone = self.flags & !now.flags & used;
         if now.bytes != self.bytes {
             Some(format!("the export has {} bytes now, and had {}", now.bytes, self.bytes))
@@ -91,14 +89,22 @@ impl Facts {
 mod tests {
     use super::*;
 
-    const FACTS: Facts =
-        Facts { bytes: 1 << 20, flags: 0xffff, minimum_block: 1, preferred_block: 4096, maximum_payload: 1 << 25 };
+    const FACTS: Facts = Facts {
+        bytes: 1 << 20,
+        flags: 0xffff,
+        minimum_block: 1,
+        preferred_block: 4096,
+        maximum_payload: 1 << 25,
+    };
 
     #[test]
     fn what_a_server_may_change_and_what_not() {
         let writable = Facts { flags: FACTS.flags & !NBD_FLAG_READ_ONLY, ..FACTS };
         assert_eq!(FACTS.misfit(&FACTS), None);
-        assert_eq!(writable.misfit(&Facts { preferred_block: 512, maximum_payload: 1 << 20, ..writable }), None);
+        assert_eq!(
+            writable.misfit(&Facts { preferred_block: 512, maximum_payload: 1 << 20, ..writable }),
+            None
+        );
         for (now, word) in [
             (Facts { bytes: 512, ..writable }, "bytes now"),
             (FACTS, "read-only"),
@@ -113,7 +119,8 @@ mod tests {
 
     #[test]
     fn requests_are_cut_to_blocks_of_the_server() {
-        let slice = |minimum_block, maximum_payload| Facts { minimum_block, maximum_payload, ..FACTS }.slice();
+        let slice =
+            |minimum_block, maximum_payload| Facts { minimum_block, maximum_payload, ..FACTS }.slice();
         assert_eq!(slice(1, 1 << 25), SLICE);
         assert_eq!(slice(1, 70_000), 69_632);
         assert_eq!(slice(4096, 70_000), 69_632);

@@ -147,10 +147,7 @@ impl Keeper {
         let requests = || self.link.counters.requests.load(Ordering::SeqCst);
         // What a request that came and went meanwhile has brought is none of that.
         let before = requests();
-        self.link.in_flight() == 0
-            && socket.readable()
-            && self.link.in_flight() == 0
-            && requests() == before
+        self.link.in_flight() == 0 && socket.readable() && self.link.in_flight() == 0 && requests() == before
     }
 
     /// Waits until the channel, which has given up all that was in flight, is dropped or used again. Says which.
@@ -187,7 +184,13 @@ impl Keeper {
             }
             if let Some(loss) = loss {
                 let failure = failure.clone();
-                self.link.set_state(ConnectionState::Reconnecting { since, loss, attempts, failure, gave_up });
+                self.link.set_state(ConnectionState::Reconnecting {
+                    since,
+                    loss,
+                    attempts,
+                    failure,
+                    gave_up,
+                });
             }
             if !self.pause(self.delay).await {
                 return None;
@@ -233,7 +236,9 @@ impl Keeper {
         }
         let known = shared.instance.load_full();
         match (known.as_deref(), &reached.instance) {
-            (Some(_), None) => return Err(Attempt::Failed("the server does not say which instance it is".into())),
+            (Some(_), None) => {
+                return Err(Attempt::Failed("the server does not say which instance it is".into()));
+            }
             (Some(known), Some(now)) if known != now => {
                 if shared.writes.dirty() {
                     return Err(Attempt::Stop(format!(
@@ -252,7 +257,9 @@ impl Keeper {
             match tokio::time::timeout(limit, fence.confirm(instance, self.generation + 1)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => return Err(Attempt::Failed(why)),
-                Err(_) => return Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into())),
+                Err(_) => {
+                    return Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into()));
+                }
             }
         }
         Ok(reached)

@@ -119,7 +119,12 @@ const WAKE: u64 = 0;
 const SOCKET: u64 = 1;
 
 impl Link {
-    pub fn new(facts: Facts, replays: bool, writes: Arc<Writes>, quiet: Arc<Quiet>) -> std::io::Result<Arc<Link>> {
+    pub fn new(
+        facts: Facts,
+        replays: bool,
+        writes: Arc<Writes>,
+        quiet: Arc<Quiet>,
+    ) -> std::io::Result<Arc<Link>> {
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (wake, report) = (event()?, event()?);
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC)?;

@@ -49,7 +49,7 @@ use quiet::{Leave, Quiet};
 use seat::Seat;
 use socket::Socket;
 
-pub use address::{Address, Endpoint};
+pub use address::{Address, ServerAddress};
 pub use connect::INSTANCE;
 pub use options::{AtStart, Confirmed, Fence, ImportOptions, Unfenced};
 pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
@@ -140,7 +140,12 @@ impl Shared {
     }
 
     /// Ends a connection that its channel has left; until the server has, [`Backing::wait_quiet`] says no.
-    fn see_out(&self, socket: Arc<Socket>, idle: bool, leave: Option<Leave>) -> impl Future<Output = ()> + use<> {
+    fn see_out(
+        &self,
+        socket: Arc<Socket>,
+        idle: bool,
+        leave: Option<Leave>,
+    ) -> impl Future<Output = ()> + use<> {
         closing::see_out(socket, idle, self.options.dead_after, leave)
     }
 }
@@ -175,7 +180,8 @@ impl Backing for Import {
             doing: "making the events of a connection",
             source,
         };
-        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone()).map_err(os)?;
+        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone())
+            .map_err(os)?;
         let _runtime = self.runtime.enter();
         let keeper = Keeper::new(link.clone(), shared.clone()).map_err(os)?;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -133,8 +133,7 @@ impl Socket {
     pub unsafe fn receive(&self, table: &mut IoTable) -> Result<usize, i32> {
         let mut message = header(table);
         // SAFETY: as in `send`.
-        let got =
-            unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         outcome(got)
     }
 

@@ -1,5 +1,6 @@
 //! A server that does what a test says, on a Unix socket. It shares no code with the crate but the names of constants.
 #![allow(dead_code)]
+#![allow(clippy::disallowed_types, reason = "a server of the tests, on threads of its own")]
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -268,7 +269,8 @@ fn shake_hands(mut stream: UnixStream, terms: &Terms, number: u32) -> Option<Ses
             }
             NBD_OPT_SET_META_CONTEXT => {
                 if let Some(instance) = &terms.instance {
-                    let context = [&[0, 0, 0, 1][..], format!("ioplane:instance={instance}").as_bytes()].concat();
+                    let context =
+                        [&[0, 0, 0, 1][..], format!("ioplane:instance={instance}").as_bytes()].concat();
                     out.extend(reply(NBD_REP_META_CONTEXT, &context));
                 }
                 out.extend(reply(NBD_REP_ACK, &[]));

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 // UNSAFETY: calls `Socket::receive` on a buffer of ours and on guest memory whose map the operations hold.
 
-use ioplane_memory::mutation::{Invariant, bound};
 use ioplane_memory::GuestFault;
+use ioplane_memory::mutation::{Invariant, bound};
 use ioplane_storage::Fault;
 
 use super::outbound::HEADWAY;
@@ -238,7 +238,9 @@ fn fault(error: u32, kind: Kind) -> Fault {
     match error {
         NBD_EPERM if kind != Kind::Read => Fault::ReadOnly,
         NBD_ENOSPC => Fault::NoSpace,
-        NBD_EPERM | NBD_EIO | NBD_ENOMEM | NBD_EINVAL | NBD_EOVERFLOW | NBD_ENOTSUP => Fault::Io(error as i32),
+        NBD_EPERM | NBD_EIO | NBD_ENOMEM | NBD_EINVAL | NBD_EOVERFLOW | NBD_ENOTSUP => {
+            Fault::Io(error as i32)
+        }
         _ => Fault::Io(libc::EINVAL),
     }
 }

@@ -327,7 +327,8 @@ impl IoChannel for ImportChannel {
     }
 
     fn held_back(&self) -> bool {
-        let unsent = self.connection.is_some() && !self.outbound.noted.is_empty() && self.outbound.full.is_none();
+        let unsent =
+            self.connection.is_some() && !self.outbound.noted.is_empty() && self.outbound.full.is_none();
         self.left || unsent || !self.ended.is_empty()
     }
 
