@@ -1,5 +1,7 @@
 //! Networks that fail, disks that fail, and which is which; and queues that stop in the middle.
 
+#![expect(clippy::disallowed_types, reason = "servers of the tests, on threads of their own")]
+
 #[path = "../../storage/tests/support/mod.rs"]
 mod rig;
 mod scripted;

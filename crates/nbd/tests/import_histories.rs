@@ -4,6 +4,8 @@
 //! Each 4 KiB block is a register, each written value unique. A history is checked block by block: some order of the operations must
 //! explain all reads, in which an operation that ended before another began comes first (Wing and Gong's search).
 
+#![expect(clippy::disallowed_types, reason = "servers of the tests, on threads of their own")]
+
 #[path = "../../storage/tests/support/mod.rs"]
 mod rig;
 mod scripted;
@@ -87,6 +89,10 @@ fn dice(seed: &mut u64) -> u64 {
     *seed
 }
 
+fn one_in(n: u64, seed: &mut u64) -> bool {
+    dice(seed).is_multiple_of(n)
+}
+
 impl Disorder {
     fn carry_out_late(&self) {
         if let Some(asked) = self.late.lock().unwrap().pop_front() {
@@ -99,7 +105,7 @@ impl Disorder {
         // The first connections are cut after a while, at any byte of what is sent or read.
         if session.number < 12 {
             let cut = (dice(&mut seed) % 90_000) as usize;
-            if dice(&mut seed) % 2 == 0 {
+            if one_in(2, &mut seed) {
                 session.sends = cut;
             } else {
                 session.reads = cut;
@@ -110,13 +116,13 @@ impl Disorder {
         let mut unsaid: Vec<Vec<u8>> = Vec::new();
         loop {
             // Reads on while something is there, so that there is an order to mix.
-            let wait = held.is_empty() || (held.len() < 6 && dice(&mut seed) % 3 != 0);
+            let wait = held.is_empty() || (held.len() < 6 && !one_in(3, &mut seed));
             if wait && readable(&session.stream, held.is_empty() && unsaid.is_empty()) {
                 let Some(asked) = session.next() else { break };
                 held.push(asked);
                 continue;
             }
-            if !unsaid.is_empty() && (held.is_empty() || dice(&mut seed) % 4 == 0) {
+            if !unsaid.is_empty() && (held.is_empty() || one_in(4, &mut seed)) {
                 let reply = unsaid.swap_remove(dice(&mut seed) as usize % unsaid.len());
                 if !session.send(&reply) {
                     break;
@@ -126,7 +132,7 @@ impl Disorder {
             if held.is_empty() {
                 continue;
             }
-            if self.lingers && dice(&mut seed) % 16 == 0 {
+            if self.lingers && one_in(16, &mut seed) {
                 self.carry_out_late();
             }
             let asked = held.swap_remove(dice(&mut seed) as usize % held.len());

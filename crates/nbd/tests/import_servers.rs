@@ -233,13 +233,14 @@ fn nbdkit_killed_and_started_again() {
     holds(&file, &model);
 }
 
-/// Stopped with requests in its buffers, and continued after the importer has given the connection up.
+/// Stopped with requests in its buffers, and continued after the importer has given the connection up. (nbdkit 1.32 aborts now and then when
+/// it finds a handshake whose client has gone, so it is qemu-nbd that is stopped.)
 #[test]
-fn nbdkit_stopped_and_continued() {
+fn qemu_nbd_stopped_and_continued() {
     let folder = tempfile::tempdir().unwrap();
     let (file, socket) = (image(folder.path()), folder.path().join("s"));
-    let arguments = ["--exit-with-parent", "-f", "-U", socket.to_str().unwrap(), "file", &file];
-    let Some(server) = Running::start("nbdkit", &arguments) else { return };
+    let arguments = ["-t", "-f", "raw", "-e", "8", "-k", socket.to_str().unwrap(), &file];
+    let Some(server) = Running::start("qemu-nbd", &arguments) else { return };
     let (dead_after, connect_timeout) = (Duration::from_millis(150), Duration::from_millis(300));
     let import = import(ImportOptions { dead_after, connect_timeout, ..options(&unix(&socket)) });
     let mut continues = None;

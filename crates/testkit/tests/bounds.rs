@@ -3,7 +3,7 @@
 //!
 //! | invariant | hook (`bound(Invariant::..)`) |
 //! |---|---|
-//! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; that of an NBD export; `storage`'s reap; messages between two turns of a core |
+//! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; that of an NBD export, the channel of an import; `storage`'s reap; messages between two turns of a core |
 //! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes; shares of a core's io_uring |
 
 use std::collections::BTreeMap;
@@ -62,6 +62,12 @@ const GUARDS: &[Guards] = &[
             "one_poll_costs_no_more_than_it_may",
             "one_poll_takes_a_bounded_part_of_a_long_write_and_sends_a_bounded_part_of_replies",
         ],
+    },
+    Guards {
+        invariant: Invariant::BoundsPolls,
+        package: "ioplane-nbd",
+        program: "import_bounds",
+        tests: &["one_reap_of_an_import_takes_a_bounded_part_of_what_has_come"],
     },
     Guards {
         invariant: Invariant::BoundsPolls,

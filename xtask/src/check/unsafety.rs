@@ -18,7 +18,6 @@ const ALLOWED: [&str; 14] = [
     "crates/host/",
     "crates/hardware/",
     "crates/storage/",
-    "crates/nbd/src/import/",
     "crates/network/",
     "crates/nbd/",
     "crates/exits/",

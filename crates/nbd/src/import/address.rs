@@ -14,7 +14,7 @@ const PORT: u16 = 10809;
 
 /// Where the server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum ServerAddress {
     /// A host by name or number, and a port.
     Tcp {
         /// Without brackets.
@@ -33,7 +33,7 @@ pub enum Endpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// Where the server is.
-    pub endpoint: Endpoint,
+    pub endpoint: ServerAddress,
     /// The export's name.
     pub export: String,
     text: String,
@@ -70,11 +70,11 @@ impl FromStr for Address {
                     Some(Host::Ipv6(number)) => number.to_string(),
                     _ => return Err(wrong("it names no host")),
                 };
-                Endpoint::Tcp { host, port: url.port().unwrap_or(PORT) }
+                ServerAddress::Tcp { host, port: url.port().unwrap_or(PORT) }
             }
             ("nbd", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
             ("nbd+unix", Some(path)) if url.host().is_none_or(|host| host == Host::Domain("")) => {
-                Endpoint::Unix { path }
+                ServerAddress::Unix { path }
             }
             ("nbd+unix", Some(_)) => return Err(wrong("nbd+unix takes no host: write three slashes")),
             ("nbd+unix", None) => return Err(wrong("it names no socket: add ?socket=PATH")),
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn addresses_say_what_they_mean() {
-        let tcp = |host: &str, port| Endpoint::Tcp { host: host.into(), port };
-        let unix = |path: &str| Endpoint::Unix { path: path.into() };
+        let tcp = |host: &str, port| ServerAddress::Tcp { host: host.into(), port };
+        let unix = |path: &str| ServerAddress::Unix { path: path.into() };
         for (text, endpoint, export) in [
             ("nbd://host-a/data", tcp("host-a", 10809), "data"),
             ("nbd://host-a:99/data", tcp("host-a", 99), "data"),

@@ -37,7 +37,7 @@ async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
     let mut scrap = vec![0; 64 << 10];
     loop {
         let mut ready = socket.readable().await?;
-        match rustix::net::recv(&socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
+        match rustix::net::recv(socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::address::{Address, Endpoint};
+use super::address::{Address, ServerAddress};
 use super::facts::Facts;
 use super::options::ImportOptions;
 use super::socket::Socket;
@@ -47,13 +47,13 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
 async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (fd, connected) = match &options.address.endpoint {
-        Endpoint::Tcp { host, port } => {
+        ServerAddress::Tcp { host, port } => {
             let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
             stream.set_nodelay(true).map_err(os("connecting"))?;
             let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
             (stream.into_std().map_err(os("connecting"))?.into(), connected)
         }
-        Endpoint::Unix { path } => {
+        ServerAddress::Unix { path } => {
             let mut stream = UnixStream::connect(path).await.map_err(os("connecting"))?;
             let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
             (stream.into_std().map_err(os("connecting"))?.into(), connected)

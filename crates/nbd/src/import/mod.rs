@@ -49,7 +49,7 @@ use quiet::{Leave, Quiet};
 use seat::Seat;
 use socket::Socket;
 
-pub use address::{Address, Endpoint};
+pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE};
 pub use options::{AtStart, Confirmed, Fence, ImportOptions, Unfenced};
 pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};

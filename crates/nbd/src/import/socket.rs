@@ -202,3 +202,90 @@ fn outcome(result: isize) -> Result<usize, i32> {
         Err(_) => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        (Socket::new(ours.into(), Duration::from_secs(10)).unwrap(), theirs)
+    }
+
+    /// Sends until the socket takes no more; says how much it took.
+    fn fill(socket: &Socket) -> usize {
+        let (bytes, mut sent) = (vec![7; 64 << 10], 0);
+        loop {
+            let mut table = IoTable::with_room(1);
+            table.push_own(&bytes);
+            // SAFETY: memory of ours.
+            match unsafe { socket.send(&mut table) } {
+                Ok(more) => sent += more,
+                Err(errno) => {
+                    assert_eq!(errno, libc::EAGAIN);
+                    return sent;
+                }
+            }
+        }
+    }
+
+    fn receive(socket: &Socket) -> Result<usize, i32> {
+        let (mut bytes, mut table) = ([0; 100], IoTable::with_room(1));
+        table.push_own_mut(&mut bytes);
+        // SAFETY: memory of ours.
+        unsafe { socket.receive(&mut table) }
+    }
+
+    #[test]
+    fn what_an_aborted_connection_still_had_to_send_is_never_sent() {
+        let (socket, mut peer) = pair();
+        let sent = fill(&socket);
+        socket.abort();
+        let (mut bytes, mut came) = (vec![0; 1 << 20], 0);
+        // What the peer has already, and then a reset, not an orderly end.
+        let end = loop {
+            match peer.read(&mut bytes) {
+                Ok(0) => break Ok(()),
+                Ok(more) => came += more,
+                Err(error) => break Err(error.kind()),
+            }
+        };
+        assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+        assert!(came < sent, "all of {sent} bytes were sent in spite of it");
+        assert!(receive(&socket).is_err_and(|errno| errno != libc::EAGAIN) || receive(&socket) == Ok(0));
+        assert!(socket.readable(), "nobody is woken");
+    }
+
+    #[test]
+    fn a_finished_one_sends_what_it_has_and_still_receives() {
+        let (socket, mut peer) = pair();
+        let sent = fill(&socket);
+        socket.finish();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            peer.read_to_end(&mut bytes).unwrap();
+            std::io::Write::write_all(&mut peer, b"bye").unwrap();
+            bytes.len()
+        });
+        assert_eq!(reader.join().unwrap(), sent);
+        assert_eq!((receive(&socket), receive(&socket)), (Ok(3), Ok(0)));
+    }
+
+    #[test]
+    fn a_table_has_no_more_than_its_room() {
+        let mut table = IoTable::with_room(2);
+        assert!(table.push_own(&[1; 10]) && table.push_own(&[]) && table.push_own(&[2; 5]));
+        let before = table.mark();
+        assert!(!table.push_own(&[3]) && table.bytes() == 15 && table.room() == 0);
+        table.cut(before);
+        table.keep_first();
+        assert_eq!((table.bytes(), table.room()), (10, 1));
+        table.clear();
+        assert_eq!((table.bytes(), table.room()), (0, 2));
+    }
+}

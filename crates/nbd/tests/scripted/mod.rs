@@ -1,5 +1,6 @@
 //! A server that does what a test says, on a Unix socket. It shares no code with the crate but the names of constants.
 #![allow(dead_code)]
+#![allow(clippy::disallowed_types, reason = "a server of the tests, on threads of its own")]
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,6 +1,7 @@
 //! A core without a thread: the test polls.
 
 #![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::disallowed_types, reason = "the side that steps the slots, off any core")]
 
 use std::fmt;
 use std::os::fd::OwnedFd;
