@@ -9,7 +9,7 @@
 //! times the processor time that polling would have taken. And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
 //! than some 3 % of the burst that follows, gaps of up to twice the burst are polled through.
 //!
-//! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 gaps.
+//! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 to 64 gaps.
 //!
 //! Some 512 gaps are remembered. A busy queue makes as many in a millisecond, one with 1,000 requests a second in half a second, so what a busy load has left
 //! would decide for long about the slow one that follows. Sixteen long gaps in a row, where most were short before, make the queue forget the short ones;
@@ -122,8 +122,12 @@ pub enum SpinReason {
 /// Gaps below which nothing is known of a queue.
 const FEWEST_GAPS: u32 = 8;
 
-/// Gaps between two choices.
+/// Gaps between two choices while few are known, and when many are: a choice takes about 1 us.
 const GAPS_PER_CHOICE: u32 = 16;
+const GAPS_PER_LATER_CHOICE: u32 = 64;
+
+/// How exactly the length of a gap is known that a wake-up has ended: to so many parts of the wake-up.
+const WAKE_PARTS: u64 = 4;
 
 /// Thousandths of the requests that may find a queue armed under a p99 objective that a wake-up misses: half of one in a hundred.
 const ARMED_PERMILLE: u64 = 5;
@@ -196,9 +200,10 @@ impl QueuePolling {
             }
             Some(since) => {
                 let armed = std::mem::take(&mut self.armed);
+                let seen = now_ns.saturating_sub(since);
                 // The request was there before the core was: what a wake-up takes is no part of the gap.
-                let early = if armed { costs.wake_ns } else { 0 };
-                let gap = now_ns.saturating_sub(since).saturating_sub(early);
+                let least = seen.min(costs.wake_ns / WAKE_PARTS);
+                let gap = if armed { seen.saturating_sub(costs.wake_ns).max(least) } else { seen };
                 self.near = if PollTrials::may_be_short(gap, costs) { self.near + 1 } else { 0 };
                 if armed && self.near >= FEWEST_GAPS && gap >= costs.long_ns() {
                     trials.doubt(now_ns, costs);
@@ -238,7 +243,10 @@ impl QueuePolling {
     /// Whether enough gaps have ended since the last choice.
     fn may_choose(&mut self) -> bool {
         self.gaps_since_choice += 1;
-        self.gaps_since_choice >= GAPS_PER_CHOICE || self.gaps.len() < GAPS_PER_CHOICE
+        let known = self.gaps.len();
+        let few = known < 2 * GAPS_PER_LATER_CHOICE;
+        let enough = if few { GAPS_PER_CHOICE } else { GAPS_PER_LATER_CHOICE };
+        self.gaps_since_choice >= enough || known < GAPS_PER_CHOICE
     }
 
     /// Chooses the spin anew; true if it is another than before.
