@@ -160,7 +160,7 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// Add a disk; a restarted daemon still has it, until the host reboots
-    Add(DiskAdd),
+    Add(Box<DiskAdd>),
     /// Take a disk away; refused while a guest uses it
     Remove {
         /// Its name

@@ -160,7 +160,7 @@ mod tests {
         let spec = form().spec("data").unwrap();
         assert_eq!((spec.listen(), spec.connections), (None, 16));
         let listen = Some("0.0.0.0:10809".parse().unwrap());
-        let flaws = ExportForm { listen: listen.clone(), ..form() }.spec("data").unwrap_err();
+        let flaws = ExportForm { listen, ..form() }.spec("data").unwrap_err();
         assert_eq!(flaws[0].field, "plain");
         let spec = ExportForm { listen, plain: Some(true), ..form() }.spec("data").unwrap();
         assert_eq!(spec.listen().unwrap().port(), 10809);

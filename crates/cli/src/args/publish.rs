@@ -7,7 +7,7 @@ use ioplane_api::spec::ExportForm;
 #[derive(Debug, Subcommand)]
 pub enum PublishCommand {
     /// Let other machines use a disk of this host; a restarted daemon still has it, until the host reboots
-    Disk(PublishDisk),
+    Disk(Box<PublishDisk>),
     /// Take one away; refused while clients use it
     Remove {
         /// Its name

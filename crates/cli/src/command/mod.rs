@@ -35,7 +35,7 @@ use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::args::{Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand, RunArgs};
+use crate::args::{Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, ModelCommand, RunArgs};
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
 
@@ -240,9 +240,10 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
     let one = |disk: &DiskReport| show::disks(std::slice::from_ref(disk));
     match command {
         DiskCommand::Add(add) => {
-            let (path, form) = (address(&add.name), form(add.form)?);
+            let DiskAdd { name, form: asked } = *add;
+            let (path, form) = (address(&name), form(asked)?);
             let disk: DiskReport =
-                working("opening the image", || put(client, &path, &form, ("disk", &add.name)))?;
+                working("opening the image", || put(client, &path, &form, ("disk", &name)))?;
             print_done(json, &disk, one)
         }
         DiskCommand::Remove { name, force } => {

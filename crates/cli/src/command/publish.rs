@@ -6,7 +6,7 @@ use ioplane_api::report::{DoneReport, ExportReport};
 use ioplane_api::spec::ExportForm;
 
 use super::{address_of, ask, get, put, seen, show, working};
-use crate::args::PublishCommand;
+use crate::args::{PublishCommand, PublishDisk};
 use crate::client::Client;
 use crate::output::{hint, print, print_done};
 
@@ -14,7 +14,7 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
     let address = |name: &str| address_of("exports", name);
     match command {
         PublishCommand::Disk(disk) => {
-            let (name, form) = (disk.name, disk.form);
+            let PublishDisk { name, form } = *disk;
             let (path, socket) = (seen(form.path)?, seen(form.socket)?);
             let form = ExportForm { path, socket, ..form };
             let export: ExportReport =

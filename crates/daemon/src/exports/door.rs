@@ -11,7 +11,7 @@ use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
 use tokio::sync::{mpsc, oneshot};
 
-use super::owner::{Ask, Client};
+use super::owner::{Ask, ChannelEpoch};
 
 /// One export, as its listeners see it.
 #[derive(Clone)]
@@ -49,7 +49,7 @@ impl Door {
 
     /// Hands over a client whose handshake has ended.
     pub async fn take(&self, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
-        let client = negotiated.contexts.iter().find_map(|context| Client::of(&context.name));
+        let client = negotiated.contexts.iter().find_map(|context| ChannelEpoch::of(&context.name));
         let taken = Ask::Connect { socket, negotiated, ahead, client };
         if self.ask(taken).await.is_err() {
             self.0.refused.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Door {
         if query == EPOCH {
             return Some(EPOCH.to_owned());
         }
-        let client = Client::of(query)?;
+        let client = ChannelEpoch::of(query)?;
         if !selects {
             return Some(EPOCH.to_owned());
         }

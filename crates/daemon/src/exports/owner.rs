@@ -22,20 +22,20 @@ const STOP: Duration = Duration::from_secs(10);
 
 /// One connection of an import of ours: whose, since when the export is used by it, which of its channels, and how often that was connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct ChannelEpoch {
     holder: String,
     session: u64,
     channel: u32,
     epoch: u32,
 }
 
-impl Client {
+impl ChannelEpoch {
     /// Of a query `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`.
-    pub fn of(query: &str) -> Option<Client> {
+    pub fn of(query: &str) -> Option<ChannelEpoch> {
         let mut parts = query.strip_prefix(EPOCH)?.strip_prefix('=')?.split('/');
         let (holder, numbers) = (parts.next()?.to_owned(), [parts.next()?, parts.next()?, parts.next()?]);
         let [session, channel, epoch] = numbers;
-        let client = Client {
+        let client = ChannelEpoch {
             holder,
             session: session.parse().ok()?,
             channel: channel.parse().ok()?,
@@ -48,10 +48,10 @@ impl Client {
 /// What an owner is asked.
 pub enum Ask {
     /// Serve a client.
-    Connect { socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>, client: Option<Client> },
+    Connect { socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>, client: Option<ChannelEpoch> },
     /// End what older connections of this client have begun. The answer comes when nothing of them is under way, and says whether this epoch is the
     /// newest.
-    Fence { client: Client, answer: oneshot::Sender<bool> },
+    Fence { client: ChannelEpoch, answer: oneshot::Sender<bool> },
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
@@ -140,7 +140,13 @@ impl Owner {
         }
     }
 
-    fn connect(&mut self, socket: OwnedFd, negotiated: &Negotiated, ahead: &[u8], client: Option<Client>) {
+    fn connect(
+        &mut self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        ahead: &[u8],
+        client: Option<ChannelEpoch>,
+    ) {
         let name = self.running.info().name.clone();
         // A client that has connected once more since is served by that connection.
         let stale = client.as_ref().is_some_and(|client| self.known(client).is_none());
@@ -171,15 +177,15 @@ impl Owner {
     }
 
     /// What is known of a client's channel, if nobody has taken its place since.
-    fn known(&mut self, client: &Client) -> Option<&mut Known> {
+    fn known(&mut self, client: &ChannelEpoch) -> Option<&mut Known> {
         let holder =
             self.holders.get_mut(&client.holder).filter(|holder| holder.session == client.session)?;
         holder.channels.get_mut(&client.channel).filter(|known| known.epoch == client.epoch)
     }
 
     /// See [`Ask::Fence`].
-    async fn fence(&mut self, client: Client) -> bool {
-        let Client { holder: name, session, channel, epoch } = client;
+    async fn fence(&mut self, client: ChannelEpoch) -> bool {
+        let ChannelEpoch { holder: name, session, channel, epoch } = client;
         if self.holders.len() >= MOST_KNOWN {
             self.holders.retain(|_, holder| holder.queues().next().is_some());
         }
@@ -254,11 +260,11 @@ mod tests {
 
     #[test]
     fn a_client_names_its_session_its_channel_and_its_epoch() {
-        let client = Client::of("ioplane:epoch=3f/17/0/7").unwrap();
+        let client = ChannelEpoch::of("ioplane:epoch=3f/17/0/7").unwrap();
         assert_eq!((client.holder.as_str(), client.session, client.channel, client.epoch), ("3f", 17, 0, 7));
         let wrong = ["", "=", "=x", "=x/1/2", "=x/1/2/-1", "=x/1/2/3/4", "=/1/2/3"];
         for other in wrong.iter().map(|tail| format!("{EPOCH}{tail}")).chain(["base:allocation".to_owned()]) {
-            assert_eq!(Client::of(&other), None, "{other}");
+            assert_eq!(ChannelEpoch::of(&other), None, "{other}");
         }
     }
 }
