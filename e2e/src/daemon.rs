@@ -25,6 +25,8 @@ pub struct Daemon {
     /// The process that has taken over from that one: not a child of ours.
     successor: Option<Successor>,
     environment: Vec<(String, String)>,
+    /// The network namespace that it runs in, if not this one.
+    space: Option<String>,
     folder: TempDir,
 }
 
@@ -83,7 +85,20 @@ impl Daemon {
         let text = config.replace("{folder}", &folder.path().display().to_string());
         std::fs::write(folder.path().join("ioplane.toml"), text)?;
         let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut daemon = Daemon { process: None, successor: None, environment, folder };
+        let mut daemon = Daemon { process: None, successor: None, environment, space: None, folder };
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// The same in the network namespace `space`, as on another host; `prepare` puts into its folder what the configuration names.
+    pub fn start_in(space: &str, config: &str, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<Daemon> {
+        let folder = scratch("far-daemon")?;
+        let text = config.replace("{folder}", &folder.path().display().to_string());
+        let text = format!("[daemon]\nrun_dir = \"{}\"\n{text}", folder.path().join("run").display());
+        std::fs::write(folder.path().join("ioplane.toml"), text)?;
+        prepare(folder.path())?;
+        let space = Some(space.to_owned());
+        let mut daemon = Daemon { process: None, successor: None, environment: Vec::new(), space, folder };
         daemon.launch()?;
         Ok(daemon)
     }
@@ -194,13 +209,20 @@ impl Daemon {
 
     fn launch(&mut self) -> Result<()> {
         let mut args: Vec<OsString> = Vec::new();
+        let program = match &self.space {
+            Some(space) => {
+                args.extend(["netns", "exec", space, "env"].map(OsString::from));
+                "ip"
+            }
+            None => "env",
+        };
         args.extend(self.environment.iter().map(|(key, value)| OsString::from(format!("{key}={value}"))));
         args.push(binary()?.into());
         args.extend(["--socket".into(), self.socket().into(), "serve".into(), "--config".into()]);
         args.push(self.folder.path().join("ioplane.toml").into());
         // A dead daemon leaves its socket behind; it must not look alive.
         let _ = std::fs::remove_file(self.socket());
-        let mut process = Process::start("env", &args, &self.folder.path().join("daemon.log"))?;
+        let mut process = Process::start(program, &args, &self.folder.path().join("daemon.log"))?;
         let end = Instant::now() + START;
         while UnixStream::connect(self.socket()).is_err() || self.cli(&["status"]).is_err() {
             process.still_runs().context("start ioplane serve")?;

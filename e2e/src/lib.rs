@@ -18,6 +18,7 @@ pub mod accelerator;
 pub mod agent;
 pub mod assets;
 pub mod batching;
+pub mod cable;
 pub mod clustering;
 pub mod daemon;
 pub mod exchange;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 
 /// Runs `ip` with these words.
-fn ip(words: &str) -> Result<()> {
+pub(crate) fn ip(words: &str) -> Result<()> {
     let output = Command::new("ip").args(words.split(' ')).output().context("run ip")?;
     ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())

@@ -14,7 +14,7 @@ use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, Clien
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
-/// The metadata context by which an import of ours says whose connection this is, and how often it has been made:
+/// The metadata context by which an import of ours says whose connection this is, and how often it was tried:
 /// `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`. An exporter of ours selects it when the connections of older sessions of the holder, and older ones of the
 /// channel, are read no more and all that was begun for them has ended; never after a later session has come. Without `=` it is selected at once, and claims
 /// nothing: the exporter knows of epochs.

@@ -9,7 +9,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
@@ -42,6 +42,8 @@ pub(super) struct Keeper {
     channel: String,
     report: AsyncFd<Arc<OwnedFd>>,
     generation: u32,
+    /// Of the last attempt: each is another one, since the exporter may have heard of one that came to nothing.
+    epoch: AtomicU32,
     /// How long to wait before the next attempt.
     delay: Duration,
     violations: u32,
@@ -61,7 +63,8 @@ impl Keeper {
     pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: String) -> std::io::Result<Self> {
         let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
-        Ok(Keeper { link, shared, channel, report, generation: 0, delay, violations, last_violation })
+        let epoch = AtomicU32::new(0);
+        Ok(Keeper { link, shared, channel, report, generation: 0, epoch, delay, violations, last_violation })
     }
 
     /// Until the channel is dropped. `first`: a connection that has been made already.
@@ -232,7 +235,8 @@ impl Keeper {
     async fn attempt(&self) -> Result<Reached, Attempt> {
         self.turn().await;
         let shared = &self.shared;
-        let epoch = format!("{EPOCH}={}/{}", self.channel, self.generation + 1);
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        let epoch = format!("{EPOCH}={}/{epoch}", self.channel);
         let reached = reach(&shared.options, epoch).await;
         let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
         if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
