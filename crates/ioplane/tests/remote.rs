@@ -136,10 +136,12 @@ fn an_exporter_that_stops_answering_is_a_network_failure_and_nothing_fails() {
 #[test]
 fn requests_fail_after_the_time_that_was_asked_for_and_are_served_again() {
     let port = free_port();
-    let config = format!(
-        "[[core]]\n[[export]]\nname = \"data\"\nmemory = \"1M\"\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    );
-    let mut exporter = daemon(&config);
+    let mut exporter = TestDaemon::new_beside_the_build("");
+    let image = exporter.image("data.img", 1 << 20);
+    exporter.configure(&format!(
+        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+    ));
+    exporter.start();
     let uri = format!("nbd://127.0.0.1:{port}/data");
     let importer = daemon(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = {uri:?}\ntimeout_s = 1\n"));
     let mut guest = daemon::reader::Reader::connect(&importer, "data");
@@ -154,6 +156,68 @@ fn requests_fail_after_the_time_that_was_asked_for_and_are_served_again() {
     importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "connected");
     guest.submit(1);
     guest.wait(1);
+}
+
+/// The exporter's own disk hangs. Its importer dies and comes back, and is kept out, since what it had begun has not ended; others are served,
+/// and the export can be taken away.
+#[test]
+fn a_disk_that_hangs_keeps_out_its_own_importer_and_nobody_else() {
+    let [below, above] = [free_port(), free_port()];
+    let export = |name: &str, what: &str, port: u16| {
+        format!("[[export]]\nname = {name:?}\n{what}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n")
+    };
+    let bottom = daemon(&("[[core]]\n".to_owned() + &export("data", "memory = \"1M\"", below)));
+    let exporter = daemon(
+        &("[[core]]\n".to_owned()
+            + &export("data", &format!("remote = \"nbd://127.0.0.1:{below}/data\""), above)
+            + &export("other", "memory = \"1M\"", above)),
+    );
+    let uri = |name: &str| format!("nbd://127.0.0.1:{above}/{name}");
+    let mut importer = daemon(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = {:?}\n", uri("data")));
+    let mut guest = daemon::reader::Reader::connect(&importer, "data");
+    guest.submit(1);
+    guest.wait(1);
+    bottom.signal("STOP");
+    guest.submit(4);
+    exporter.until(|| exporter.json(&["publish", "show", "data"])["connections"] == 1);
+    importer.kill9();
+    importer.start();
+    let _again = daemon::reader::Reader::connect(&importer, "data");
+    let said = importer.cli(&["disk", "add", "other", "--remote", &uri("other")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut other = daemon::reader::Reader::connect(&importer, "other");
+    other.submit(1);
+    other.wait(1);
+    let said = exporter.cli(&["publish", "remove", "data", "--force"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    bottom.signal("CONT");
+}
+
+#[test]
+fn another_image_under_the_same_name_is_another_disk() {
+    let port = free_port();
+    let exporter = daemon("[[core]]\n");
+    let image = exporter.image("data.img", 1 << 20).display().to_string();
+    let listen = format!("127.0.0.1:{port}");
+    let publish = || {
+        let said =
+            exporter.cli(&["publish", "disk", "data", "--path", &image, "--listen", &listen, "--plain"]);
+        said.code == 0
+    };
+    assert!(publish());
+    let importer =
+        daemon(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = \"nbd://{listen}/data\"\n"));
+    let mut guest = daemon::reader::Reader::connect(&importer, "data");
+    guest.submit(1);
+    guest.wait(1);
+    assert_eq!(exporter.cli(&["publish", "remove", "data", "--force"]).code, 0);
+    std::fs::remove_file(&image).unwrap();
+    exporter.image("other.img", 1 << 20);
+    exporter.image("data.img", 1 << 20);
+    exporter.until(publish);
+    importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "stopped");
+    let shown = importer.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("another disk under this name"), "{shown}");
 }
 
 #[test]

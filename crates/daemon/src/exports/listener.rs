@@ -17,8 +17,8 @@ use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
 const HANDSHAKES: usize = 64;
-/// How long one may take. Longer than what an older connection of the same client has in flight on a slow disk.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long one may take: as long as a client of ours waits.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// After an error of `accept`, which most often is a lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 

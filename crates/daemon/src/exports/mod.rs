@@ -54,8 +54,8 @@ fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
     Refusal::failed(error.to_string(), "see the log of the daemon")
 }
 
-/// What an importer has to know again to trust that the writes which were acknowledged are still there: this boot of the host and the image, since what the
-/// kernel has taken survives this process; for all else this start of the export.
+/// `IMAGE@BOOT`: another image is another disk, and on another boot of the host writes that were acknowledged and not flushed may be gone. What the kernel
+/// has taken survives this process. What has no image, a disk in memory, is another one after each start.
 fn instance(opened: &Opened) -> Result<String, Refusal> {
     let read = |file: &str| {
         let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/random").join(file));
@@ -63,10 +63,8 @@ fn instance(opened: &Opened) -> Result<String, Refusal> {
             Refusal::failed(format!("/proc/sys/kernel/random/{file}: {error}"), "is /proc mounted?")
         })
     };
-    match &opened.image {
-        Some(image) => Ok(format!("{}-{image}", read("boot_id")?)),
-        None => read("uuid"),
-    }
+    let image = opened.image.map_or_else(|| read("uuid"), |image| Ok(image.to_string()))?;
+    Ok(format!("{image}@{}", read("boot_id")?))
 }
 
 impl PublishedDisk {
@@ -155,7 +153,7 @@ impl Service<PublishedDisk> for ServedExport {
         if !force && self.in_use().await {
             let count = self.door.published().connections();
             return Err(Refusal::conflict(
-                format!("clients use it, by {count} connections"),
+                format!("clients use it: {count} connections are open"),
                 "disconnect them first, or give --force: their requests then fail or wait",
             ));
         }

@@ -41,7 +41,7 @@ impl ChannelEpoch {
             channel: channel.parse().ok()?,
             epoch: epoch.parse().ok()?,
         };
-        (parts.next().is_none() && !client.holder.is_empty()).then_some(client)
+        (parts.next().is_none() && (1..=LONGEST_HOLDER).contains(&client.holder.len())).then_some(client)
     }
 }
 
@@ -70,6 +70,8 @@ pub struct Look {
 struct Holder {
     session: u64,
     channels: HashMap<u32, Known>,
+    /// Of older sessions and epochs: what they have begun has not ended yet.
+    older: QueueSet,
 }
 
 /// One of its channels.
@@ -81,7 +83,7 @@ struct Known {
 
 impl Holder {
     fn queues(&self) -> impl Iterator<Item = u16> {
-        self.channels.values().filter_map(|known| known.queue)
+        self.channels.values().filter_map(|known| known.queue).chain(self.older.iter().copied())
     }
 }
 
@@ -92,7 +94,11 @@ struct Owner {
 }
 
 /// Holders, and channels of each, that are remembered; beyond that those without a connection are forgotten.
-const MOST_KNOWN: usize = 1024;
+const MOST_KNOWN: usize = 256;
+/// Longest name of a holder.
+const LONGEST_HOLDER: usize = 64;
+/// How long a client waits for what older connections have begun. It asks again; others are served meanwhile.
+const FENCE: Duration = Duration::from_secs(3);
 
 /// Owns `running` until it is stopped, or nobody can ask any more.
 pub fn start(
@@ -114,7 +120,7 @@ impl Owner {
                     let name = &self.running.info().name;
                     tracing::info!(export = name, queue = ended.queue, end = ?ended.end, "a client's connection has ended");
                     self.forget(ended.queue);
-                    self.drain(QueueSet::from([ended.queue])).await;
+                    self.drain(&QueueSet::from([ended.queue])).await;
                 }
                 ask = asked.recv() => match ask {
                     None => break None,
@@ -122,6 +128,8 @@ impl Owner {
                     Some(Ask::Look(answer)) => {
                         let _ = answer.send(self.look());
                     }
+                    // Who has given up meanwhile asks anew.
+                    Some(Ask::Fence { answer, .. }) if answer.is_closed() => {}
                     Some(Ask::Fence { client, answer }) => {
                         let newest = self.fence(client).await;
                         let _ = answer.send(newest);
@@ -133,8 +141,8 @@ impl Owner {
             }
         };
         self.stop().await;
-        // The image is closed, and its lock given back, before anybody hears of it.
-        drop(self);
+        // The image is closed, and its lock given back, before anybody hears of it. That may wait for its last I/O.
+        tokio::task::block_in_place(|| drop(self));
         if let Some(answer) = stopped {
             let _ = answer.send(());
         }
@@ -159,7 +167,9 @@ impl Owner {
                 .map_err(|error| error.to_string()),
         };
         let started = connected.and_then(|queue| {
-            let started = self.running.start(&QueueSet::from([queue]), &self.placement);
+            // Waits for I/O that an earlier use of the backing has left behind.
+            let start = || self.running.start(&QueueSet::from([queue]), &self.placement);
+            let started = tokio::task::block_in_place(start);
             if started.is_err() {
                 self.running.device_mut().close(queue);
             }
@@ -168,6 +178,8 @@ impl Owner {
         match started {
             Ok(queue) => {
                 tracing::info!(export = name, queue, "a client has connected");
+                // Who had it before is gone.
+                self.forget(queue);
                 if let Some(known) = client.and_then(|client| self.known(&client)) {
                     known.queue = Some(queue);
                 }
@@ -189,40 +201,47 @@ impl Owner {
         if self.holders.len() >= MOST_KNOWN {
             self.holders.retain(|_, holder| holder.queues().next().is_some());
         }
-        let holder = self.holders.entry(name).or_default();
-        let older: QueueSet = match session.cmp(&holder.session) {
+        let holder = self.holders.entry(name.clone()).or_default();
+        match session.cmp(&holder.session) {
             Ordering::Less => return false,
             Ordering::Greater => {
                 let older = holder.queues().collect();
-                *holder = Holder { session, channels: HashMap::new() };
-                older
+                *holder = Holder { session, channels: HashMap::new(), older };
             }
             Ordering::Equal => match holder.channels.get_mut(&channel) {
                 Some(known) if known.epoch >= epoch => return false,
-                Some(known) => known.queue.take().into_iter().collect(),
-                None => QueueSet::new(),
+                Some(known) => holder.older.extend(known.queue.take()),
+                None => {}
             },
-        };
+        }
         if holder.channels.len() >= MOST_KNOWN {
             holder.channels.retain(|_, known| known.queue.is_some());
         }
         holder.channels.insert(channel, Known { epoch, queue: None });
+        let older = holder.older.clone();
         older.iter().for_each(|queue| self.running.device_mut().close(*queue));
-        self.drain(older).await;
-        true
+        // A disk that does not answer keeps this client out, and nobody else.
+        let ended = tokio::time::timeout(FENCE, self.drain(&older)).await.is_ok();
+        if let (true, Some(holder)) = (ended, self.holders.get_mut(&name)) {
+            holder.older = QueueSet::new();
+        }
+        ended
     }
 
     fn forget(&mut self, queue: u16) {
-        let mut channels = self.holders.values_mut().flat_map(|holder| holder.channels.values_mut());
-        if let Some(known) = channels.find(|known| known.queue == Some(queue)) {
-            known.queue = None;
+        for holder in self.holders.values_mut() {
+            holder.older.remove(&queue);
+            let of_it = holder.channels.values_mut().find(|known| known.queue == Some(queue));
+            if let Some(known) = of_it {
+                known.queue = None;
+            }
         }
     }
 
     /// Until everything that these queues have begun has ended, and their connections are closed.
-    async fn drain(&mut self, queues: QueueSet) {
-        self.running.drain(&queues);
-        self.running.stopped(&queues).await;
+    async fn drain(&mut self, queues: &QueueSet) {
+        self.running.drain(queues);
+        self.running.stopped(queues).await;
     }
 
     async fn stop(&mut self) {

@@ -19,6 +19,11 @@ pub const INSTANCE: &str = "ioplane:instance";
 /// channel, are read no more and all that was begun for them has ended; never after a later session has come. Without `=` it is selected at once, and claims
 /// nothing: the exporter knows of epochs.
 pub const EPOCH: &str = "ioplane:epoch";
+/// Of an instance `IMAGE@START` the image: another one is another disk. Empty if the instance says none.
+pub(super) fn image_of(instance: &str) -> &str {
+    instance.rsplit_once('@').map_or("", |(image, _)| image)
+}
+
 /// Longest name of an instance.
 const LONGEST_INSTANCE: usize = 128;
 

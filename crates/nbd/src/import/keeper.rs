@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::Shared;
-use super::connect::{EPOCH, Reached, reach};
+use super::connect::{Reached, image_of, reach};
 use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
@@ -39,7 +39,7 @@ pub(super) struct Keeper {
     pub link: Arc<Link>,
     pub shared: Arc<Shared>,
     /// What the exporter knows the channel by.
-    channel: String,
+    channel: u32,
     report: AsyncFd<Arc<OwnedFd>>,
     generation: u32,
     /// Of the last attempt: each is another one, since the exporter may have heard of one that came to nothing.
@@ -60,7 +60,7 @@ enum Attempt {
 
 impl Keeper {
     /// Must be called in a runtime.
-    pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: String) -> std::io::Result<Self> {
+    pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: u32) -> std::io::Result<Self> {
         let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
         let epoch = AtomicU32::new(0);
@@ -235,9 +235,8 @@ impl Keeper {
     async fn attempt(&self) -> Result<Reached, Attempt> {
         self.turn().await;
         let shared = &self.shared;
-        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let epoch = format!("{EPOCH}={}/{epoch}", self.channel);
-        let reached = reach(&shared.options, epoch).await;
+        let attempt = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        let reached = reach(&shared.options, shared.epoch(self.channel, attempt)).await;
         let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
         if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
             let why = "the exporter has not confirmed that older requests of this connection are done with";
@@ -250,6 +249,12 @@ impl Keeper {
         match (known.as_deref(), &reached.instance) {
             (Some(_), None) => {
                 return Err(Attempt::Failed("the server does not say which instance it is".into()));
+            }
+            (Some(known), Some(now)) if image_of(known) != image_of(now) => {
+                return Err(Attempt::Stop(format!(
+                    "the exporter has another disk under this name ({now}, was {known}): put the old one back, or shut the guest \
+                     down and add the disk again"
+                )));
             }
             (Some(known), Some(now)) if known != now => {
                 if shared.writes.dirty() {

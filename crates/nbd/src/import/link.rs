@@ -59,6 +59,8 @@ pub(super) fn add(counter: &AtomicU64, n: u64) {
 pub(super) struct Writes {
     acknowledged: AtomicU64,
     durable: AtomicU64,
+    /// A channel has gone before all of its requests were answered.
+    unanswered: AtomicBool,
 }
 
 impl Writes {
@@ -77,6 +79,16 @@ impl Writes {
     /// A flush has succeeded that covers all up to `mark`.
     pub fn flushed(&self, mark: u64) {
         self.durable.fetch_max(mark, Ordering::Relaxed);
+    }
+
+    /// A channel goes, and the server may still carry out what it had in flight.
+    pub fn leave_unanswered(&self) {
+        self.unanswered.store(true, Ordering::Release);
+    }
+
+    /// Whether one has gone so since the last call.
+    pub fn take_unanswered(&self) -> bool {
+        self.unanswered.swap(false, Ordering::AcqRel)
     }
 
     /// Whether acknowledged writes could be lost by a power cut of the server.

@@ -15,7 +15,7 @@
 
 #![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -75,7 +75,7 @@ struct Shared {
     facts: Facts,
     instance: ArcSwapOption<String>,
     /// What tells this use of the export from earlier ones by the same holder, and the number of the next channel.
-    session: u64,
+    session: AtomicU64,
     next: AtomicU32,
     /// The exporter confirms epochs ([`EPOCH`]).
     fenced: bool,
@@ -104,7 +104,7 @@ impl Import {
         let shared = Shared {
             facts: reached.facts,
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
-            session: since_1970(),
+            session: AtomicU64::new(since_1970()),
             next: AtomicU32::new(0),
             fenced: reached.fenced,
             writes: Arc::default(),
@@ -149,6 +149,19 @@ fn since_1970() -> u64 {
 }
 
 impl Shared {
+    /// What the exporter is asked to confirm for a connection: that nothing older is under way.
+    fn epoch(&self, channel: u32, attempt: u32) -> String {
+        let session = self.session.load(Ordering::Acquire);
+        format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder)
+    }
+
+    /// From now on this is a later use of the export than before.
+    fn begin_session(&self) {
+        let now = since_1970();
+        let later = |before: u64| Some(now.max(before + 1));
+        let _ = self.session.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
+    }
+
     /// Whether requests that may have been carried out are sent again.
     fn replays(&self) -> bool {
         let fenced = self.options.fence.is_some() && self.instance.load().is_some();
@@ -199,9 +212,12 @@ impl Backing for Import {
         let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone())
             .map_err(os)?;
         let _runtime = self.runtime.enter();
+        // What an earlier channel has left to the server must not land behind what this one asks for: all that is older is fenced off.
+        if shared.writes.take_unanswered() {
+            shared.begin_session();
+        }
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let channel = format!("{}/{}/{number}", shared.options.holder, shared.session);
-        let keeper = Keeper::new(link.clone(), shared.clone(), channel).map_err(os)?;
+        let keeper = Keeper::new(link.clone(), shared.clone(), number).map_err(os)?;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.runtime.spawn(keeper.run(spare));
         shared.links.rcu(|links| {

@@ -260,6 +260,7 @@ impl ImportChannel {
 
     /// The queue leaves for good: nothing of it may store into guest memory any more.
     fn abandon(&mut self) {
+        self.link.writes.leave_unanswered();
         if let Some(connection) = &self.connection {
             connection.socket.finish();
             self.link.leave();
