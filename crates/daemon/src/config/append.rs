@@ -322,7 +322,7 @@ listen = "127.0.0.1:10809"
 plain = true
 connections = 4
 socket = "/run/data-nbd.sock"
-core = 0
+core = 3
 "#;
 
     #[test]
