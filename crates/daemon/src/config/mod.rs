@@ -109,7 +109,7 @@ impl Config {
                 Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]".to_owned(),
             }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
