@@ -66,7 +66,7 @@ pub fn run(config: &Path, json: bool) -> Result<ExitCode> {
 
 fn text(checked: &Checked) -> String {
     let Checked { file, counts, missing, warnings } = checked;
-    let names = ["core", "pool", "group", "disk", "switch", "NIC", "PCI function"];
+    let names = ["core", "pool", "group", "disk", "switch", "NIC", "PCI function", "export"];
     let counts = counts.iter().zip(names).filter(|(count, _)| **count > 0);
     let counts = counts.map(|(count, name)| match (count, name) {
         (1, _) => format!("1 {name}"),

@@ -191,7 +191,10 @@ impl StatusReport {
             self.functions.iter().map(|one| ("pci", &one.name, &one.error, &one.remedy, one.retry));
         let switches =
             self.switches.iter().map(|one| ("switch", &one.name, &one.error, &one.remedy, one.retry));
-        let failures = disks.chain(nics).chain(functions).chain(switches).filter_map(|one| {
+        let exports =
+            self.exports.iter().map(|one| ("export", &one.name, &one.error, &one.remedy, one.retry));
+        let all = disks.chain(nics).chain(functions).chain(switches).chain(exports);
+        let failures = all.filter_map(|one| {
             let (kind, name, error, remedy, retry) = one;
             let (error, remedy) = (error.clone()?, remedy.clone().unwrap_or_default());
             Some(FailureReport { kind: kind.to_owned(), name: name.clone(), error, remedy, retry })

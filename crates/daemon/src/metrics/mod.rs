@@ -14,6 +14,7 @@ mod families;
 mod function;
 mod network;
 mod process;
+mod remote;
 
 use std::sync::Arc;
 
@@ -59,6 +60,7 @@ impl Collector for Scrape {
         disk::write(status, families)?;
         network::write(status, families)?;
         function::write(status, families)?;
+        remote::write(status, families)?;
         queues(status, families)?;
         vms(status, families)?;
         failures(status, families)?;

@@ -177,6 +177,9 @@ pub fn status(status: &StatusReport) -> String {
         text.push_str(&format!("\n{}", groups(&status.groups)));
     }
     text.push_str(&pci::status(status));
+    if !status.exports.is_empty() {
+        text.push_str(&format!("\n{}", exports(&status.exports)));
+    }
     text.push_str(&format!("\n{}", cores(&status.cores)));
     text
 }
