@@ -188,7 +188,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "the name \".x\" begins with a sign".into(),
             name.into(),
         ),
-        (disk(""), 2, "neither path nor memory".into(), "give path = \"IMAGE\" or memory = \"64M\"".into()),
+        (disk(""), 2, "neither path nor memory nor remote".into(), "give path = \"IMAGE\", memory = \"64M\" or remote = \"nbd://HOST/EXPORT\"".into()),
         (disk("path = \"a.img\"\nmemory = 512"), 5, "both path and memory".into(), "give one of them".into()),
         (
             disk("memory = \"64X\""),
