@@ -35,6 +35,12 @@ impl Configuration {
         self
     }
 
+    /// An export, for clients of this host at `socket`. `keys` are the lines of its table that say what it is, at least `memory` or `path`.
+    pub fn export(mut self, name: &str, socket: &Path, keys: &str) -> Self {
+        let _ = writeln!(self.devices, "\n[[export]]\nname = {name:?}\nsocket = {socket:?}\n{keys}");
+        self
+    }
+
     /// A group of devices. `keys` are the lines of its table, weight and limits.
     pub fn group(mut self, name: &str, keys: &str) -> Self {
         let _ = writeln!(self.devices, "\n[[group]]\nname = {name:?}\n{keys}");

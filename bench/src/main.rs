@@ -10,9 +10,11 @@ mod elvis;
 mod exitless;
 mod guest;
 mod lan;
+mod measured;
 mod mode;
 mod neighbour;
 mod network;
+mod remote;
 mod served;
 
 use std::path::PathBuf;
@@ -43,6 +45,8 @@ enum Name {
     Neighbour(neighbour::Options),
     /// I/O cores: idle queues, first requests, slow loads, square waves, limits, moves, greedy neighbours, a file against qemu-storage-daemon.
     Core(core::Options),
+    /// A disk in another daemon's memory, imported over NBD: against a disk of the same daemon, and against qemu-nbd.
+    Remote(remote::Options),
     /// Judges the JSON of runs by the table of goals; fails when one falls below its floor.
     Judge {
         /// What `script/bench NAME --json` printed; of any benchmark
@@ -131,6 +135,10 @@ fn measure(name: Name) -> Result<()> {
         }
         Name::Core(options) => {
             let report = core::run(&options)?;
+            (options.json, report.json(), report.table())
+        }
+        Name::Remote(options) => {
+            let report = remote::run(&options)?;
             (options.json, report.json(), report.table())
         }
         Name::Judge { runs } => return judge(&runs),

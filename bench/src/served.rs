@@ -1,5 +1,7 @@
 //! A process that serves over vhost-user: started, frozen while another one is measured, and ended.
 
+use std::fmt::Display;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -58,7 +60,7 @@ impl Place {
         let child = child
             .with_context(|| format!("starting {program}: are it and setpriv (util-linux) installed?"))?;
         self.room.take(child.id());
-        Ok(Served { child, log: log.to_path_buf() })
+        Ok(Served { child, log: log.to_path_buf(), server: None })
     }
 }
 
@@ -66,23 +68,42 @@ impl Place {
 pub struct Served {
     child: Child,
     log: PathBuf,
+    /// The one whose disk it serves, if that is not its own.
+    server: Option<Box<Served>>,
 }
 
 impl Served {
+    /// With `server`, whose disk it serves: charged, frozen and ended with it.
+    pub fn of(mut self, server: Served) -> Self {
+        self.server = Some(Box::new(server));
+        self
+    }
+
     /// The processes whose processor time is the backend's.
     pub fn pids(&self) -> Vec<u32> {
-        vec![self.child.id()]
+        let mut pids = vec![self.child.id()];
+        pids.extend(self.server.iter().flat_map(|server| server.pids()));
+        pids
     }
 
     /// Waits until the socket is there.
     pub fn await_socket(&mut self, socket: &Path) -> Result<()> {
+        self.await_listener(&socket.display(), || ioplane_testkit::front::listens(socket))
+    }
+
+    /// Waits until somebody accepts connections at `address`.
+    pub fn await_tcp(&mut self, address: SocketAddr) -> Result<()> {
+        self.await_listener(&address, || TcpStream::connect(address).is_ok())
+    }
+
+    fn await_listener(&mut self, at: &dyn Display, listens: impl Fn() -> bool) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(10);
-        while !ioplane_testkit::front::listens(socket) {
+        while !listens() {
             if let Some(status) = self.child.try_wait()? {
                 bail!("the backend ended with {status} before it listened:\n{}", self.log_tail());
             }
             if Instant::now() > until {
-                bail!("the backend does not listen at {} after 10 s:\n{}", socket.display(), self.log_tail());
+                bail!("the backend does not listen at {at} after 10 s:\n{}", self.log_tail());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -93,16 +114,22 @@ impl Served {
     pub fn log_tail(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        let mut tail = lines[lines.len().saturating_sub(20)..].join("\n");
+        if let Some(server) = &self.server {
+            tail = format!("{tail}\nits server:\n{}", server.log_tail());
+        }
+        tail
     }
 
     /// Stops its threads where they are. Only with nothing in flight.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
+        self.server.iter().for_each(|server| server.freeze());
     }
 
     /// Lets them go on.
     pub fn thaw(&self) {
+        self.server.iter().for_each(|server| server.thaw());
         self.signal(Signal::CONT);
     }
 

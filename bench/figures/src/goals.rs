@@ -380,6 +380,41 @@ pub const GOALS: &[Goal] = &[
         AtMost(200.0),
         Some(AtMost(200.0)),
     ),
+    goal(
+        "remote",
+        "remote_vs_local",
+        "a disk in the memory of another daemon over NBD (TCP, loopback, importer and exporter on one processor) against one in memory of the same daemon: 4 KiB reads, depth 32, requests per second",
+        AtLeast(0.95),
+        None,
+    ),
+    goal(
+        "remote",
+        "remote_vs_local_limited",
+        "the same where both disks take 50,000 requests per second",
+        AtLeast(0.95),
+        None,
+    ),
+    goal(
+        "remote",
+        "remote_vs_qemu_nbd",
+        "the same against the same importer with qemu-nbd as the exporter (unequal work: a copy in memory against system calls on tmpfs; no issue names a bound: 1 is ours)",
+        AtLeast(1.0),
+        None,
+    ),
+    goal(
+        "remote",
+        "qd1_extra_us",
+        "median latency of a 4 KiB read from another daemon's memory, less a TCP ping-pong of the same bytes, less the same read of a local disk, us",
+        AtMost(30.0),
+        None,
+    ),
+    goal(
+        "remote",
+        "per_cpu_vs_qemu_nbd",
+        "requests per CPU second of importer, exporter and kernel threads, depth 32, against qemu-storage-daemon and qemu-nbd (closed loop; the same unequal work)",
+        AtLeast(1.3),
+        None,
+    ),
 ];
 
 /// In place of a figure: it was measured, and the noise was too much for a number.

@@ -5,10 +5,10 @@ use ioplane_figures::report::median;
 
 use super::drive::{Flow, drive, ns};
 use super::offered::Offered;
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, SECOND};
 use crate::exitless::load::BLOCK;
+use crate::measured::Figure;
 
 /// Devices, each of a guest with memory of its own.
 const DEVICES: u16 = 8;

@@ -15,7 +15,6 @@ use ioplane_testkit::driver::{DiskPlan, Shape};
 
 use super::drive::{Completion, Flow, drive, drive_and_watch, ns, rate};
 use super::offered::{Arrivals, Offered};
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::taken::Taken;
 use super::{Bench, ROUNDS, SECOND};
@@ -23,6 +22,7 @@ use crate::daemon::Configuration;
 use crate::exitless::backend::Backing;
 use crate::exitless::load::BLOCK;
 use crate::guest::{Form, Guest};
+use crate::measured::Figure;
 
 const MODEST: usize = 7;
 const GUESTS: f64 = MODEST as f64 + 1.0;

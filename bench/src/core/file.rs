@@ -6,12 +6,12 @@ use ioplane_testkit::driver::DiskOp;
 use serde_json::{Map, json};
 
 use super::Bench;
-use super::report::Figure;
 use crate::exitless::backend::Backend;
 use crate::exitless::ioplane::Ioplane;
 use crate::exitless::load::{Load, Outcome, Scatter, Waiting};
 use crate::exitless::qsd::{Aio, Qsd};
 use crate::exitless::session::Session;
+use crate::measured::Figure;
 
 const DEPTH: u16 = 32;
 

@@ -9,11 +9,11 @@ use ioplane_testkit::driver::{DiskPlan, Shape};
 
 use super::drive::{Flow, drive, rate};
 use super::offered::Offered;
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, Mode};
 use crate::exitless::load::BLOCK;
 use crate::guest::Form;
+use crate::measured::Figure;
 
 /// Queues of an idle disk. A daemon has at most 512 clients, so 1,000 queues need disks with several.
 pub const QUEUES: u16 = 8;

@@ -5,12 +5,12 @@ use ioplane_testkit::driver::{DiskPlan, Shape};
 
 use super::drive::{Completion, Flow, drive};
 use super::offered::Offered;
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, SECOND};
 use crate::daemon::Configuration;
 use crate::exitless::load::BLOCK;
 use crate::guest::Form;
+use crate::measured::Figure;
 
 /// The whole burst is used up after it, ns.
 const WARM: u64 = SECOND / 2;

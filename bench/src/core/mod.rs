@@ -15,7 +15,6 @@ mod idle;
 mod limits;
 mod moving;
 mod offered;
-mod report;
 mod stage;
 mod taken;
 mod turns;
@@ -28,9 +27,9 @@ use anyhow::{Result, ensure};
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 
 use crate::exitless::{Folders, qsd};
+use crate::measured::{Figure, Report};
 use crate::mode::Mode;
 use crate::served::{Place, ioplane};
-use report::{FIGURES, Figure, Report};
 
 /// ns.
 pub const SECOND: u64 = 1_000_000_000;
@@ -40,6 +39,28 @@ pub const ROUNDS: u32 = 6;
 
 /// What is measured unless `--mode` says otherwise: the goals are those of cores that adapt by themselves.
 const MODE: Mode = Mode::Adaptive;
+
+/// Keys of `figures`.
+pub const FIGURES: [&str; 18] = [
+    "idle_cpu_percent",
+    "idle_queues_loss_percent",
+    "idle_queue_bytes",
+    "wakeup_ratio",
+    "slow_load_cpu_ratio",
+    "square_wave_min_ratio",
+    "min_share_ratio",
+    "core_bound_share_ratio",
+    "backing_bound_share_ratio",
+    "weight_error_percent",
+    "modest_p99_ratio",
+    "core_bound_p99_ratio",
+    "backing_bound_p99_ratio",
+    "limit_error_percent",
+    "limit_excess_requests",
+    "move_pause_us",
+    "file_depth32_per_cpu_vs_qsd",
+    "devices8_ratio",
+];
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -175,7 +196,7 @@ pub fn run(options: &Options) -> Result<Report> {
         binary: ioplane()?,
         folders: Folders::new(options.directory.as_deref())?,
     };
-    let mut report = Report::default();
+    let mut report = Report::new("core", &FIGURES);
     let mut setup = |key: &str, value: serde_json::Value| report.setup.insert(key.into(), value);
     setup("mode", bench.mode.word().into());
     setup("idle_queues", bench.pace.idle_queues.into());
@@ -196,7 +217,16 @@ pub fn run(options: &Options) -> Result<Report> {
 
 #[cfg(test)]
 mod tests {
+    use ioplane_figures::goals::GOALS;
+
     use super::*;
+
+    #[test]
+    fn every_goal_of_this_benchmark_has_a_figure() {
+        for goal in GOALS.iter().filter(|goal| goal.bench == "core") {
+            assert!(FIGURES.contains(&goal.figure), "{}", goal.figure);
+        }
+    }
 
     #[test]
     fn every_figure_has_a_measurement() {

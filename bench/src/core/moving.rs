@@ -13,10 +13,10 @@ use ioplane_figures::report::median;
 use super::Bench;
 use super::drive::{Completion, Flow, drive};
 use super::offered::Offered;
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use crate::daemon::Configuration;
 use crate::exitless::load::BLOCK;
+use crate::measured::Figure;
 
 /// Requests in flight.
 const DEPTH: u16 = 32;

@@ -10,11 +10,11 @@ use serde_json::{Map, json};
 
 use super::drive::{Flow, drive, ns};
 use super::offered::{Arrivals, Offered, SquareWave};
-use super::report::Figure;
 use super::stage::{FORM, Stage};
 use super::{Bench, Mode};
 use crate::exitless::load::{BLOCK, SECTORS};
 use crate::guest::{Guest, PATIENCE};
+use crate::measured::Figure;
 
 /// Silence before a first request: twice as long as a polled core polls an idle queue.
 const SILENCE: Duration = Duration::from_millis(100);

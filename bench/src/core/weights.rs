@@ -7,11 +7,11 @@ use ioplane_figures::machine::Books;
 
 use super::drive::{Flow, drive};
 use super::offered::Offered;
-use super::report::Figure;
 use super::stage::Stage;
 use super::{Bench, ROUNDS};
 use crate::daemon::Configuration;
 use crate::guest::Form;
+use crate::measured::Figure;
 use ioplane_testkit::driver::{DiskPlan, Shape};
 
 const WEIGHTS: [u32; 3] = [1, 2, 4];

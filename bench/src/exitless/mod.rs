@@ -47,7 +47,7 @@ const SLOTS: u16 = 128;
 const SHAPE: Shape = Shape::Indirect;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 /// A round in which others used more of a processor than this is repeated, as often as the pace allows.
-const FOREIGN: f64 = 0.15;
+pub const FOREIGN: f64 = 0.15;
 /// The peer before its way to serve memory is known.
 const QSD: Qsd = Qsd { memory: Aio::UringDirect, file: Aio::UringDirect, poll_max_ns: None };
 /// How much cheaper than O_DIRECT with io_uring another way of the peer must be on memory to be taken.

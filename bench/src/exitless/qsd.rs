@@ -27,7 +27,7 @@ impl Aio {
     /// Every way that might be the best on tmpfs.
     pub const ON_TMPFS: [Aio; 4] = [Aio::Threads, Aio::Uring, Aio::UringDirect, Aio::NativeDirect];
 
-    fn options(self) -> &'static str {
+    pub fn options(self) -> &'static str {
         match self {
             Aio::Threads => "aio=threads,cache.direct=off",
             Aio::Uring => "aio=io_uring,cache.direct=off",

@@ -1,0 +1,234 @@
+//! Who serves the disk: one daemon with a disk of its own, or an importer and an exporter with NBD between them.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::daemon::Configuration;
+use crate::exitless::backend::{Backend, Backing};
+use crate::exitless::qsd::Aio;
+use crate::mode::Mode;
+use crate::served::{Place, Served, ioplane};
+
+/// Requests per second of the limited disk.
+pub const LIMIT: u32 = 50_000;
+/// Of these may pass at once: a frozen disk saves no more of them than take 10 ms.
+const BURST: u32 = LIMIT / 100;
+/// What every exporter calls its disk.
+const EXPORT: &str = "data";
+const LIMITED: &str = "limited";
+
+/// What is between importer and exporter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wire {
+    Unix,
+    /// Over loopback.
+    Tcp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Importer {
+    Ioplane,
+    /// qemu-storage-daemon.
+    Qsd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exporter {
+    Ioplane,
+    /// qemu-nbd on a file of a tmpfs.
+    QemuNbd(Aio),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Local,
+    Remote(Importer, Wire, Exporter),
+}
+
+/// A way to serve the disk, with every I/O core of ioplane in one mode.
+#[derive(Debug, Clone)]
+pub struct Contender {
+    pub name: &'static str,
+    pub way: Way,
+    pub mode: Mode,
+    /// Whether the disk takes only [`LIMIT`] requests per second.
+    pub limited: bool,
+}
+
+/// Where an exporter listens.
+enum Listener {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Listener {
+    fn choose(wire: Wire, directory: &Path) -> Result<Self> {
+        Ok(match wire {
+            Wire::Unix => Listener::Unix(directory.join("nbd.sock")),
+            Wire::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
+        })
+    }
+
+    fn uri(&self) -> String {
+        match self {
+            Listener::Unix(path) => format!("nbd+unix:///{EXPORT}?socket={}", path.display()),
+            Listener::Tcp(address) => format!("nbd://{address}/{EXPORT}"),
+        }
+    }
+
+    fn wait(&self, served: &mut Served) -> Result<()> {
+        match self {
+            Listener::Unix(path) => served.await_socket(path),
+            Listener::Tcp(address) => served.await_tcp(*address),
+        }
+    }
+}
+
+impl Contender {
+    /// The keys of a disk or an export in memory, of a group that is limited if this one is.
+    fn memory(&self, backing: &Backing) -> String {
+        let group = if self.limited { format!("\ngroup = \"{LIMITED}\"") } else { String::new() };
+        format!("memory = \"{}\"{group}", backing.len())
+    }
+
+    fn configuration(&self) -> Configuration {
+        let configuration = Configuration::new(self.mode);
+        if self.limited {
+            return configuration.group(LIMITED, &format!("iops_limit = {LIMIT}\niops_burst = {BURST}"));
+        }
+        configuration
+    }
+
+    fn export(
+        &self,
+        exporter: Exporter,
+        at: &Listener,
+        backing: &Backing,
+        directory: &Path,
+        place: &Place,
+    ) -> Result<Served> {
+        match exporter {
+            Exporter::Ioplane => {
+                let (socket, listen) = match at {
+                    Listener::Unix(path) => (path.clone(), String::new()),
+                    Listener::Tcp(address) => {
+                        (directory.join("nbd.sock"), format!("\nlisten = \"{address}\"\nplain = true"))
+                    }
+                };
+                let keys = self.memory(backing) + &listen;
+                self.configuration().export(EXPORT, &socket, &keys).start(&ioplane()?, directory, place)
+            }
+            Exporter::QemuNbd(aio) => {
+                std::fs::create_dir_all(directory)?;
+                let mut command = Command::new("qemu-nbd");
+                command.args(["--persistent", "--shared=0", "--export-name", EXPORT]);
+                match at {
+                    Listener::Unix(path) => command.arg("--socket").arg(path),
+                    Listener::Tcp(address) => command.args([
+                        "--bind",
+                        &address.ip().to_string(),
+                        "--port",
+                        &address.port().to_string(),
+                    ]),
+                };
+                let (Backing::Memory { file, .. } | Backing::File { file, .. }) = backing;
+                let node = format!("driver=file,filename={},{}", file.display(), aio.options());
+                let options = if self.limited {
+                    command.args(["--object", &format!("throttle-group,id={LIMITED},x-iops-total={LIMIT}")]);
+                    let node = format!("file.{}", node.replace(',', ",file."));
+                    format!("driver=throttle,throttle-group={LIMITED},{node}")
+                } else {
+                    node
+                };
+                command.arg("--image-opts").arg(options);
+                place.spawn(&command, &directory.join("log"))
+            }
+        }
+    }
+
+    fn import(
+        &self,
+        importer: Importer,
+        from: &Listener,
+        socket: &Path,
+        directory: &Path,
+        place: &Place,
+    ) -> Result<Served> {
+        match importer {
+            Importer::Ioplane => {
+                let keys = format!("queue_size = 256\nremote = \"{}\"", from.uri());
+                let configuration = Configuration::new(self.mode).disk("bench", socket, &keys);
+                configuration.start(&ioplane()?, directory, place)
+            }
+            Importer::Qsd => {
+                let server = match from {
+                    Listener::Unix(path) => format!("server.type=unix,server.path={}", path.display()),
+                    Listener::Tcp(at) => {
+                        format!("server.type=inet,server.host={},server.port={}", at.ip(), at.port())
+                    }
+                };
+                let mut command = Command::new("qemu-storage-daemon");
+                command
+                    .arg("--blockdev")
+                    .arg(format!("driver=nbd,node-name=disk,export={EXPORT},{server}"))
+                    .args(["--object", "iothread,id=io"])
+                    .arg("--export")
+                    .arg(format!(
+                        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on,\
+                         num-queues=1,iothread=io",
+                        socket.display()
+                    ));
+                place.spawn(&command, &directory.join("log"))
+            }
+        }
+    }
+}
+
+impl Backend for Contender {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn start(&self, backing: &Backing, socket: &Path, directory: &Path, place: &Place) -> Result<Served> {
+        match self.way {
+            Way::Local => {
+                let keys = format!("queue_size = 256\n{}", self.memory(backing));
+                self.configuration().disk("bench", socket, &keys).start(&ioplane()?, directory, place)
+            }
+            Way::Remote(importer, wire, exporter) => {
+                let of_exporter = directory.join("exporter");
+                std::fs::create_dir_all(&of_exporter)?;
+                let listener = Listener::choose(wire, &of_exporter)?;
+                let mut server = self.export(exporter, &listener, backing, &of_exporter, place)?;
+                listener.wait(&mut server)?;
+                Ok(self.import(importer, &listener, socket, directory, place)?.of(server))
+            }
+        }
+    }
+
+    fn describe(&self, _: &Backing) -> String {
+        let core = format!("one {} core", self.mode.word());
+        let limit = if self.limited { format!(", {LIMIT} requests per second") } else { String::new() };
+        match self.way {
+            Way::Local => format!("memory (memfd), {core}{limit}"),
+            Way::Remote(importer, wire, exporter) => {
+                let importer = match importer {
+                    Importer::Ioplane => format!("ioplane, {core}"),
+                    Importer::Qsd => "qemu-storage-daemon, one iothread".into(),
+                };
+                let wire = match wire {
+                    Wire::Unix => "Unix socket",
+                    Wire::Tcp => "TCP over loopback",
+                };
+                let exporter = match exporter {
+                    Exporter::Ioplane => format!("ioplane, memory (memfd), {core}"),
+                    Exporter::QemuNbd(aio) => format!("qemu-nbd, file on tmpfs, {}", aio.options()),
+                };
+                format!("{importer} <- {wire} <- {exporter}{limit}")
+            }
+        }
+    }
+}

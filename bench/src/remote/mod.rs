@@ -1,0 +1,267 @@
+//! `remote`: a disk in the memory of another daemon, imported over NBD, against a disk of the daemon itself, and against QEMU's NBD programs.
+//!
+//! ```text
+//!   processor A: generator = driver side + vhost-user front end      processor B: one contender at a time, the others frozen
+//!                 |  its own memory, ring, eventfds for each  <------>  local:  ioplane
+//!                                                                       remote: importer <--NBD, loopback--> exporter
+//! ```
+//!
+//! Importer and exporter share processor B: what they cost together bounds the rate. Processor time is that of both processes and of all kernel
+//! threads. Ratios are medians over rounds in which each contender has a turn, with the interval of [`ioplane_figures::compare`].
+
+mod contender;
+mod ping;
+mod turns;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_figures::machine::{self, CpuRoom, Cpus};
+use ioplane_figures::report::{median, rounded};
+use serde_json::{Map, json};
+
+use crate::exitless::qsd::{self, Aio};
+use crate::exitless::{Folders, session::Session};
+use crate::measured::{Figure, Report};
+use crate::mode::Mode;
+use crate::served::Place;
+use contender::{Contender, Exporter, Importer, Way, Wire};
+use turns::{Sample, Samples, Turns};
+
+/// Keys of `figures`.
+const FIGURES: [&str; 7] = [
+    "remote_vs_local",
+    "remote_unix_vs_local",
+    "remote_vs_local_limited",
+    "remote_vs_qemu_nbd",
+    "qd1_extra_us",
+    "per_cpu_vs_qemu_nbd",
+    "per_cpu_vs_qemu_nbd_same_importer",
+];
+
+const DEEP: u16 = 32;
+/// Ways of qemu-nbd that might be the cheapest on tmpfs.
+const WAYS: [(&str, Aio); 3] = [
+    ("qemu_nbd_threads", Aio::Threads),
+    ("qemu_nbd_uring", Aio::Uring),
+    ("qemu_nbd_uring_direct", Aio::UringDirect),
+];
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Print one JSON object in place of the table.
+    #[arg(long)]
+    pub json: bool,
+    /// Fewer and shorter rounds on smaller disks: below one minute, and noisier.
+    #[arg(long)]
+    quick: bool,
+    /// How the cores of importer, exporter and local disk learn of requests.
+    #[arg(long, default_value = Mode::Notified.word(), value_enum)]
+    mode: Mode,
+    /// Where sockets and logs are made; the default is the directory of the build.
+    #[arg(long = "directory", value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+/// How much of everything.
+#[derive(Clone, Copy)]
+pub struct Pace {
+    /// In each of which every contender has one turn.
+    rounds: u32,
+    /// Disturbed turns that are repeated, in all.
+    repeats: u32,
+    warm: Duration,
+    time: Duration,
+    memory: u64,
+}
+
+impl Options {
+    fn pace(&self) -> Pace {
+        let ms = Duration::from_millis;
+        if self.quick {
+            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory: 32 << 20 };
+        }
+        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20 }
+    }
+}
+
+/// What every measurement needs.
+struct Bench {
+    mode: Mode,
+    pace: Pace,
+    place: Place,
+    folders: Folders,
+}
+
+impl Bench {
+    fn open(&self, contender: &Contender) -> Result<Session> {
+        eprintln!("{}: checking every block", contender.name);
+        let backing = self.folders.backing(contender.name, false, self.pace.memory)?;
+        Session::open(contender, &backing, &self.folders.run(contender.name), &self.place, true)
+    }
+
+    fn contender(&self, name: &'static str, way: Way) -> Contender {
+        Contender { name, way, mode: self.mode, limited: false }
+    }
+}
+
+/// Measures. Fails if a byte was wrong, a request failed, or ioplane did not start. Figures against programs that do not start are missing.
+pub fn run(options: &Options) -> Result<Report> {
+    let begin = Instant::now();
+    let cpus = Cpus::choose()?;
+    machine::pin(cpus.front)?;
+    let bench = Bench {
+        mode: options.mode,
+        pace: options.pace(),
+        place: Place { cpus, room: CpuRoom::new(cpus.back) },
+        folders: Folders::new(options.directory.as_deref())?,
+    };
+    let mut report = Report::new("remote", &FIGURES);
+    let mut setup = |key: &str, value: serde_json::Value| report.setup.insert(key.into(), value);
+    setup("mode", bench.mode.word().into());
+    setup("generator_cpu", cpus.front.into());
+    setup("back_end_cpu", cpus.back.into());
+    setup("bound_by", bench.place.room.describe().into());
+    setup("interval", "of the median, exact (binomial), 95 % or more".into());
+    setup("qsd_version", qsd::version().into());
+    setup(
+        "work_on_memory",
+        "unequal: ioplane copies from its own memory, qemu-nbd makes system calls on a file of a tmpfs"
+            .into(),
+    );
+    unlimited(&bench, &mut report)?;
+    limited(&bench, &mut report)?;
+    report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
+    Ok(report)
+}
+
+/// Memory as fast as it goes.
+fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
+    let ours = |wire| Way::Remote(Importer::Ioplane, wire, Exporter::Ioplane);
+    let mut turns = Turns::default();
+    turns.add(bench.open(&bench.contender("local", Way::Local))?);
+    turns.add(bench.open(&bench.contender("remote", ours(Wire::Tcp)))?);
+    turns.add(bench.open(&bench.contender("remote_unix", ours(Wire::Unix)))?);
+    let (aio, probes) = cheapest_qemu_nbd(bench);
+    report.setup.insert("qemu_nbd_cpu_us_per_request_by_way".into(), probes.into());
+    for (name, importer) in [("qemu_nbd", Importer::Ioplane), ("qsd_qemu_nbd", Importer::Qsd)] {
+        let contender = bench.contender(name, Way::Remote(importer, Wire::Tcp, Exporter::QemuNbd(aio)));
+        turns.try_add(name, bench.open(&contender));
+    }
+    for (name, how) in turns.described() {
+        report.setup.insert(name.into(), how.into());
+    }
+
+    eprintln!("depth {DEEP}, {} rounds", bench.pace.rounds);
+    let deep = turns.measure(DEEP, &bench.pace)?;
+    let iops = |sample: &Sample| sample.iops;
+    let per_cpu = |sample: &Sample| sample.per_cpu_second;
+    report.add([
+        ("remote_vs_local", deep.ratio("remote", "local", "iops", iops)),
+        ("remote_unix_vs_local", deep.ratio("remote_unix", "local", "iops", iops)),
+        ("remote_vs_qemu_nbd", deep.ratio("remote", "qemu_nbd", "iops", iops)),
+        ("per_cpu_vs_qemu_nbd", deep.ratio("remote", "qsd_qemu_nbd", "per_cpu_second", per_cpu)),
+        ("per_cpu_vs_qemu_nbd_same_importer", deep.ratio("remote", "qemu_nbd", "per_cpu_second", per_cpu)),
+    ]);
+
+    eprintln!("depth 1, {} rounds", bench.pace.rounds);
+    let mut pings = Vec::new();
+    let (back, warm, time) = (bench.place.cpus.back, bench.pace.warm, bench.pace.time);
+    let single = turns.measure_and(1, &bench.pace, || {
+        pings.push(ping::round_trip(back, warm, time)?);
+        Ok(())
+    })?;
+    report.add([("qd1_extra_us", extra(&single, &pings))]);
+    report.setup.insert("turns_repeated".into(), (deep.repeated + single.repeated).into());
+    turns.close()
+}
+
+/// What is added to network and disk at depth 1.
+fn extra(single: &Samples, pings: &[f64]) -> Figure {
+    let (remote, local) = (single.of("remote"), single.of("local"));
+    let extra: Vec<f64> = remote
+        .iter()
+        .zip(local)
+        .zip(pings)
+        .map(|((remote, local), ping)| remote.p50_us - ping - local.p50_us)
+        .collect();
+    let mut figure = Figure::median(&extra).beside("ping_pong_us", median(pings.iter().copied()));
+    for name in single.names() {
+        figure = figure.beside(&format!("{name}_us"), median(single.of(name).iter().map(|one| one.p50_us)));
+    }
+    figure
+}
+
+/// A disk that takes only so many requests per second.
+fn limited(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut turns = Turns::default();
+    for (name, way) in [
+        ("local_limited", Way::Local),
+        ("remote_limited", Way::Remote(Importer::Ioplane, Wire::Tcp, Exporter::Ioplane)),
+    ] {
+        let contender = Contender { limited: true, ..bench.contender(name, way) };
+        turns.add(bench.open(&contender)?);
+    }
+    eprintln!("{} requests per second, depth {DEEP}, {} rounds", contender::LIMIT, bench.pace.rounds);
+    let samples = turns.measure(DEEP, &bench.pace)?;
+    let figure = samples.ratio("remote_limited", "local_limited", "iops", |sample| sample.iops);
+    report.add([("remote_vs_local_limited", figure)]);
+    turns.close()
+}
+
+/// The way of qemu-nbd to serve a file of a tmpfs that takes the least processor time per request with our importer, and what each takes, us.
+fn cheapest_qemu_nbd(bench: &Bench) -> (Aio, Map<String, serde_json::Value>) {
+    let mut best = (Aio::UringDirect, f64::INFINITY);
+    let mut probes = Map::new();
+    for (name, aio) in WAYS {
+        let way = Way::Remote(Importer::Ioplane, Wire::Tcp, Exporter::QemuNbd(aio));
+        let probe = || -> Result<f64> {
+            let mut turns = Turns::default();
+            turns.add(bench.open(&bench.contender(name, way))?);
+            let pace = Pace { rounds: 3, repeats: 0, ..bench.pace };
+            let samples = turns.measure(DEEP, &pace)?;
+            Ok(median(samples.of(name).iter().map(|one| 1e6 / one.per_cpu_second)))
+        };
+        match probe() {
+            Ok(cost) => {
+                probes.insert(name.into(), json!(rounded(cost)));
+                if cost < best.1 {
+                    best = (aio, cost);
+                }
+            }
+            Err(error) => {
+                probes.insert(name.into(), format!("{error:#}").into());
+            }
+        }
+    }
+    (best.0, probes)
+}
+
+#[cfg(test)]
+mod tests {
+    use ioplane_figures::goals::GOALS;
+
+    use super::*;
+
+    #[test]
+    fn every_goal_of_this_benchmark_has_a_figure() {
+        let goals: Vec<_> = GOALS.iter().filter(|goal| goal.bench == "remote").collect();
+        assert!(!goals.is_empty());
+        for goal in goals {
+            assert!(FIGURES.contains(&goal.figure), "{}", goal.figure);
+        }
+    }
+
+    #[test]
+    fn network_and_disk_are_taken_off() {
+        let sample = |p50_us| Sample { iops: 0.0, per_cpu_second: 0.0, p50_us };
+        let mut samples = Samples::default();
+        for _ in 0..6 {
+            samples.push("local", sample(10.0));
+            samples.push("remote", sample(100.0));
+        }
+        assert_eq!(extra(&samples, &[40.0; 6]).value(), Some(50.0));
+    }
+}
