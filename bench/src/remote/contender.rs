@@ -12,13 +12,12 @@ use crate::exitless::qsd::Aio;
 use crate::mode::Mode;
 use crate::served::{Place, Served, ioplane};
 
+/// What every exporter calls its disk.
+const EXPORT: &str = "data";
 /// Requests per second of the limited disk.
 pub const LIMIT: u32 = 50_000;
 /// Of these may pass at once: a frozen disk saves no more of them than take 10 ms.
 const BURST: u32 = LIMIT / 100;
-/// What every exporter calls its disk.
-const EXPORT: &str = "data";
-const LIMITED: &str = "limited";
 
 /// What is between importer and exporter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,18 +87,12 @@ impl Listener {
 }
 
 impl Contender {
-    /// The keys of a disk or an export in memory, of a group that is limited if this one is.
-    fn memory(&self, backing: &Backing) -> String {
-        let group = if self.limited { format!("\ngroup = \"{LIMITED}\"") } else { String::new() };
-        format!("memory = \"{}\"{group}", backing.len())
-    }
-
-    fn configuration(&self) -> Configuration {
-        let configuration = Configuration::new(self.mode);
-        if self.limited {
-            return configuration.group(LIMITED, &format!("iops_limit = {LIMIT}\niops_burst = {BURST}"));
+    /// The keys of the guest's disk that limit it, if they do.
+    fn limit(&self) -> String {
+        match self.limited {
+            true => format!("\niops_limit = {LIMIT}\niops_burst = {BURST}"),
+            false => String::new(),
         }
-        configuration
     }
 
     fn export(
@@ -118,8 +111,12 @@ impl Contender {
                         (directory.join("nbd.sock"), format!("\nlisten = \"{address}\"\nplain = true"))
                     }
                 };
-                let keys = self.memory(backing) + &listen;
-                self.configuration().export(EXPORT, &socket, &keys).start(&ioplane()?, directory, place)
+                let keys = format!("memory = \"{}\"{listen}", backing.len());
+                Configuration::new(self.mode).export(EXPORT, &socket, &keys).start(
+                    &ioplane()?,
+                    directory,
+                    place,
+                )
             }
             Exporter::QemuNbd(aio) => {
                 std::fs::create_dir_all(directory)?;
@@ -136,14 +133,7 @@ impl Contender {
                 };
                 let (Backing::Memory { file, .. } | Backing::File { file, .. }) = backing;
                 let node = format!("driver=file,filename={},{}", file.display(), aio.options());
-                let options = if self.limited {
-                    command.args(["--object", &format!("throttle-group,id={LIMITED},x-iops-total={LIMIT}")]);
-                    let node = format!("file.{}", node.replace(',', ",file."));
-                    format!("driver=throttle,throttle-group={LIMITED},{node}")
-                } else {
-                    node
-                };
-                command.arg("--image-opts").arg(options);
+                command.arg("--image-opts").arg(node);
                 place.spawn(&command, &directory.join("log"))
             }
         }
@@ -159,7 +149,7 @@ impl Contender {
     ) -> Result<Served> {
         match importer {
             Importer::Ioplane => {
-                let keys = format!("queue_size = 256\nremote = \"{}\"", from.uri());
+                let keys = format!("queue_size = 256\nremote = \"{}\"{}", from.uri(), self.limit());
                 let configuration = Configuration::new(self.mode).disk("bench", socket, &keys);
                 configuration.start(&ioplane()?, directory, place)
             }
@@ -195,8 +185,12 @@ impl Backend for Contender {
     fn start(&self, backing: &Backing, socket: &Path, directory: &Path, place: &Place) -> Result<Served> {
         match self.way {
             Way::Local => {
-                let keys = format!("queue_size = 256\n{}", self.memory(backing));
-                self.configuration().disk("bench", socket, &keys).start(&ioplane()?, directory, place)
+                let keys = format!("queue_size = 256\nmemory = \"{}\"{}", backing.len(), self.limit());
+                Configuration::new(self.mode).disk("bench", socket, &keys).start(
+                    &ioplane()?,
+                    directory,
+                    place,
+                )
             }
             Way::Remote(importer, wire, exporter) => {
                 let of_exporter = directory.join("exporter");
