@@ -33,7 +33,7 @@ pub struct ExportReport {
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Which start of it this is: another one after each.
+    /// Which image this is and which boot of the host serves it, as `IMAGE@BOOT`. A restart of the daemon keeps it, unless the export is memory.
     pub instance: Option<String>,
     /// Connections of clients.
     pub connections: u64,
@@ -41,7 +41,7 @@ pub struct ExportReport {
     pub most_connections: u64,
     /// Connections that have ended, by why.
     pub ends: BTreeMap<String, u64>,
-    /// Handshakes that came to nothing, by why.
+    /// Handshakes that failed.
     pub refused: u64,
     /// The core that its connections prefer.
     pub core: Option<u32>,

@@ -15,7 +15,7 @@ pub enum RemoteWord {
     Reconnecting,
     /// The network has failed for longer than `timeout_s`: requests fail, and connecting is tried again.
     Failing,
-    /// The server has failed, in a way that connecting again would not mend: requests fail.
+    /// The server has failed, and another connection would not help: requests fail.
     Stopped,
 }
 
@@ -44,7 +44,7 @@ pub struct RemoteReport {
     pub why: Option<String>,
     /// Since when the worst connection is so, in milliseconds until now; nothing while it is being made.
     pub for_ms: Option<u64>,
-    /// Which start of the exporter it is, if that tells.
+    /// Which image the server serves and in which boot, if it says so: `IMAGE@BOOT` from ioplane.
     pub instance: Option<String>,
     /// Connections, one for each queue in use.
     pub connections: u64,
