@@ -73,7 +73,7 @@ pub struct UserExits(pub BTreeMap<u32, u64>);
 pub struct CountingPorts<'a>(&'a L1);
 
 /// Exits by port, also those that KVM has answered itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortExits(pub BTreeMap<u16, u64>);
 
 impl L1 {
