@@ -42,9 +42,44 @@ pub(crate) fn cpu_time(tid: i32) -> Option<u64> {
     (done == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
+/// How long thread `tid` of this process could have run and waited for a processor, ns: the second number of the kernel's
+/// `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst). `None` if there is no such thread, or a kernel without it.
+pub(crate) fn run_delay(tid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_beside_others_on_its_processor_waits_for_it() {
+        let waited = std::thread::scope(|scope| {
+            let crowd: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        assert!(pin(0));
+                        let begun = std::time::Instant::now();
+                        let at_first = run_delay(id())?;
+                        while begun.elapsed() < std::time::Duration::from_millis(200) {
+                            std::hint::spin_loop();
+                        }
+                        Some(run_delay(id())? - at_first)
+                    })
+                })
+                .collect();
+            crowd.into_iter().map(|one| one.join().unwrap()).collect::<Option<Vec<u64>>>()
+        });
+        let Some(waited) = waited else {
+            return eprintln!(
+                "SKIPPED (cannot be had here): this kernel has no /proc/PID/task/TID/schedstat"
+            );
+        };
+        // Each has half of the time, whatever else runs here.
+        assert!(waited.iter().sum::<u64>() > 20_000_000, "{waited:?}");
+        assert_eq!(run_delay(0), None);
+    }
 
     #[test]
     fn processor_time_of_a_thread_is_its_own() {

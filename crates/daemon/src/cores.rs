@@ -198,6 +198,7 @@ impl Cores {
                 wakes: reading.wakes,
                 units: reading.units,
                 cpu_us: reading.cpu_ns / 1000,
+                run_delay_us: reading.run_delay_ns / 1000,
                 busy_us: reading.busy_ns / 1000,
                 slept_us: reading.slept_ns / 1000,
                 age_us: reading.age_ns / 1000,

@@ -2,7 +2,7 @@
 
 use ioplane_api::report::{ChoiceReason, Slowdown, SlowdownCause};
 
-use crate::interval::{CoreActivity, DeviceActivity, Interval};
+use crate::interval::{BackingActivity, CoreActivity, DeviceActivity, Interval};
 
 /// Units below which nothing is said of times and rates: there was nearly no load.
 const FEWEST: u64 = 50;
@@ -22,8 +22,12 @@ const AT_LIMIT: f64 = 0.9;
 /// The part of the time from which a core is busy.
 const BUSY: f64 = 0.8;
 
-/// A core that wants the processor and has it for less than this part of that time is starved.
-const STARVED: f64 = 0.8;
+/// A core is starved if it waits for a processor for more than this part of the time in which it could run, and at all for more than
+/// [`DELAYED`] of the time: one that has little to do waits for long in no time.
+const STARVED: f64 = 0.2;
+
+/// See [`STARVED`].
+const DELAYED: f64 = 0.05;
 
 /// The part of a core's work from which a neighbour is greedy.
 const GREEDY: f64 = 0.6;
@@ -129,13 +133,14 @@ fn cores(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
 }
 
 fn starved(device: &DeviceActivity, core: &CoreActivity, wait: f64) -> Option<Slowdown> {
-    if core.awake < 0.2 || core.ran >= STARVED * core.awake {
+    let runnable = core.ran + core.delayed;
+    if core.delayed < DELAYED || core.delayed < STARVED * runnable {
         return None;
     }
     let text = format!(
         "core {} wanted a processor for {:.0} % of the time and had it for {:.0} %; requests wait for it for up to {wait:.0} us (99 of 100)",
         core.id,
-        core.awake * 100.0,
+        runnable * 100.0,
         core.ran * 100.0,
     );
     let place = match core.cpu {
@@ -189,7 +194,7 @@ fn ceiling(device: &DeviceActivity) -> Option<Slowdown> {
 }
 
 fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {
-    let image = device.image.as_ref()?;
+    let backing = device.backing.as_ref()?;
     let took = device.took();
     let (p50, p99) = (took.quantile(0.5), took.quantile(0.99));
     if p50 < SLOW_US && p99 < SLOW_P99_US {
@@ -201,8 +206,16 @@ fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {
         p50 / 1000.0,
         p99 / 1000.0,
     );
-    let remedy =
-        format!("look at the disk that has {image} (iostat -x 1), or move the image to a faster one");
+    let remedy = match backing {
+        BackingActivity::Image(image) => {
+            format!("look at the disk that has {image} (iostat -x 1), or move the image to a faster one")
+        }
+        BackingActivity::Remote(uri) => {
+            format!(
+                "look at the host that serves {uri} (ioplane explain there), and at the network between (ping, ss -ti)"
+            )
+        }
+    };
     Some(finding(SlowdownCause::SlowDisk, device, text, remedy))
 }
 

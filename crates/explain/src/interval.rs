@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use ioplane_api::report::{
-    ChoiceParts, ChoiceReport, ChoiceText, CoreReport, DeviceTimes, DiskReport, NicReport, StatusReport,
+    BackingReport, ChoiceParts, ChoiceReport, ChoiceText, CoreReport, DeviceTimes, DiskReport, NicReport,
+    StatusReport,
 };
 use ioplane_api::spec::LimitsSpec;
 use ioplane_device::Histogram;
@@ -75,6 +76,15 @@ pub struct LimitActivity {
     pub passed: u64,
 }
 
+/// What is behind a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackingActivity {
+    /// An image of this host.
+    Image(String),
+    /// A disk of another host, by its NBD URI.
+    Remote(String),
+}
+
 /// What one device did.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceActivity {
@@ -83,8 +93,8 @@ pub struct DeviceActivity {
     pub vm: Option<String>,
     /// Virtio features that its driver accepted, as bits.
     pub features: u64,
-    /// What is behind a disk, if it is a file.
-    pub image: Option<String>,
+    /// What is behind a disk that can be slow: none behind one in memory.
+    pub backing: Option<BackingActivity>,
     pub queues: Vec<QueueActivity>,
     pub limits: Vec<LimitActivity>,
     /// Frames for it that the switch has dropped because its buffers were full.
@@ -97,10 +107,10 @@ pub struct CoreActivity {
     pub id: u32,
     pub cpu: Option<u32>,
     pub yield_policy: String,
-    /// Parts of the time: with work, not asleep, on a processor.
+    /// Parts of the time: with work, on a processor, without one although it could have run.
     pub busy: f64,
-    pub awake: f64,
     pub ran: f64,
+    pub delayed: f64,
 }
 
 /// What there was between two readings.
@@ -185,10 +195,18 @@ fn disk(before: Option<&DiskReport>, after: &DiskReport) -> DeviceActivity {
         name: after.name.clone(),
         vm: after.vm.as_ref().map(|vm| vm.name.clone()),
         features: after.features,
-        image: after.backing.path.as_ref().map(|path| path.display().to_string()),
+        backing: backing(&after.backing),
         limits: limits(after.limits(), options, sums(queues.iter())).collect(),
         queues,
         dropped_full: 0,
+    }
+}
+
+fn backing(report: &BackingReport) -> Option<BackingActivity> {
+    let image = || Some(BackingActivity::Image(report.path.as_ref()?.display().to_string()));
+    match &report.remote {
+        Some(remote) => Some(BackingActivity::Remote(remote.uri.clone())),
+        None => image(),
     }
 }
 
@@ -210,7 +228,7 @@ fn nic(before: Option<&NicReport>, after: &NicReport) -> DeviceActivity {
         name: after.name.clone(),
         vm: after.vm.as_ref().map(|vm| vm.name.clone()),
         features: after.features,
-        image: None,
+        backing: None,
         limits: limits.collect(),
         dropped_full: full(after).saturating_sub(before.map_or(0, full)),
         queues,
@@ -226,8 +244,8 @@ fn core(before: Option<&CoreReport>, after: &CoreReport) -> CoreActivity {
         cpu: after.cpu,
         yield_policy: after.yield_policy.clone(),
         busy: (of(|core| core.busy_us) / age).min(1.0),
-        awake: (1.0 - of(|core| core.slept_us) / age).clamp(0.0, 1.0),
         ran: of(|core| core.cpu_us) / age,
+        delayed: of(|core| core.run_delay_us) / age,
     }
 }
 

@@ -44,7 +44,7 @@ struct Daemon {
     iops_limit: Option<u64>,
     fault: bool,
     busy: u64,
-    slept: u64,
+    delayed: u64,
     ran: u64,
     /// How each of web's queues was served: polled, and armed for this reason, percent.
     chosen: Option<(u64, u64, ChoiceReason)>,
@@ -60,7 +60,7 @@ fn healthy() -> Daemon {
         iops_limit: None,
         fault: false,
         busy: 3_000_000,
-        slept: 6_000_000,
+        delayed: 100_000,
         ran: 4_000_000,
         chosen: None,
     }
@@ -150,7 +150,7 @@ impl Daemon {
                 "id": 0, "cpu": 3, "cpu_refused": null, "notify": "polled", "spin_us": 1, "yield_policy": "yields",
                 "queues": 4, "awake": 1, "busy_percent": 0.0, "sleeps": 0, "wakes": 0, "units": 0,
                 "cpu_us": core(self.ran), "age_us": core(10_000_000), "busy_us": core(self.busy),
-                "slept_us": core(self.slept),
+                "run_delay_us": core(self.delayed),
             }],
         }))
         .unwrap();
@@ -208,7 +208,7 @@ fn a_greedy_neighbour() {
         web: vec![Load { wait_us: 900, ..HEALTHY }],
         other: load,
         busy: 9_900_000,
-        slept: 0,
+        delayed: 50_000,
         ran: 9_950_000,
         ..healthy()
     };
@@ -224,7 +224,7 @@ fn a_greedy_neighbour() {
 fn a_starved_core() {
     let starved = Daemon {
         web: vec![Load { wait_us: 4_000, ..HEALTHY }],
-        slept: 1_000_000,
+        delayed: 5_000_000,
         ran: 4_000_000,
         ..healthy()
     };
@@ -232,6 +232,10 @@ fn a_starved_core() {
     // One that yields to others while it has nothing to do harms nobody.
     let yields = Daemon { web: vec![HEALTHY], ..starved };
     assert_eq!(yields.causes("web"), []);
+    // Nor does one that waits for a quarter of the little that it runs.
+    let little =
+        Daemon { web: vec![Load { wait_us: 4_000, ..HEALTHY }], delayed: 100_000, ran: 300_000, ..healthy() };
+    assert_eq!(little.causes("web"), []);
 }
 
 #[test]
@@ -275,8 +279,13 @@ fn a_limit_that_bites() {
 
 #[test]
 fn one_queue_in_use() {
-    let busy =
-        |busy| Daemon { web: vec![HEALTHY, IDLE, IDLE, IDLE], busy, slept: 0, ran: 9_900_000, ..healthy() };
+    let busy = |busy| Daemon {
+        web: vec![HEALTHY, IDLE, IDLE, IDLE],
+        busy,
+        delayed: 100_000,
+        ran: 9_900_000,
+        ..healthy()
+    };
     assert_eq!(busy(9_500_000).causes("web"), [SlowdownCause::OneQueue]);
     // It is enough while its core is not busy.
     assert_eq!(busy(3_000_000).causes("web"), []);

@@ -5,34 +5,71 @@ mod daemon;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use daemon::TestDaemon;
 use daemon::reader::Reader;
+use daemon::{LIMIT, TestDaemon};
+use ioplane_testkit::driver::net::{NetHeader, Pair, PairPlan};
 use ioplane_testkit::driver::spec::VIRTIO_F_EVENT_IDX;
-use ioplane_testkit::front::Wants;
+use ioplane_testkit::driver::{GuestMemory, RingMode};
+use ioplane_testkit::front::{FrontEnd, Wants};
+use ioplane_testkit::fuse::{Call, FuseDisk, How, InjectedFault};
 use serde_json::Value;
 
 /// A core that is never awake for nothing: whether this machine is busy is not what is tested.
 const CORE: &str = "[[core]]\nnotify = \"notified\"\n";
 
-/// What is found while a guest reads: one request at a time, or as many as it has room for.
-fn found_while_reading(daemon: &TestDaemon, mut guest: Reader, at_once: usize) -> Value {
+/// A guest that reads for as long as `during` takes: so many requests at once, with a pause between two rounds.
+fn while_reading<T>(mut guest: Reader, at_once: usize, pause: Duration, during: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
                 guest.submit(at_once);
                 guest.reap();
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(pause);
             }
         });
-        let report = daemon.json(&["explain", "a", "--interval", "1s"]);
-        over.store(true, Ordering::Release);
-        report
+        let _end = EndOf(&over);
+        during()
     })
 }
 
+/// Says that it is over, also if what is under way panics.
+struct EndOf<'a>(&'a AtomicBool);
+
+impl Drop for EndOf<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn explained(daemon: &TestDaemon, name: &str) -> Value {
+    daemon.json(&["explain", name, "--interval", "1s"])
+}
+
+/// What is found while a guest reads: one request at a time, or as many as it has room for.
+fn found_while_reading(daemon: &TestDaemon, guest: Reader, at_once: usize) -> Value {
+    while_reading(guest, at_once, Duration::from_millis(1), || explained(daemon, "a"))
+}
+
+/// Looks until `cause` is found, which a busy machine may hide for a while, and nothing else than that and `others`.
+fn look_for(daemon: &TestDaemon, name: &str, cause: &str, others: &[&str]) -> Value {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let report = explained(daemon, name);
+        let mut found = causes(&report);
+        if found.contains(&cause) {
+            found.retain(|found| *found != cause && !others.contains(found));
+            assert_eq!(found, [""; 0], "{report}");
+            return report;
+        }
+        assert!(Instant::now() < end, "{cause} is not found: {report}");
+    }
+}
+
+/// What is found. Where other tests have the processor a core is starved indeed, which is the only thing that nobody has planted.
 fn causes(report: &Value) -> Vec<&str> {
-    report["findings"].as_array().unwrap().iter().map(|finding| finding["cause"].as_str().unwrap()).collect()
+    let all = report["findings"].as_array().unwrap().iter();
+    all.map(|finding| finding["cause"].as_str().unwrap()).filter(|cause| *cause != "starved_core").collect()
 }
 
 #[test]
@@ -66,6 +103,183 @@ fn a_driver_without_event_idx_is_found() {
     let guest = Reader::connect_with(&daemon, "a", Wants { features, ..Wants::default() });
     let report = found_while_reading(&daemon, guest, 1);
     assert_eq!(causes(&report), ["no_event_idx"], "{report}");
+}
+
+#[test]
+fn a_greedy_neighbour_is_found() {
+    let daemon = TestDaemon::open(&format!(
+        "{CORE}[[group]]\nname = \"modest\"\n[[group]]\nname = \"greedy\"\nweight = 1000\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\ngroup = \"modest\"\n\
+         [[disk]]\nname = \"b\"\nmemory = \"1M\"\ngroup = \"greedy\"\n"
+    ));
+    let (modest, greedy) = (Reader::connect(&daemon, "a"), Reader::of(&daemon, "b", 1 << 18));
+    let report = while_reading(greedy, 64, Duration::ZERO, || {
+        while_reading(modest, 16, Duration::from_millis(1), || {
+            look_for(&daemon, "a", "greedy_neighbour", &["full_ring"])
+        })
+    });
+    let finding =
+        report["findings"].as_array().unwrap().iter().find(|one| one["cause"] == "greedy_neighbour");
+    assert!(finding.unwrap()["text"].as_str().unwrap().contains("of its work is disk b"), "{report}");
+}
+
+/// A disk on a file whose reads take so long, two at a time.
+fn slow_disk(read: Duration) -> Option<(TestDaemon, FuseDisk)> {
+    let daemon = TestDaemon::new("");
+    let fault = InjectedFault { call: Call::Read, bytes: 0..1 << 20, how: How::Slow(read), times: u32::MAX };
+    let below = match FuseDisk::new(&daemon.path("fuse"), 1 << 20) {
+        Ok(below) => below,
+        Err(why) => {
+            eprintln!("SKIPPED: {why}");
+            return None;
+        }
+    };
+    below.faults(&[fault]);
+    daemon.configure(&format!("{CORE}[[disk]]\nname = \"a\"\npath = {:?}\ndirect = \"on\"\n", below.path()));
+    let mut daemon = daemon;
+    daemon.start();
+    Some((daemon, below))
+}
+
+#[test]
+fn a_slow_disk_is_found() {
+    let Some((daemon, below)) = slow_disk(Duration::from_millis(8)) else { return };
+    let guest = Reader::connect(&daemon, "a");
+    let report = while_reading(guest, 1, Duration::from_millis(1), || {
+        look_for(&daemon, "a", "slow_disk", &["full_ring"])
+    });
+    let remedy = report["findings"][0]["remedy"].as_str().unwrap();
+    assert!(remedy.contains(below.path().to_str().unwrap()), "{report}");
+}
+
+#[test]
+fn a_full_ring_is_found() {
+    // 64 requests, two at a time: 3.2 ms each, more where the machine is busy.
+    let Some((daemon, _below)) = slow_disk(Duration::from_micros(100)) else { return };
+    let guest = Reader::connect(&daemon, "a");
+    while_reading(guest, 64, Duration::ZERO, || look_for(&daemon, "a", "full_ring", &["slow_disk"]));
+}
+
+#[test]
+fn one_queue_in_use_is_found() {
+    let daemon = TestDaemon::open(&format!("{CORE}[[disk]]\nname = \"a\"\nmemory = \"1M\"\nqueues = 4\n"));
+    let guest = Reader::of_queues(&daemon, "a", 1 << 18, 4);
+    let report =
+        while_reading(guest, 64, Duration::ZERO, || look_for(&daemon, "a", "one_queue", &["full_ring"]));
+    assert!(report.to_string().contains("3 further queues are idle"), "{report}");
+}
+
+#[test]
+fn a_starved_core_is_found() {
+    let daemon =
+        TestDaemon::open("[[core]]\nnotify = \"polled\"\ncpu = 0\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    let over = AtomicBool::new(false);
+    let crowd = || {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(0);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+        while !over.load(Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+    };
+    let guest = Reader::connect(&daemon, "a");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(crowd);
+        }
+        let _end = EndOf(&over);
+        while_reading(guest, 1, Duration::from_millis(1), || {
+            let end = Instant::now() + LIMIT;
+            loop {
+                let report = explained(&daemon, "a");
+                let all = report["findings"].as_array().unwrap();
+                if let Some(starved) = all.iter().find(|one| one["cause"] == "starved_core") {
+                    let remedy = starved["remedy"].as_str().unwrap();
+                    assert!(remedy.contains("off processor 0"), "{report}");
+                    assert_eq!(causes(&report), [""; 0], "{report}");
+                    return;
+                }
+                assert!(Instant::now() < end, "{report}; {}", daemon.json(&["status"])["cores"]);
+            }
+        });
+    });
+}
+
+/// A guest's end of a NIC.
+struct Plug {
+    front: FrontEnd,
+    pair: Pair,
+    _memory: GuestMemory,
+}
+
+fn plug(daemon: &TestDaemon, name: &str) -> Plug {
+    let wants = Wants { features: Wants::default().features | 1 << 15, ..Wants::default() };
+    let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), wants).unwrap();
+    let mut memory = GuestMemory::new(8 << 20).unwrap();
+    let mut pair = Pair::new(&mut memory, PairPlan::mergeable(RingMode::of(front.features()))).unwrap();
+    front.share(&memory).unwrap();
+    let bases = [pair.rx().base(), pair.tx().base()];
+    for (index, (place, base)) in (0..).zip(pair.places().into_iter().zip(bases)) {
+        front.start(index, &memory, place, base).unwrap();
+    }
+    Plug { front, pair, _memory: memory }
+}
+
+/// Two NICs, one of which sends all the time; the other takes its frames, or has no buffers for them. What is found of that one.
+fn found_at_a_receiver(takes: bool, look: impl FnOnce(&TestDaemon) -> Value) -> Value {
+    let daemon = TestDaemon::open(&format!(
+        "{CORE}[[switch]]\nname = \"lan\"\n[[nic]]\nname = \"a\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0a\"\n\
+         [[nic]]\nname = \"b\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0b\"\n"
+    ));
+    let (mut sender, mut receiver) = (plug(&daemon, "b"), plug(&daemon, "a"));
+    let frame = [&[2, 0, 0, 0, 0, 0xa][..], &[2, 0, 0, 0, 0, 0xb], &[0x88, 0xb5], &[7; 200]].concat();
+    if takes {
+        receiver.pair.fill();
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                sender.pair.reap().unwrap();
+                // Far fewer than it has buffers for.
+                for _ in 0..8 {
+                    sender.pair.send(NetHeader::default(), &frame).unwrap();
+                }
+                sender.front.kick(1);
+                while receiver.pair.take_frame().unwrap().is_some() {}
+                receiver.front.kick(0);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let _end = EndOf(&over);
+        look(&daemon)
+    })
+}
+
+#[test]
+fn a_slow_receiver_is_found() {
+    let report = found_at_a_receiver(false, |daemon| look_for(daemon, "a", "slow_receiver", &[]));
+    assert!(report["findings"][0]["text"].as_str().unwrap().contains("were dropped"), "{report}");
+}
+
+#[test]
+fn a_healthy_receiver_has_nothing_that_stands_out() {
+    let report = found_at_a_receiver(true, |daemon| explained(daemon, "a"));
+    assert_eq!(causes(&report), [""; 0], "{report}");
+    assert!(report["devices"][0]["units_per_s"].as_f64() > Some(50.0), "{report}");
+}
+
+#[test]
+fn a_healthy_image_with_several_queues_has_nothing_that_stands_out() {
+    let daemon = TestDaemon::new("");
+    let image = daemon.image("a.img", 1 << 20);
+    daemon.configure(&format!("{CORE}[[disk]]\nname = \"a\"\npath = {image:?}\nqueues = 4\n"));
+    let mut daemon = daemon;
+    daemon.start();
+    let guest = Reader::of_queues(&daemon, "a", 4096, 4);
+    let report = found_while_reading(&daemon, guest, 1);
+    assert_eq!(causes(&report), [""; 0], "{report}");
+    assert!(report["devices"][0]["units_per_s"].as_f64() > Some(50.0), "{report}");
 }
 
 /// Reads now and then until `there` finds what it looks for in the log of decisions.

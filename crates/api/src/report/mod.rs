@@ -503,6 +503,9 @@ pub struct CoreReport {
     pub units: u64,
     /// Processor time of its thread so far, microseconds.
     pub cpu_us: u64,
+    /// Time in which its thread could have run and had no processor so far, microseconds; 0 if the kernel does not say.
+    #[serde(default)]
+    pub run_delay_us: u64,
     /// Time spent on work so far, microseconds. At most some 10 ms old, as `slept_us` is.
     #[serde(default)]
     pub busy_us: u64,

@@ -54,6 +54,14 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     counter(Family::new("ioplane_core_wakes", "Times the core was woken"), |core| core.wakes)?;
     let cpu = cores().map(|core| (labels(core), core.cpu_us as f64 / 1e6));
     families.counted_seconds(Family::seconds("ioplane_core_cpu", "Processor time of the core"), cpu)?;
+    let delay = cores().map(|core| (labels(core), core.run_delay_us as f64 / 1e6));
+    families.counted_seconds(
+        Family::seconds(
+            "ioplane_core_run_delay",
+            "Time in which the core could have run and had no processor",
+        ),
+        delay,
+    )?;
     pool(status, families)
 }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
 /// Longer than anything here takes on a loaded machine.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub struct TestDaemon {
     pub folder: tempfile::TempDir,

@@ -10,6 +10,8 @@ use super::{LIMIT, TestDaemon};
 /// A guest that reads from one ring.
 pub struct Reader {
     disk: Disk,
+    /// Rings that are set up and not used.
+    _idle: Vec<Disk>,
     front: FrontEnd,
     /// Of one request.
     bytes: u32,
@@ -22,23 +24,34 @@ impl Reader {
     }
 
     pub fn connect_with(daemon: &TestDaemon, name: &str, wants: Wants) -> Self {
-        Self::connect_to_read(daemon, name, wants, 4096)
+        Self::connect_to_read(daemon, name, wants, 4096, 1)
     }
 
     /// One whose requests are of so many bytes.
     pub fn of(daemon: &TestDaemon, name: &str, bytes: u32) -> Self {
-        Self::connect_to_read(daemon, name, Wants::default(), bytes)
+        Self::connect_to_read(daemon, name, Wants::default(), bytes, 1)
     }
 
-    fn connect_to_read(daemon: &TestDaemon, name: &str, wants: Wants, bytes: u32) -> Self {
-        let mut memory = GuestMemory::new((1 << 20) + 64 * u64::from(bytes)).unwrap();
+    /// The same of a disk with several queues, all set up, of which it uses the first.
+    pub fn of_queues(daemon: &TestDaemon, name: &str, bytes: u32, queues: u16) -> Self {
+        Self::connect_to_read(daemon, name, Wants::default(), bytes, queues)
+    }
+
+    fn connect_to_read(daemon: &TestDaemon, name: &str, wants: Wants, bytes: u32, queues: u16) -> Self {
+        let mut memory = GuestMemory::new((u64::from(queues) << 20) + 64 * u64::from(bytes)).unwrap();
         let plan = DiskPlan::new(64, bytes, Shape::Indirect);
         let disk = Disk::new(&mut memory, 64, RingMode::of(wants.features), plan).unwrap();
+        let idle = DiskPlan::new(64, 512, Shape::Indirect);
+        let idle: Vec<Disk> = (1..queues)
+            .map(|_| Disk::new(&mut memory, 64, RingMode::of(wants.features), idle).unwrap())
+            .collect();
         let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), wants).unwrap();
-        front.track_inflight(1, 64).unwrap();
+        front.track_inflight(queues, 64).unwrap();
         front.share(&memory).unwrap();
-        front.start(0, &memory, disk.place(), 0).unwrap();
-        Reader { disk, front, bytes, _memory: memory }
+        for (index, disk) in (0..).zip(std::iter::once(&disk).chain(&idle)) {
+            front.start(index, &memory, disk.place(), 0).unwrap();
+        }
+        Reader { disk, _idle: idle, front, bytes, _memory: memory }
     }
 
     /// Makes as many requests available as there are slots, at most `most`.

@@ -11,6 +11,7 @@ const NUMBERS: &[&str] = &[
     "busy_percent",
     "busy_us",
     "cpu_us",
+    "run_delay_us",
     "for_us",
     "slept_us",
     "from_pid",
