@@ -65,7 +65,7 @@ impl Served {
 
     /// Waits until the status is as `wanted`, for at most ten seconds.
     fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let status = self.status();
             if wanted(&status) {
@@ -119,7 +119,7 @@ impl Guest {
         if disk.ring().kick_needed() {
             self.front.kick(queue);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(done) = self.disks[usize::from(queue)].reap().unwrap() {
                 let mut byte = [0];
@@ -189,7 +189,7 @@ fn single_rings_stop_and_start_again_where_they_were() {
         guest.disks[usize::from(queue)].submit(DiskOp::Read, 0, 4096).unwrap();
         let place = guest.disks[usize::from(queue)].place();
         guest.front.start(queue, &guest.memory, place, base).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while guest.disks[usize::from(queue)].reap().unwrap().is_none() {
             assert!(Instant::now() < deadline, "the request made while stopped was lost");
         }
@@ -199,7 +199,7 @@ fn single_rings_stop_and_start_again_where_they_were() {
     guest.disks[1].submit(DiskOp::Read, 0, 4096).unwrap();
     assert_eq!(served.status().queues[1].core, None);
     guest.front.enable(1, true).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while guest.disks[1].reap().unwrap().is_none() {
         assert!(Instant::now() < deadline);
     }
@@ -236,7 +236,7 @@ fn rings_wait_while_their_memory_is_away() {
         assert!(served.status().queues.iter().all(|queue| queue.core.is_none() && queue.fault.is_none()));
         guest.disks[0].submit(DiskOp::Read, 0, 4096).unwrap();
         guest.front.plug(&guest.memory.regions()[0]).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while guest.disks[0].reap().unwrap().is_none() {
             assert!(Instant::now() < deadline, "the request made meanwhile was lost");
         }
@@ -308,7 +308,7 @@ fn a_stalled_disk_can_be_left_and_given_back() {
     assert!(begun.elapsed() < Duration::from_secs(30));
     assert_eq!(guest.request(1, DiskOp::Id, 0, 0).0, 0, "the other queues run again");
     stalled.release();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while guest.disks[0].reap().unwrap().is_none() {
         assert!(Instant::now() < deadline, "the stalled request was lost");
     }

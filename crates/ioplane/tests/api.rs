@@ -248,7 +248,7 @@ fn a_front_end_chooses_the_size_of_its_rings() {
         disk.submit(DiskOp::Flush, 0, 0).unwrap();
         front.kick(queue);
     }
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     for disk in &mut disks {
         let done = loop {
             match disk.reap().unwrap() {

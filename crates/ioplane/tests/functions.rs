@@ -13,7 +13,7 @@ use ioplane_testkit::vfio_user::VfioUserClient;
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Numbers of regions (`linux/vfio.h`).
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;

@@ -10,7 +10,7 @@ use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Sha
 use ioplane_testkit::front::{FrontEnd, Wants};
 
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn shown(path: &Path) -> String {
     path.display().to_string()

@@ -95,7 +95,7 @@ fn hole_17_what_has_failed_can_be_changed_and_handed_over() {
     daemon.start();
     daemon.until(|| daemon.disk("a")["state"] == "failed" && daemon.disk("b")["state"] == "failed");
     let upgraded = || daemon.cli(&["upgrade"]);
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     // A try that is under way is waited for by asking again.
     while upgraded().code != 0 {
         assert!(Instant::now() < end, "{}", daemon.log());

@@ -184,7 +184,7 @@ fn open_waits_for_the_last_write_of_a_killed_process() {
 /// Moves the four threads of a thread channel into a group, once they have all begun, and no other thread of this process.
 fn move_disk_threads(group: &Path) {
     let mut moved = std::collections::BTreeSet::new();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while moved.len() < 4 {
         assert!(Instant::now() < deadline, "a channel has four threads, found {moved:?}");
         for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -202,7 +202,7 @@ fn wait_for_disk_threads() {
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         stat.contains("(disk) D")
     };
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !std::fs::read_dir("/proc/self/task").unwrap().flatten().any(hangs) {
         assert!(Instant::now() < deadline, "no thread of the channel hangs in the disk: is it slow?");
     }

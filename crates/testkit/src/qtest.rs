@@ -39,7 +39,7 @@ const REGISTERS: u32 = 0xfe00_0000;
 const CONFIG_ADDRESS: u32 = 0xcf8;
 const CONFIG_DATA: u32 = 0xcfc;
 /// How long QEMU may take for anything.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whether the program is there to be run.
 pub fn installed() -> bool {

@@ -53,7 +53,7 @@ impl Served {
 
     /// Waits until a fault of that name has been counted and the connection is gone.
     fn until_faulted(&self, name: &str) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let status = self.runtime.block_on(self.handle.status()).unwrap();
             if status.faults.contains_key(name) && !status.connected {
@@ -91,7 +91,7 @@ fn read(front: &mut FrontEnd, disk: &mut Disk) {
     if disk.ring().kick_needed() {
         front.kick(0);
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(done) = disk.reap().unwrap() {
             return assert!(done.ok());

@@ -14,7 +14,7 @@ use ioplane_testkit::toy::{Gate, RingDriver, ToyDma, ToyRing, mix};
 const RINGS_AT: u64 = 0x4000;
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn write<D: ioplane_device::Device>(front: &SharedDevice<D>, offset: u64, value: u64) {

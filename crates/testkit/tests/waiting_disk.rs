@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 const MIB: u64 = 1 << 20;
 const SLOTS: u16 = 16;
 const BLOCK: u32 = 4096;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn eventually(what: &str, mut come: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

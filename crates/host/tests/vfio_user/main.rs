@@ -109,7 +109,7 @@ impl Served {
 /// Waits for something that must come.
 #[track_caller]
 fn eventually(what: &str, mut come: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !come() {
         assert!(Instant::now() < deadline, "{what} has not come");
         std::thread::sleep(Duration::from_millis(1));

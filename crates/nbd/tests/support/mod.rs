@@ -20,7 +20,7 @@ use ioplane_nbd::transmission::{Extent, ReplyEvent, ReplyReader, Request};
 use ioplane_storage::Backing;
 
 /// Longer than anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()

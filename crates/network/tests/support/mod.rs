@@ -105,9 +105,9 @@ pub fn tagged(to: Mac, from: Mac, tag: u16, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from, &[0x81, 0], &tag.to_be_bytes(), &[0x88, 0xb5], payload].concat()
 }
 
-/// Panics when `what` has not come true in 20 s.
+/// Panics when `what` has not come true in a minute.
 pub fn eventually(what: &str, mut come: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !come() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();

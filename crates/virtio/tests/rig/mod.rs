@@ -99,7 +99,7 @@ impl Rig {
     /// The status of the next request to end, if one does.
     pub fn finish(&mut self) -> Option<u8> {
         // A disk below may take its time, and so may a busy machine.
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while Instant::now() < end {
             self.core.turn();
             if let Some(done) = self.disk.reap().expect("the device kept to the protocol") {
