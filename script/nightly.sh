@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis exits exits-clusters demo-exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis exits exits-clusters demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -87,6 +87,7 @@ nightly_exits-clusters() { judged exits-clusters; }
 nightly_passthrough() { judged passthrough; }
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }
+nightly_demo-remote() { stage_build && stage_demo --remote; }
 
 # README's two commands as a new user runs them, in both orders.
 nightly_fresh() { script/fresh demo-test; }

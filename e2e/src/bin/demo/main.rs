@@ -1,4 +1,4 @@
-//! `ioplane-demo [--json] [--exits]`: two stock guests run from disks that ioplane serves and exchange TCP over its switch, first
+//! `ioplane-demo [--json] [--exits | --remote]`: two stock guests run from disks that ioplane serves and exchange TCP over its switch, first
 //! notified, then polled; every byte is checked. `script/demo` builds and calls it.
 //!
 //! ```text
@@ -9,12 +9,13 @@
 //!      '--> kernel logs, the daemon's counts --> Outcome --> table or JSON
 //! ```
 //!
-//! With `--exits` it shows what clustering saves: see [`exits`].
+//! With `--exits` it shows what clustering saves: see [`exits`]; with `--remote` a disk of another host: see [`remote`].
 
 mod exits;
 mod half;
 mod network;
 mod outcome;
+mod remote;
 mod show;
 mod stage;
 mod tally;
@@ -40,8 +41,11 @@ struct Arguments {
     /// Show exit clustering instead: a stock VM without and with `ioplane run`, its exits by name, its own timing
     #[arg(long)]
     exits: bool,
+    /// Show a disk of another host instead: its daemon is killed and the cable pulled while a guest uses it
+    #[arg(long, conflicts_with = "exits")]
+    remote: bool,
     /// Seconds that the disks are measured in each half; the network takes a third of that more
-    #[arg(long, value_name = "N", conflicts_with = "exits", default_value_t = 15, value_parser = clap::value_parser!(u64).range(2..=600))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["exits", "remote"], default_value_t = 15, value_parser = clap::value_parser!(u64).range(2..=600))]
     seconds: u64,
 }
 
@@ -106,6 +110,11 @@ fn run(arguments: &Arguments, show: &Show) -> Result<(String, Vec<String>)> {
     }
     if arguments.exits {
         let outcome = exits::run(show)?;
+        let text = if arguments.json { outcome.json() } else { outcome.table() };
+        return Ok((text, outcome.problems));
+    }
+    if arguments.remote {
+        let outcome = remote::run(show)?;
         let text = if arguments.json { outcome.json() } else { outcome.table() };
         return Ok((text, outcome.problems));
     }
