@@ -20,7 +20,7 @@ mod name;
 mod tls;
 
 pub use authority::Validity;
-pub use certificate::CertificateFacts;
+pub use certificate::{CertificateFacts, moment};
 pub use directory::{IdentityDirectory, Shown};
 pub use error::IdentityError;
 pub use fault::TlsFault;

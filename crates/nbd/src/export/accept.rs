@@ -19,6 +19,8 @@ use crate::tls::{self, load};
 
 /// Bytes read at a time.
 const INPUT: usize = 4096;
+/// How long a client that was refused has to hear of it.
+const HEARS: Duration = Duration::from_secs(2);
 /// How long the peer of a connection with TLS may be silent: as of one without, if nothing else is said.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -141,13 +143,30 @@ async fn start_tls(
     identity: &IdentityDirectory,
 ) -> Result<(TlsStream<TcpStream>, String), NbdError> {
     let identity = load(identity).await?;
-    let accepted = TlsAcceptor::from(identity.server()).accept(stream).await;
-    let stream = accepted.map_err(tls::stream_error("starting TLS"))?;
+    let accepting = TlsAcceptor::from(identity.server()).accept(stream).into_fallible();
+    let stream = match accepting.await {
+        Ok(stream) => stream,
+        Err((error, stream)) => {
+            tokio::spawn(let_hear(stream));
+            return Err(tls::stream_error("starting TLS")(error));
+        }
+    };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = certificate.ok_or(NbdError::Tls(TlsFault::Missing))?;
     let facts = CertificateFacts::of(certificate);
     let name = facts.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?.name;
     Ok((stream, name))
+}
+
+/// A client that was refused is told why in an alert. It may have sent something already that nobody reads: closing the connection at once would reset it,
+/// and the alert would be lost.
+async fn let_hear(mut stream: TcpStream) {
+    let read_to_end = async {
+        let mut scrap = [0; INPUT];
+        let _ = stream.shutdown().await;
+        while stream.read(&mut scrap).await.is_ok_and(|bytes| bytes > 0) {}
+    };
+    let _ = tokio::time::timeout(HEARS, read_to_end).await;
 }
 
 /// What a handshake, or its part before TLS, came to.
