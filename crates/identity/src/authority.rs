@@ -90,7 +90,8 @@ pub fn issue(authority: &str, host: &HostName, validity: Validity) -> Result<Str
     let mut parameters = parameters(vec![host.to_string()], host.as_str(), validity)?;
     parameters.use_authority_key_identifier_extension = true;
     parameters.is_ca = IsCa::ExplicitNoCa;
-    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // TLS 1.3 needs the first only; QEMU before version 10.1 refuses certificates without the second.
+    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     // Each host is a server of what it publishes and a client of what it imports.
     parameters.extended_key_usages =
         vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

@@ -285,3 +285,53 @@ fn copies_for_gnutls_are_those_of_the_identity() {
     );
     assert_eq!(mode(&to.join("client-key.pem")), 0o600);
 }
+
+/// Whatever becomes of a file: an error, or the identity that it was. Nothing panics.
+#[test]
+fn damaged_files_are_refused() {
+    use proptest::prelude::*;
+    let folder = folder();
+    let a = authority(folder.path());
+    let path = folder.path().join("a/host.pem");
+    let good = std::fs::read(&path).unwrap();
+    let change = (0..good.len(), any::<u8>(), 0..4u8);
+    proptest!(ProptestConfig::with_cases(300), |(changes in prop::collection::vec(change, 1..4))| {
+        let mut bytes = good.clone();
+        for (at, value, how) in changes {
+            let at = at.min(bytes.len().saturating_sub(1));
+            match how {
+                0 => bytes.truncate(at + 1),
+                1 => drop(bytes.remove(at)),
+                2 => bytes.insert(at, value),
+                _ => bytes[at] = value,
+            }
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        if let Ok(identity) = a.load() {
+            prop_assert_eq!(identity.name().as_str(), "host-a");
+        }
+        let _ = (a.show(), a.export(&folder.path().join("out")));
+    });
+}
+
+/// The same of a certificate alone, as a peer may show one.
+#[test]
+fn damaged_certificates_are_refused() {
+    use proptest::prelude::*;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    let folder = folder();
+    authority(folder.path());
+    let good = CertificateDer::from_pem_file(folder.path().join("a/host.pem")).unwrap();
+    proptest!(|(at in 0..good.len(), value in any::<u8>(), cut in any::<bool>())| {
+        let mut bytes = good.to_vec();
+        bytes[at] = value;
+        if cut {
+            bytes.truncate(at);
+        }
+        if let Ok(facts) = ioplane_identity::CertificateFacts::of(&CertificateDer::from(bytes)) {
+            prop_assert_eq!(facts.fingerprint.len(), 64);
+            let _ = facts.host();
+        }
+    });
+}

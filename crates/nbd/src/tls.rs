@@ -145,3 +145,6 @@ pub(crate) async fn load(directory: &IdentityDirectory) -> Result<Identity, NbdE
         |error: tokio::task::JoinError| NbdError::Os { doing: "reading an identity", source: error.into() };
     Ok(loaded.map_err(gone)??)
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,15 +147,15 @@ async fn start_tls(
     let stream = match accepting.await {
         Ok(stream) => stream,
         Err((error, stream)) => {
-            tokio::spawn(let_hear(stream));
+            let_hear(stream).await;
             return Err(tls::stream_error("starting TLS")(error));
         }
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = certificate.ok_or(NbdError::Tls(TlsFault::Missing))?;
-    let facts = CertificateFacts::of(certificate);
-    let name = facts.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?.name;
-    Ok((stream, name))
+    let name = CertificateFacts::of(certificate).and_then(|facts| facts.host());
+    let name = name.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
+    Ok((stream, name.to_string()))
 }
 
 /// A client that was refused is told why in an alert. It may have sent something already that nobody reads: closing the connection at once would reset it,
