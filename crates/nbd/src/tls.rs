@@ -118,7 +118,10 @@ async fn pass_on(
                 until = Some(Instant::now() + limit);
             }
             done = &mut incoming, if !received => {
-                done?;
+                // Once this side has ended the peer may end as it likes.
+                if !sent {
+                    done?;
+                }
                 received = true;
             }
             () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {

@@ -325,6 +325,12 @@ plain = true
 connections = 4
 socket = "/run/data-nbd.sock"
 core = 3
+[[export]]
+name = "closed"
+memory = "64M"
+listen = "127.0.0.1:10809"
+tls = true
+allow = "host-b,host-c"
 "#;
 
     #[test]
