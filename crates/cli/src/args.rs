@@ -3,6 +3,7 @@
 mod configuration;
 mod duration;
 mod exits;
+mod identity;
 mod pci;
 mod publish;
 mod run;
@@ -25,6 +26,7 @@ pub use exits::{
     ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, DiffArgs, ExitsArgs, ExitsCommand, ExitsTopArgs,
     ReachArgs, RecordArgs, WatchArgs,
 };
+pub use identity::{IdentityArgs, IdentityCommand};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
@@ -114,6 +116,8 @@ pub enum Command {
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),
+    /// Make, show, renew and hand out the identities by which hosts know each other (TLS); no daemon needed
+    Identity(IdentityArgs),
     /// Add, remove, list, show and set NICs while the daemon runs
     #[command(subcommand)]
     Nic(NicCommand),

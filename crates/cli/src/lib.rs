@@ -3,7 +3,7 @@
 //! ```text
 //!   usage --> args --> command::perform --Client--HTTP over a unix socket--> the daemon
 //!                            |                \--> show, top, qemu, libvirt --> output
-//!                            \--Host--> serve, doctor, exits, model, pci list: the binary's
+//!                            \--Host--> serve, doctor, exits, identity, model, pci list: the binary's
 //! ```
 //!
 //! Must not know: any crate of ioplane but `ioplane-api`; what a daemon is made of.

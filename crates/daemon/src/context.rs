@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
+use ioplane_identity::IdentityDirectory;
 
 use super::access::SocketAccess;
 use super::cores::{CorePlacement, Cores};
@@ -21,6 +22,15 @@ struct Claim {
     port: Option<PortSpec>,
 }
 
+/// On whose behalf a backing is opened.
+#[derive(Debug, Clone)]
+pub struct Opener {
+    /// The socket by which it is served: written into locks, and told to exporters.
+    pub socket: PathBuf,
+    /// Who this host is to those that ask for a certificate.
+    pub identity: IdentityDirectory,
+}
+
 /// What every served thing needs of its daemon.
 pub struct DaemonContext {
     /// The I/O cores.
@@ -31,6 +41,7 @@ pub struct DaemonContext {
     run_dir: PathBuf,
     control: PathBuf,
     access: SocketAccess,
+    identity: IdentityDirectory,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -39,7 +50,7 @@ pub struct DaemonContext {
 }
 
 impl DaemonContext {
-    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
+    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own; `identity` is for TLS.
     pub fn new(
         cores: Arc<Cores>,
         groups: Arc<Groups>,
@@ -47,6 +58,7 @@ impl DaemonContext {
         run_dir: PathBuf,
         control: PathBuf,
         access: SocketAccess,
+        identity: IdentityDirectory,
     ) -> Self {
         DaemonContext {
             cores,
@@ -55,6 +67,7 @@ impl DaemonContext {
             run_dir,
             control,
             access,
+            identity,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
             events: Events::default(),
@@ -64,6 +77,16 @@ impl DaemonContext {
     /// Who may connect to the sockets.
     pub fn access(&self) -> SocketAccess {
         self.access
+    }
+
+    /// Where the identity of this host is.
+    pub fn identity(&self) -> &IdentityDirectory {
+        &self.identity
+    }
+
+    /// On whose behalf something is opened for what is served.
+    pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
+        Opener { socket: self.socket(spec), identity: self.identity.clone() }
     }
 
     /// Where front ends connect.

@@ -58,6 +58,7 @@ use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{CoreReport, EventWord, StatusReport, UpgradeReport};
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
+use ioplane_identity::IdentityDirectory;
 
 use crate::config::{Config, Problems};
 use choices::{Choices, WithChoices};
@@ -165,6 +166,10 @@ impl Daemon {
         let cores = Arc::new(Cores::new(state_file.clone()));
         let groups = Arc::new(Groups::new(state_file.clone()));
         let (access, folder) = (config.daemon.access, run_dir.clone());
+        let identity = config.daemon.identity.clone();
+        let identity = identity.unwrap_or_else(|| ioplane_identity::DEFAULT_DIRECTORY.into());
+        let identity = IdentityDirectory::new(identity);
+        let listeners = Arc::new(Listeners::new(identity.clone()));
         let context = Arc::new(DaemonContext::new(
             cores.clone(),
             groups.clone(),
@@ -172,13 +177,14 @@ impl Daemon {
             run_dir,
             control,
             access,
+            identity,
         ));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
             nics: Registry::new(context.clone(), switches.clone()),
             functions: Registry::new(context.clone(), Arc::new(Functions::new(switches.clone(), folder))),
-            exports: Registry::new(context, Arc::new(Listeners::default())),
+            exports: Registry::new(context, listeners),
             switches,
             groups,
             cores,

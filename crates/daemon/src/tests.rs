@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
+use ioplane_identity::IdentityDirectory;
+
 use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::cores::Cores;
@@ -232,8 +234,9 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let cores = Arc::new(Cores::new(state_file.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
     let groups = Arc::new(Groups::new(state_file.clone()));
-    let context =
-        Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, SocketAccess::default()));
+    let (access, identity) =
+        (SocketAccess::default(), IdentityDirectory::new(folder.path().join("identity")));
+    let context = Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, access, identity));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
-//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | doctor, inventory, model: this host
+//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | doctor, inventory, model, identity: this host
 //! ```
 //!
 //! Must not know: rings, guest memory, protocols of hosts.
@@ -11,6 +11,7 @@
 mod check;
 mod doctor;
 mod exits;
+mod identity;
 mod inventory;
 mod log;
 mod model;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, ModelCommand, RunArgs};
+use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, RunArgs};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -55,6 +56,10 @@ impl Host for ThisHost {
 
     fn model(&self, command: ModelCommand, json: bool) -> Result<()> {
         model::run(command, json)
+    }
+
+    fn identity(&self, args: &IdentityArgs, json: bool) -> Result<ExitCode> {
+        identity::run(args, json)
     }
 
     fn functions(&self, client: &Client, json: bool) -> Result<()> {

@@ -230,7 +230,7 @@ fn what_cannot_be_published_or_imported_is_said() {
         assert_ne!(said.code, 0, "{args:?}");
         assert!(said.err.contains(words), "{args:?}: {}", said.err);
     };
-    refused(&["publish", "disk", "data", "--path", &path, "--listen", "127.0.0.1:1"], "--plain");
+    refused(&["publish", "disk", "data", "--path", &path, "--listen", "127.0.0.1:1"], "plain = true");
     refused(&["publish", "disk", "data", "--path", "/nowhere/x.img"], "/nowhere/x.img");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();

@@ -155,8 +155,14 @@ pub enum NbdError {
     /// TLS is required here, and the server does not start it.
     #[error("the server does not start TLS, and plain text is not allowed for this disk: {0}")]
     TlsRefused(String),
+    /// TLS did not start, or the peer has ended it for a reason that it has told.
+    #[error(transparent)]
+    Tls(ioplane_identity::TlsFault),
+    /// This host has no identity to show.
+    #[error("TLS needs an identity of this host: {0}")]
+    Identity(#[from] ioplane_identity::IdentityError),
     /// The server insists on TLS.
-    #[error("the server requires TLS: configure it for this disk")]
+    #[error("the server requires TLS: write nbds:// in place of nbd://")]
     TlsRequired,
     /// The server is shutting down.
     #[error("the server is shutting down")]

@@ -6,6 +6,7 @@
 //!   export          disks of this host that others use: a device with a queue for each connection
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
 //!   import          disks of other hosts, as backings
+//!   tls             a relay between TLS and a plain socket, for both
 //! ```
 //!
 //! The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; section names in this crate are those of that document.
@@ -19,6 +20,7 @@ pub mod handshake;
 pub mod import;
 pub mod mutation;
 pub mod spec;
+mod tls;
 pub mod transmission;
 
 pub use error::{NbdError, Violation};

@@ -27,6 +27,12 @@ pub struct ExportReport {
     pub socket: PathBuf,
     /// Where clients of other machines connect.
     pub listen: Option<String>,
+    /// Clients of other machines need TLS and a certificate.
+    #[serde(default)]
+    pub tls: bool,
+    /// Which hosts may connect with TLS; none if all that the authority knows may.
+    #[serde(default)]
+    pub allow: Option<String>,
     /// What is behind it.
     pub backing: BackingReport,
     /// Size, bytes.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::checks::{CountField, checked, path_flaw};
 use super::disk::backing_form;
 use super::{
-    BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, ListenAddress, MemoryWord, NbdUri,
-    ServedSpec, form, group_flaw, named, spec,
+    BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, ListenAddress, MemoryWord,
+    NbdUri, ServedSpec, form, group_flaw, named, spec,
 };
 use crate::size::Size;
 
@@ -24,10 +24,16 @@ spec! {
         backing: BackingSpec => BackingSpec::differing,
         /// Writes are refused.
         read_only: bool,
-        /// Where clients of other machines connect. They are not asked who they are.
+        /// Where clients of other machines connect.
         listen: Option<ListenAddress>,
         /// It was said that plain text will do.
         plain: bool,
+        /// Clients of other machines have to show a certificate of this host's authority, and all is encrypted.
+        #[serde(default)]
+        tls: bool,
+        /// Which hosts may connect with TLS; all that the authority knows if there is no list.
+        #[serde(default)]
+        allow: Option<HostList>,
         /// Most clients' connections at a time.
         connections: u16,
         /// Where clients of this host connect, if it is not `RUN_DIR/NAME.sock`.
@@ -46,11 +52,17 @@ backing_form! {
         [long, num_args = 0, default_missing_value = "true"]
         read_only: bool,
         /// Let other machines connect to this address by TCP [default: only clients of this host, by the export's socket]
-        [long, value_name = "ADDRESS:PORT", requires = "plain"]
+        [long, value_name = "ADDRESS:PORT"]
         listen: ListenAddress,
         /// Accept that whoever can reach --listen is let in unasked, and that nothing is encrypted
         [long, num_args = 0, default_missing_value = "true"]
         plain: bool,
+        /// Let in by --listen only hosts with a certificate of this host's authority (`ioplane identity`), and encrypt all
+        [long, num_args = 0, default_missing_value = "true", conflicts_with = "plain"]
+        tls: bool,
+        /// Which hosts may connect with --tls, such as host-b,host-c [default: all with a certificate of the authority]
+        [long, value_name = "HOSTS", requires = "tls"]
+        allow: HostList,
         /// Most connections of clients at a time [default: 16]
         [long, value_name = "N"]
         connections: u64,
@@ -81,6 +93,8 @@ impl ExportForm {
             read_only: self.read_only.unwrap_or(false),
             listen: self.listen,
             plain: self.plain.unwrap_or(false),
+            tls: self.tls.unwrap_or(false),
+            allow: self.allow,
             connections,
             socket: self.socket,
             core: self.core,
@@ -126,9 +140,25 @@ impl ServedSpec for ExportSpec {
             }
             BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => {}
         }
-        if let (Some(listen), false) = (&self.listen, self.plain) {
-            let reason = format!("listen = \"{listen}\" lets in whoever can reach it, in plain text");
-            flaws.push(Flaw::new("plain", reason, "write plain = true if that is so intended"));
+        match &self.listen {
+            Some(_) if self.tls && self.plain => {
+                let reason = "tls = true and plain = true contradict each other";
+                flaws.push(Flaw::new("plain", reason, "leave out one of them"));
+            }
+            Some(listen) if !self.tls && !self.plain => {
+                let reason = format!("listen = \"{listen}\" lets in whoever can reach it, in plain text");
+                let remedy = "write tls = true, or plain = true if that is so intended";
+                flaws.push(Flaw::new("plain", reason, remedy));
+            }
+            None if self.tls => {
+                let reason = "tls = true, and no other machine can connect";
+                flaws.push(Flaw::new("tls", reason, "write listen = \"ADDRESS:PORT\" as well"));
+            }
+            _ => {}
+        }
+        if self.allow.is_some() && !self.tls {
+            let reason = "allow names hosts, and without TLS nobody is asked who it is";
+            flaws.push(Flaw::new("allow", reason, "write tls = true as well"));
         }
         flaws.extend(CONNECTIONS.flaw(self.connections));
         flaws.extend(group_flaw(self.group.as_deref()));
@@ -164,6 +194,21 @@ mod tests {
         assert_eq!(flaws[0].field, "plain");
         let spec = ExportForm { listen, plain: Some(true), ..form() }.spec("data").unwrap();
         assert_eq!(spec.listen().unwrap().port(), 10809);
+    }
+
+    #[test]
+    fn tls_needs_an_address_and_excludes_plain_text() {
+        let (listen, tls) = (Some("0.0.0.0:10809".parse().unwrap()), Some(true));
+        let allow: Option<HostList> = Some("host-b".parse().unwrap());
+        let spec = ExportForm { listen, tls, allow: allow.clone(), ..form() }.spec("data").unwrap();
+        assert!(spec.tls && spec.allow.unwrap().has("host-b"));
+        for (wrong, field) in [
+            (ExportForm { tls, ..form() }, "tls"),
+            (ExportForm { listen, tls, plain: Some(true), ..form() }, "plain"),
+            (ExportForm { listen, plain: Some(true), allow, ..form() }, "allow"),
+        ] {
+            assert_eq!(wrong.spec("data").unwrap_err()[0].field, field);
+        }
     }
 
     #[test]

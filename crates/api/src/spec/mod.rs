@@ -13,6 +13,7 @@ mod export;
 mod fields;
 mod function;
 mod group;
+mod host_list;
 mod limit;
 mod limit_fields;
 mod listen_address;
@@ -39,6 +40,7 @@ pub use function::{
 };
 pub use group::{GROUP_WEIGHT, GroupChangeForm, GroupForm, GroupSpec, set_group};
 use group::{group_flaw, named};
+pub use host_list::HostList;
 pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{
     disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,

@@ -7,16 +7,18 @@ use super::address::{as_text, from_text};
 
 /// Longest URI: a name has up to 4096 bytes in the protocol, and each may take three characters here.
 const LONGEST: usize = 3 * 4096 + 512;
-/// How the URIs begin that are understood (the NBD URI specification, "NBD URI scheme"). TLS comes with identities.
-const SCHEMES: [&str; 2] = ["nbd://", "nbd+unix://"];
+/// How the URIs begin that are understood (the NBD URI specification, "NBD URI scheme").
+const SCHEMES: [&str; 3] = ["nbd://", "nbds://", "nbd+unix://"];
 
-/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Whoever connects reads the rest of it.
+/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Whoever connects reads the rest of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri(String);
 
 /// A text that is no such URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not an NBD URI: write nbd://HOST/EXPORT, or nbd+unix:///EXPORT?socket=PATH")]
+#[error(
+    "`{0}` is not an NBD URI: write nbd://HOST/EXPORT, nbds://HOST/EXPORT with TLS, or nbd+unix:///EXPORT?socket=PATH"
+)]
 pub struct NotAnNbdUri(String);
 
 impl NbdUri {
@@ -46,7 +48,7 @@ impl fmt::Display for NbdUri {
 as_text!(NbdUri, {
     "type": "string",
     "description": "An NBD URI, as nbd://host-a/data.",
-    "pattern": "^nbd(\\+unix)?://.",
+    "pattern": "^nbd(s|\\+unix)?://.",
 });
 from_text!(NbdUri);
 super::values!(NbdUri: parsed | "remote" => NbdUri("nbd://localhost/".to_owned()););
@@ -57,12 +59,23 @@ mod tests {
 
     #[test]
     fn what_is_no_nbd_uri_is_refused() {
-        for good in ["nbd://host-a/data", "nbd://[::1]:10810/", "nbd+unix:///data?socket=/run/x.sock"] {
+        for good in [
+            "nbd://host-a/data",
+            "nbd://[::1]:10810/",
+            "nbds://host-a/data",
+            "nbd+unix:///data?socket=/run/x.sock",
+        ] {
             assert_eq!(good.parse::<NbdUri>().unwrap().to_string(), good);
         }
-        for bad in
-            ["", "data", "nbd://", "nbds://host/data", "http://host/data", "nbd://host/da ta", "nbd://h/\n"]
-        {
+        for bad in [
+            "",
+            "data",
+            "nbd://",
+            "nbds+unix://host/data",
+            "http://host/data",
+            "nbd://host/da ta",
+            "nbd://h/\n",
+        ] {
             assert!(bad.parse::<NbdUri>().is_err(), "{bad:?}");
         }
         assert!(format!("nbd://host/{}", "x".repeat(LONGEST)).parse::<NbdUri>().is_err());

@@ -35,7 +35,9 @@ use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::args::{Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, ModelCommand, RunArgs};
+use crate::args::{
+    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, RunArgs,
+};
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
 
@@ -63,6 +65,9 @@ pub trait Host {
 
     /// `ioplane model`: the device state models of this binary. Needs no daemon.
     fn model(&self, command: ModelCommand, json: bool) -> Result<()>;
+
+    /// `ioplane identity`. Needs no daemon.
+    fn identity(&self, args: &IdentityArgs, json: bool) -> Result<ExitCode>;
 
     /// Lists this host's PCI functions, and those that a daemon serves.
     fn functions(&self, client: &Client, json: bool) -> Result<()>;
@@ -92,6 +97,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
+        Command::Identity(args) => return host.identity(&args, json),
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
         Command::Group(command) => group::run(&client()?, command, json)?,

@@ -20,7 +20,7 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
             let export: ExportReport =
                 working("opening the image", || put(client, &address(&name), &form, ("publish", &name)))?;
             if export.listen.is_none() && !json {
-                hint("other machines cannot reach it: add --listen ADDRESS:PORT --plain for that");
+                hint("other machines cannot reach it: add --listen ADDRESS:PORT --tls for that");
             }
             print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
         }

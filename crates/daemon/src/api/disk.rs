@@ -68,7 +68,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     };
     whole(daemon.may_change()?, async move {
         let text = backing.name();
-        daemon.disks.served(&name)?.replace(backing).await?;
+        daemon.disks.served(&name)?.replace(backing, daemon.disks.context().identity()).await?;
         tracing::info!(disk = name, backing = text, "backing replaced");
         daemon.disks.tell(EventWord::Changed, &name, &format!("backing replaced: {text}"));
         json(daemon.report_of(&daemon.disks, &name).await?)

@@ -102,6 +102,8 @@ impl Appended {
         self.other("read_only", spec.read_only, false);
         self.some("listen", spec.listen.as_ref().map(ToString::to_string));
         self.other("plain", spec.plain, false);
+        self.other("tls", spec.tls, false);
+        self.some("allow", spec.allow.as_ref().map(ToString::to_string));
         let usual = ExportForm { memory: Some(Size(1 << 20)), ..ExportForm::default() }.spec(&spec.name).ok();
         let usual = usual.map_or(0, |usual| usual.connections);
         self.other("connections", i64::from(spec.connections), i64::from(usual));
@@ -323,6 +325,12 @@ plain = true
 connections = 4
 socket = "/run/data-nbd.sock"
 core = 3
+[[export]]
+name = "closed"
+memory = "64M"
+listen = "127.0.0.1:10809"
+tls = true
+allow = "host-b,host-c"
 "#;
 
     #[test]

@@ -41,6 +41,8 @@ pub struct DaemonSpec {
     pub socket: Option<PathBuf>,
     /// Where disks' sockets and the state file are.
     pub run_dir: Option<PathBuf>,
+    /// Where the identity of this host is, for TLS.
+    pub identity: Option<PathBuf>,
     /// Where Prometheus may ask, loopback only.
     pub metrics: Option<SocketAddr>,
     /// Who may connect to the sockets of disks and NICs.
@@ -271,6 +273,7 @@ fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
     let mut daemon = DaemonSpec {
         socket: reader.path("socket"),
         run_dir: reader.path("run_dir"),
+        identity: reader.path("identity"),
         access: access(&mut reader),
         ..DaemonSpec::default()
     };

@@ -17,13 +17,14 @@ use ioplane_api::spec::{
     set_group,
 };
 use ioplane_device::QuiescenceProof;
+use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::import::Import;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 use super::Daemon;
-use super::context::DaemonContext;
+use super::context::{DaemonContext, Opener};
 use super::groups::Membership;
 use super::lower::{Lower, limit};
 use super::readings;
@@ -106,7 +107,7 @@ fn file_options(
 }
 
 /// Opens what is behind a disk that another process serves, beside it. `file` is that one's; a disk of another machine has none.
-pub fn adopt(record: &DiskRecord, owner: &Path, file: Option<OwnedFd>) -> Result<Opened, Refusal> {
+pub fn adopt(record: &DiskRecord, owner: &Opener, file: Option<OwnedFd>) -> Result<Opened, Refusal> {
     match (&record.now.backing, file) {
         (BackingSpec::Memory { bytes }, Some(file)) => {
             Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?))
@@ -118,7 +119,7 @@ pub fn adopt(record: &DiskRecord, owner: &Path, file: Option<OwnedFd>) -> Result
         (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
             let shape = (record.now.read_only, record.now.block_size);
-            let options = file_options(shape, path, how, record.image, owner);
+            let options = file_options(shape, path, how, record.image, &owner.socket);
             let backing = FileBacking::adopt(&options, file)?;
             if let Some(bytes) = record.bytes.filter(|bytes| *bytes < backing.info().bytes) {
                 backing.resize(bytes)?;
@@ -153,7 +154,7 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>, membership: Membership)
 }
 
 /// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
-pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
+pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
     let spec = &record.now;
     let opened =
         open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
@@ -179,7 +180,7 @@ pub fn open_backing(
     backing: &BackingSpec,
     shape: (bool, Option<u32>),
     known: Option<ImageId>,
-    owner: &Path,
+    owner: &Opener,
 ) -> Result<Opened, Refusal> {
     let (path, how) = match backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
@@ -188,7 +189,7 @@ pub fn open_backing(
         }
         BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };
-    let options = file_options(shape, path, how, known, owner);
+    let options = file_options(shape, path, how, known, &owner.socket);
     let mut said = Instant::now();
     let file = FileBacking::open_watched(options, &mut |waiting| {
         if said.elapsed() >= NEWS {
@@ -313,13 +314,14 @@ impl Disk {
     /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The state file is
     /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
     /// come back with the one that has everything.
-    pub async fn replace(&self, backing: BackingSpec) -> Result<(), Refusal> {
+    pub async fn replace(&self, backing: BackingSpec, identity: &IdentityDirectory) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         let spec = DiskSpec { backing, ..self.served.note.read().now };
         if let Some(flaw) = spec.flaws().first() {
             return Err(Refusal::flaws(std::slice::from_ref(flaw)));
         }
-        let (next, owner) = (spec.backing.clone(), self.served.handle.socket().to_owned());
+        let owner = Opener { socket: self.served.handle.socket().to_owned(), identity: identity.clone() };
+        let next = spec.backing.clone();
         let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
         let image = opened.image;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
@@ -445,7 +447,7 @@ impl ServedKind for Disk {
         context: &Arc<DaemonContext>,
         _below: &Arc<()>,
     ) -> Result<Disk, Refusal> {
-        let (wanted, owner) = (record.clone(), context.socket(&record.now));
+        let (wanted, owner) = (record.clone(), context.opener(&record.now));
         let opened = blocking(move || open(&wanted, &owner)).await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;

@@ -6,26 +6,33 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::report::{RemoteReport, RemoteWord};
 use ioplane_api::spec::NbdUri;
+use ioplane_nbd::NbdError;
 use ioplane_nbd::import::{Address, ConnectionState, ConnectionStatus, Import, ImportOptions};
 use sha2::{Digest, Sha256};
 
+use crate::context::Opener;
 use crate::refusal::Refusal;
 
 /// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
-pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Path) -> Result<Arc<Import>, Refusal> {
-    let address: Address = uri.as_str().parse().map_err(|error: ioplane_nbd::NbdError| {
+pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
+    let address: Address = uri.as_str().parse().map_err(|error: NbdError| {
         Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
             .at("remote")
     })?;
     let options = ImportOptions {
         give_up_after: timeout_s.map(Duration::from_secs),
-        holder: holder(owner),
+        holder: holder(&owner.socket),
+        identity: owner.identity.clone(),
         ..ImportOptions::new(address)
     };
     let runtime = tokio::runtime::Handle::current();
     let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
     opened.map_err(|error| {
-        let remedy = format!("see whether the server runs and can be reached: nbdinfo '{uri}'");
+        let remedy = match &error {
+            NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
+            NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
+            _ => format!("see whether the server runs and can be reached: nbdinfo '{uri}'"),
+        };
         Refusal::failed(format!("{uri}: {error}"), remedy)
     })
 }

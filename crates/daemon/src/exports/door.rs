@@ -5,13 +5,46 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::spec::HostList;
 use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
-use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated};
+use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
 use tokio::sync::{mpsc, oneshot};
 
 use super::owner::{Ask, ChannelEpoch};
+
+/// Who a client is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Client {
+    /// A program of this host, by the export's socket.
+    Local,
+    /// Somebody on the network, in plain text.
+    Anybody,
+    /// A host, by the name in its certificate.
+    Host(String),
+}
+
+/// Whom an export lets in.
+#[derive(Debug, Clone, Default)]
+pub struct Admission {
+    /// Of other machines only hosts with a certificate.
+    pub tls: bool,
+    /// Of these, only those.
+    pub allow: Option<HostList>,
+}
+
+impl Admission {
+    fn admits(&self, client: &Client) -> Result<(), ExportRefusal> {
+        match (client, &self.allow) {
+            (Client::Anybody, _) if self.tls => Err(ExportRefusal::TlsRequired),
+            (Client::Host(host), Some(allow)) if !allow.has(host) => {
+                Err(ExportRefusal::Policy(format!("{host} is not among the hosts that may use this export")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
 
 /// One export, as its listeners see it.
 #[derive(Clone)]
@@ -20,13 +53,19 @@ pub struct Door(Arc<Shared>);
 struct Shared {
     published: PublishedExport,
     instance: String,
+    admission: Admission,
     owner: mpsc::Sender<Ask>,
     refused: AtomicU64,
 }
 
 impl Door {
-    pub fn new(published: PublishedExport, instance: String, owner: mpsc::Sender<Ask>) -> Self {
-        Door(Arc::new(Shared { published, instance, owner, refused: AtomicU64::new(0) }))
+    pub fn new(
+        published: PublishedExport,
+        instance: String,
+        admission: Admission,
+        owner: mpsc::Sender<Ask>,
+    ) -> Self {
+        Door(Arc::new(Shared { published, instance, admission, owner, refused: AtomicU64::new(0) }))
     }
 
     pub fn published(&self) -> &PublishedExport {
@@ -48,8 +87,8 @@ impl Door {
     }
 
     /// Hands over a client whose handshake has ended.
-    pub async fn take(&self, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
-        let client = negotiated.contexts.iter().find_map(|context| ChannelEpoch::of(&context.name));
+    pub async fn take(&self, who: &Client, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
+        let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
         let taken = Ask::Connect { socket, negotiated, ahead, client };
         if self.ask(taken).await.is_err() {
             self.0.refused.fetch_add(1, Ordering::Relaxed);
@@ -57,14 +96,16 @@ impl Door {
     }
 
     /// The name of the context that a query of ours finds, once what it asks for holds.
-    async fn context(&self, query: &str, selects: bool) -> Option<String> {
+    async fn context(&self, who: &Client, query: &str, selects: bool) -> Option<String> {
+        // Whoever may not use the export learns nothing of it, and ends nobody's connections.
+        self.0.admission.admits(who).ok()?;
         if query == INSTANCE {
             return Some(format!("{INSTANCE}={}", self.instance()));
         }
         if query == EPOCH {
             return Some(EPOCH.to_owned());
         }
-        let client = ChannelEpoch::of(query)?;
+        let client = epoch(query, who)?;
         if !selects {
             return Some(EPOCH.to_owned());
         }
@@ -73,6 +114,15 @@ impl Door {
         self.ask(Ask::Fence { client, answer }).await.ok()?;
         fenced.await.ok()?.then(|| query.to_owned())
     }
+}
+
+/// Whose connection it is. A host speaks for itself only: whatever holder it names is one of its own.
+fn epoch(query: &str, who: &Client) -> Option<ChannelEpoch> {
+    let epoch = ChannelEpoch::of(query)?;
+    Some(match who {
+        Client::Host(host) => epoch.of_host(host),
+        Client::Local | Client::Anybody => epoch,
+    })
 }
 
 /// The exports behind one listener, by name.
@@ -105,11 +155,34 @@ impl Doors {
             name => doors.get(name).cloned(),
         }
     }
+
+    /// What a listener by TCP does about TLS: it requires it where every export does.
+    pub fn policy(&self) -> TlsPolicy {
+        let doors = self.lock();
+        let tls = doors.values().filter(|door| door.0.admission.tls).count();
+        match tls {
+            0 => TlsPolicy::Unsupported,
+            all if all == doors.len() => TlsPolicy::Required,
+            _ => TlsPolicy::Offered,
+        }
+    }
+
+    /// What `client` is told.
+    pub fn seen_by(&self, client: Client) -> Visitor {
+        Visitor { doors: self.clone(), client }
+    }
 }
 
-impl Exports for Doors {
+/// A client before the doors.
+pub struct Visitor {
+    doors: Doors,
+    client: Client,
+}
+
+impl Exports for Visitor {
     async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
-        let door = self.door(name).ok_or(ExportRefusal::Unknown)?;
+        let door = self.doors.door(name).ok_or(ExportRefusal::Unknown)?;
+        door.0.admission.admits(&self.client)?;
         if enters {
             door.published().enter()?;
         }
@@ -117,12 +190,46 @@ impl Exports for Doors {
     }
 
     async fn list(&self) -> Vec<(String, String)> {
-        let doors = self.lock();
-        let listed = doors.values().map(|door| door.published().info());
+        let doors = self.doors.lock();
+        let admitted = doors.values().filter(|door| door.0.admission.admits(&self.client).is_ok());
+        let listed = admitted.map(|door| door.published().info());
         listed.map(|info| (info.name.clone(), info.description.clone())).collect()
     }
 
     async fn context(&self, export: &str, query: &str, selects: bool) -> Option<String> {
-        self.door(export)?.context(query, selects).await
+        self.doors.door(export)?.context(&self.client, query, selects).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_with_tls_lets_in_the_hosts_that_may() {
+        let host = |name: &str| Client::Host(name.to_owned());
+        let plain = Admission::default();
+        let tls = Admission { tls: true, allow: None };
+        let some = Admission { tls: true, allow: Some("host-b".parse().unwrap()) };
+        for client in [Client::Local, Client::Anybody, host("host-b")] {
+            assert_eq!(plain.admits(&client), Ok(()), "{client:?}");
+        }
+        for admission in [&tls, &some] {
+            assert_eq!(admission.admits(&Client::Anybody), Err(ExportRefusal::TlsRequired));
+            assert_eq!(admission.admits(&Client::Local), Ok(()));
+            assert_eq!(admission.admits(&host("host-b")), Ok(()));
+        }
+        assert_eq!(tls.admits(&host("host-c")), Ok(()));
+        assert!(
+            matches!(some.admits(&host("host-c")), Err(ExportRefusal::Policy(why)) if why.contains("host-c"))
+        );
+    }
+
+    #[test]
+    fn a_host_cannot_name_the_holder_of_another_one() {
+        let query = format!("{EPOCH}=3f/17/0/7");
+        let of = |who: &Client| epoch(&query, who).unwrap();
+        let [b, c] = ["host-b", "host-c"].map(|host| of(&Client::Host(host.to_owned())));
+        assert!(b != c && b != of(&Client::Anybody) && b == of(&Client::Host("host-b".to_owned())));
     }
 }

@@ -7,12 +7,13 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::NbdError;
 use ioplane_nbd::export::{AcceptedClient, Handshakes};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::door::{Door, Doors};
+use super::door::{Client, Door, Doors};
 use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
@@ -32,13 +33,21 @@ impl Drop for Entrance {
 }
 
 /// The TCP listeners, by address. Each serves all exports that name its address.
-#[derive(Default)]
-pub struct Listeners(Arc<Mutex<BTreeMap<SocketAddr, (Doors, AbortHandle)>>>);
+pub struct Listeners {
+    all: Arc<Mutex<BTreeMap<SocketAddr, (Doors, AbortHandle)>>>,
+    /// Who this host is to clients with TLS.
+    identity: IdentityDirectory,
+}
 
 impl Listeners {
+    /// None yet.
+    pub fn new(identity: IdentityDirectory) -> Listeners {
+        Listeners { all: Arc::default(), identity }
+    }
+
     /// Has clients of `address` find this export. Must be called in the runtime.
     pub fn enter(&self, address: SocketAddr, door: Door) -> Result<Entrance, Refusal> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let name = door.published().info().name.clone();
         match all.get(&address) {
             Some((doors, _)) => drop(doors.enter(door)),
@@ -51,11 +60,11 @@ impl Listeners {
                 listener.set_nonblocking(true).map_err(refused)?;
                 let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
                 let doors = Doors::default().enter(door);
-                let task = tokio::spawn(listen_tcp(listener, doors.clone()));
+                let task = tokio::spawn(listen_tcp(listener, doors.clone(), self.identity.clone()));
                 all.insert(address, (doors, task.abort_handle()));
             }
         }
-        let listeners = self.0.clone();
+        let listeners = self.all.clone();
         Ok(Entrance(Box::new(move || {
             let mut all = listeners.lock().unwrap_or_else(PoisonError::into_inner);
             if all.get(&address).is_some_and(|(doors, _)| doors.leave(&name))
@@ -76,8 +85,7 @@ pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> 
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let into = |stream: tokio::net::UnixStream| stream.into_std().map(OwnedFd::from);
-                    tokio::spawn(admit(stream, into, doors.clone(), handshakes.clone()));
+                    tokio::spawn(admit_local(stream, doors.clone(), handshakes.clone()));
                 }
                 Err(error) => pause(&error).await,
             }
@@ -87,15 +95,14 @@ pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> 
     Ok(Entrance(Box::new(move || task.abort())))
 }
 
-async fn listen_tcp(listener: tokio::net::TcpListener, doors: Doors) {
+async fn listen_tcp(listener: tokio::net::TcpListener, doors: Doors, identity: IdentityDirectory) {
     let handshakes = Arc::new(Handshakes::new(HANDSHAKES, PATIENCE));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 // Answers of a few bytes are not to wait for each other.
                 let _ = stream.set_nodelay(true);
-                let into = |stream: tokio::net::TcpStream| stream.into_std().map(OwnedFd::from);
-                tokio::spawn(admit(stream, into, doors.clone(), handshakes.clone()));
+                tokio::spawn(admit(stream, doors.clone(), handshakes.clone(), identity.clone()));
             }
             Err(error) => pause(&error).await,
         }
@@ -107,24 +114,41 @@ async fn pause(error: &std::io::Error) {
     tokio::time::sleep(PAUSE).await;
 }
 
-/// One client's handshake; then it is its export's.
-async fn admit<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
-    into: impl FnOnce(S) -> std::io::Result<OwnedFd>,
-    doors: Doors,
-    handshakes: Arc<Handshakes>,
-) {
-    let accepted = match handshakes.accept(stream, &doors).await {
-        Ok(Some(accepted)) => accepted,
+/// The handshake of one client of this host; then it is its export's.
+async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshakes>) {
+    match handshakes.accept(stream, &doors.seen_by(Client::Local)).await {
+        Ok(Some(AcceptedClient { stream, negotiated, ahead })) => match stream.into_std() {
+            Ok(stream) => {
+                let stream = OwnedFd::from(stream);
+                hand_over(&doors, &Client::Local, AcceptedClient { stream, negotiated, ahead }).await;
+            }
+            Err(source) => refused(&NbdError::Os { doing: "taking a client over", source }),
+        },
         // It has asked what there is.
-        Ok(None) => return,
-        Err(error) => return refused(&error),
+        Ok(None) => {}
+        Err(error) => refused(&error),
+    }
+}
+
+/// The same for a client of any machine.
+async fn admit(stream: TcpStream, doors: Doors, handshakes: Arc<Handshakes>, identity: IdentityDirectory) {
+    let mut client = Client::Anybody;
+    let known = |host: &str| {
+        client = Client::Host(host.to_owned());
+        doors.seen_by(client.clone())
     };
+    let plain = doors.seen_by(Client::Anybody);
+    match handshakes.accept_tls(stream, doors.policy(), &identity, &plain, known).await {
+        Ok(Some(accepted)) => hand_over(&doors, &client, accepted).await,
+        Ok(None) => {}
+        Err(error) => refused(&error),
+    }
+}
+
+async fn hand_over(doors: &Doors, client: &Client, accepted: AcceptedClient<OwnedFd>) {
     let AcceptedClient { stream, negotiated, ahead } = accepted;
-    let Some(door) = doors.door(&negotiated.info.name) else { return };
-    match into(stream) {
-        Ok(socket) => door.take(socket, negotiated, ahead).await,
-        Err(source) => refused(&NbdError::Os { doing: "taking a client over", source }),
+    if let Some(door) = doors.door(&negotiated.info.name) {
+        door.take(client, stream, negotiated, ahead).await;
     }
 }
 

@@ -15,9 +15,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ioplane_api::report::{Counts, ExportReport, ServedState};
-use ioplane_api::spec::{BackingSpec, ExportSpec, ListenAddress};
+use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, ListenAddress};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
+use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::export::{Export, ExportOptions};
 use tokio::sync::oneshot;
 
@@ -29,7 +30,7 @@ use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking
 use super::state_file::{Entries, ExportRecord, Record};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use door::{Door, Doors};
+use door::{Admission, Door, Doors};
 pub use listener::Listeners;
 use owner::{Ask, Look};
 
@@ -54,6 +55,21 @@ fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
     Refusal::failed(error.to_string(), "see the log of the daemon")
 }
 
+/// An export that nobody could connect to is not there. Whether the identity is still good is seen at each connection.
+async fn check_identity(directory: &IdentityDirectory) -> Result<(), Refusal> {
+    let directory = directory.clone();
+    let loaded = tokio::task::spawn_blocking(move || directory.load()).await;
+    let remedy = "make or import one: ioplane identity";
+    let refused = |error: String| {
+        Refusal::failed(format!("TLS needs an identity of this host: {error}"), remedy).at("tls")
+    };
+    match loaded {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(refused(error.to_string())),
+        Err(error) => Err(refused(error.to_string())),
+    }
+}
+
 /// `IMAGE@BOOT`: another image is another disk, and on another boot of the host writes that were acknowledged and not flushed may be gone. What the kernel
 /// has taken survives this process. What has no image, a disk in memory, is another one after each start.
 fn instance(opened: &Opened) -> Result<String, Refusal> {
@@ -74,7 +90,7 @@ impl PublishedDisk {
         listeners: &Arc<Listeners>,
     ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
-        let (wanted, owner) = (spec.clone(), context.socket(&spec));
+        let (wanted, owner) = (spec.clone(), context.opener(&spec));
         let known = record.image;
         let opened = blocking(move || {
             open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)
@@ -97,7 +113,11 @@ impl PublishedDisk {
         let running = Quiescent::new(export).resume(&placement).map_err(|refused| {
             Refusal::failed(format!("{}: {}", spec.name, refused.error), "see the log of the daemon")
         })?;
-        let door = Door::new(published, instance, owner::start(running, ended, placement));
+        if spec.tls {
+            check_identity(context.identity()).await?;
+        }
+        let admission = Admission { tls: spec.tls, allow: spec.allow.clone() };
+        let door = Door::new(published, instance, admission, owner::start(running, ended, placement));
         let path = context.socket(&spec);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
@@ -250,6 +270,8 @@ impl ServedKind for PublishedDisk {
             origin,
             socket,
             listen: spec.listen.as_ref().map(ListenAddress::to_string),
+            tls: spec.tls,
+            allow: spec.allow.as_ref().map(HostList::to_string),
             backing,
             size: 0,
             read_only: spec.read_only,

@@ -45,6 +45,13 @@ impl ChannelEpoch {
     }
 }
 
+impl ChannelEpoch {
+    /// The same, of that host and nobody else: no holder has a slash in its own name.
+    pub fn of_host(self, host: &str) -> ChannelEpoch {
+        ChannelEpoch { holder: format!("{host}/{}", self.holder), ..self }
+    }
+}
+
 /// What an owner is asked.
 pub enum Ask {
     /// Serve a client.

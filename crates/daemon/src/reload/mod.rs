@@ -68,6 +68,7 @@ impl Daemon {
         for (field, differs) in [
             ("socket", old.daemon.socket != config.daemon.socket),
             ("run_dir", old.daemon.run_dir != config.daemon.run_dir),
+            ("identity", old.daemon.identity != config.daemon.identity),
             ("metrics", old.daemon.metrics != config.daemon.metrics),
             ("socket_group", old.daemon.access.group != config.daemon.access.group),
             ("socket_mode", config.daemon.access.asks_other_bits(old.daemon.access)),

@@ -1,17 +1,28 @@
 //! Handshakes with clients, on the control side: any stream, any number of exports, bounded in time and number.
 
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
+use super::socket;
 use crate::error::NbdError;
 use crate::handshake::ExportInfo;
 use crate::handshake::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
+use crate::tls::{self, load};
 
 /// Bytes read at a time.
 const INPUT: usize = 4096;
+/// How long a client that was refused has to hear of it.
+const HEARS: Duration = Duration::from_secs(2);
+/// How long the peer of a connection with TLS may be silent: as of one without, if nothing else is said.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// What is exported, as handshakes ask for it. The futures may take as long as a handshake may.
 pub trait Exports: Sync {
@@ -73,17 +84,104 @@ impl Handshakes {
         exports: &impl Exports,
     ) -> Result<Option<AcceptedClient<S>>, NbdError> {
         let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
-        let whole = tokio::time::timeout(self.patience, handshake(stream, exports));
-        whole.await.map_err(|_| NbdError::Slow(self.patience))?
+        let mut stream = stream;
+        let mut handshake = ServerHandshake::new(TlsPolicy::Unsupported);
+        let talk = talk(&mut stream, &mut handshake, exports);
+        match self.in_time(talk).await? {
+            Talked::Transmission(negotiated, ahead) => Ok(Some(AcceptedClient { stream, negotiated, ahead })),
+            // There is no TLS here, so it is never asked for.
+            Talked::StartTls | Talked::End => Ok(None),
+        }
+    }
+
+    /// The same for a client by TCP that may start TLS, or must, by `policy`. What it is told without TLS is that of `plain`; with TLS `known` is asked
+    /// once who it is, by the name in its certificate. This host's own identity is read anew for each client. The socket of a client with TLS is the
+    /// plain end of a relay.
+    pub async fn accept_tls<E: Exports>(
+        &self,
+        mut stream: TcpStream,
+        policy: TlsPolicy,
+        identity: &IdentityDirectory,
+        plain: &impl Exports,
+        known: impl FnOnce(&str) -> E,
+    ) -> Result<Option<AcceptedClient<OwnedFd>>, NbdError> {
+        let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
+        let os = |source| NbdError::Os { doing: "taking a client over", source };
+        self.in_time(async {
+            let mut handshake = ServerHandshake::new(policy);
+            let (socket, negotiated, ahead) = match talk(&mut stream, &mut handshake, plain).await? {
+                Talked::End => return Ok(None),
+                Talked::Transmission(negotiated, ahead) => {
+                    (OwnedFd::from(stream.into_std().map_err(os)?), negotiated, ahead)
+                }
+                Talked::StartTls => {
+                    let (mut stream, name) = start_tls(stream, identity).await?;
+                    handshake.tls_started();
+                    let Talked::Transmission(negotiated, ahead) =
+                        talk(&mut stream, &mut handshake, &known(&name)).await?
+                    else {
+                        return Ok(None);
+                    };
+                    socket::notice_silence(stream.get_ref().0, SILENCE).map_err(os)?;
+                    (tls::relay(stream.into(), SILENCE).map_err(os)?.plain, negotiated, ahead)
+                }
+            };
+            Ok(Some(AcceptedClient { stream: socket, negotiated, ahead }))
+        })
+        .await
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, NbdError>>) -> Result<T, NbdError> {
+        let limited = tokio::time::timeout(self.patience, work);
+        limited.await.map_err(|_| NbdError::Slow(self.patience))?
     }
 }
 
-async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
-    mut stream: S,
+/// Starts TLS as its server. Says by which name the client is known to the authority.
+async fn start_tls(
+    stream: TcpStream,
+    identity: &IdentityDirectory,
+) -> Result<(TlsStream<TcpStream>, String), NbdError> {
+    let identity = load(identity).await?;
+    let accepting = TlsAcceptor::from(identity.server()).accept(stream).into_fallible();
+    let stream = match accepting.await {
+        Ok(stream) => stream,
+        Err((error, stream)) => {
+            let_hear(stream).await;
+            return Err(tls::stream_error("starting TLS")(error));
+        }
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let certificate = certificate.ok_or(NbdError::Tls(TlsFault::Missing))?;
+    let name = CertificateFacts::of(certificate).and_then(|facts| facts.host());
+    let name = name.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
+    Ok((stream, name.to_string()))
+}
+
+/// A client that was refused is told why in an alert. It may have sent something already that nobody reads: closing the connection at once would reset it,
+/// and the alert would be lost.
+async fn let_hear(mut stream: TcpStream) {
+    let read_to_end = async {
+        let mut scrap = [0; INPUT];
+        let _ = stream.shutdown().await;
+        while stream.read(&mut scrap).await.is_ok_and(|bytes| bytes > 0) {}
+    };
+    let _ = tokio::time::timeout(HEARS, read_to_end).await;
+}
+
+/// What a handshake, or its part before TLS, came to.
+enum Talked {
+    Transmission(Negotiated, Vec<u8>),
+    StartTls,
+    End,
+}
+
+async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    handshake: &mut ServerHandshake,
     exports: &impl Exports,
-) -> Result<Option<AcceptedClient<S>>, NbdError> {
-    let os = |source| NbdError::Os { doing: "a handshake", source };
-    let mut handshake = ServerHandshake::new(TlsPolicy::Unsupported);
+) -> Result<Talked, NbdError> {
+    let os = tls::stream_error("a handshake");
     let mut buffer = [0; INPUT];
     let (mut start, mut end) = (0, 0);
     let mut output = Vec::new();
@@ -92,14 +190,16 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         let step = handshake.next(&mut input, &mut output);
         start = end - input.len();
         // Also what was said before a violation.
-        stream.write_all(&output).await.map_err(os)?;
+        stream.write_all(&output).await.map_err(&os)?;
+        // TLS keeps records until it is told.
+        stream.flush().await.map_err(&os)?;
         output.clear();
         match step? {
             ServerStep::Read => {
-                let read = stream.read(&mut buffer).await.map_err(os)?;
+                let read = stream.read(&mut buffer).await.map_err(&os)?;
                 (start, end) = (0, read);
                 if read == 0 {
-                    return Ok(None);
+                    return Ok(Talked::End);
                 }
             }
             ServerStep::Send => {}
@@ -117,14 +217,14 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
                 handshake.context(found.as_deref());
             }
             ServerStep::Transmission(negotiated) => {
-                stream.flush().await.map_err(os)?;
-                let ahead = buffer[start..end].to_vec();
-                return Ok(Some(AcceptedClient { stream, negotiated, ahead }));
+                stream.flush().await.map_err(&os)?;
+                return Ok(Talked::Transmission(negotiated, buffer[start..end].to_vec()));
             }
-            // There is no TLS here, so it is never asked for.
-            ServerStep::StartTls | ServerStep::End => {
+            // What came behind it in plain text would have been a violation.
+            ServerStep::StartTls => return Ok(Talked::StartTls),
+            ServerStep::End => {
                 let _ = stream.shutdown().await;
-                return Ok(None);
+                return Ok(Talked::End);
             }
         }
     }

@@ -31,7 +31,6 @@ use ioplane_device::{
 };
 use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, StorageError};
-use rustix::net::sockopt;
 
 pub use accept::{AcceptedClient, Exports, Handshakes};
 use check::Terms;
@@ -226,18 +225,7 @@ impl Export {
     fn prepare(&self, socket: &OwnedFd) -> std::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(socket)?;
         rustix::fs::fcntl_setfl(socket, flags | rustix::fs::OFlags::NONBLOCK)?;
-        if sockopt::set_tcp_nodelay(socket, true).is_err() {
-            // Not TCP.
-            return Ok(());
-        }
-        let silence = self.options.silence.max(Duration::from_secs(3));
-        let third = Duration::from_secs(silence.as_secs() / 3);
-        sockopt::set_socket_keepalive(socket, true)?;
-        sockopt::set_tcp_keepidle(socket, third)?;
-        sockopt::set_tcp_keepintvl(socket, third)?;
-        sockopt::set_tcp_keepcnt(socket, 2)?;
-        sockopt::set_tcp_user_timeout(socket, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
-        Ok(())
+        socket::notice_silence(socket, self.options.silence)
     }
 
     /// Ends a connection: if its queue runs the owner drains it, and then it is dropped. Requests in flight are answered.

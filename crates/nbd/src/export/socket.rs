@@ -3,14 +3,32 @@
 #![allow(unsafe_code)]
 // UNSAFETY: recvmsg and sendmsg over spans of a mapping, which no safe slice may stand for.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_storage::MAX_RANGES;
 use rustix::io::Errno;
+use rustix::net::sockopt;
 
 /// Most spans of one call: a request of [`MAX_RANGES`], and what is before and behind it.
 const SPANS: usize = MAX_RANGES + 4;
+
+/// Has a TCP socket send at once, and end when its peer neither sends nor acknowledges anything for `silence`. Others are left as they are.
+pub(super) fn notice_silence(socket: &impl AsFd, silence: Duration) -> std::io::Result<()> {
+    if sockopt::set_tcp_nodelay(socket, true).is_err() {
+        // Not TCP.
+        return Ok(());
+    }
+    let silence = silence.max(Duration::from_secs(3));
+    let third = Duration::from_secs(silence.as_secs() / 3);
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, third)?;
+    sockopt::set_tcp_keepintvl(socket, third)?;
+    sockopt::set_tcp_keepcnt(socket, 2)?;
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
+    Ok(())
+}
 
 /// What one call came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

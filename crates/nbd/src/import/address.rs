@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
+use tokio_rustls::rustls::pki_types::ServerName;
 use url::{Host, Url};
 
 use crate::error::NbdError;
@@ -29,13 +30,15 @@ pub enum ServerAddress {
     },
 }
 
-/// An export: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`. Without a name it is the server's default export.
+/// An export: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Without a name it is the server's default export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// Where the server is.
     pub endpoint: ServerAddress,
     /// The export's name.
     pub export: String,
+    /// With TLS, and only with it: the name that the server's certificate must have. That is the host, or the parameter `tls-hostname`.
+    pub tls: Option<String>,
     text: String,
 }
 
@@ -45,7 +48,8 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, NbdError> {
         let wrong =
             |why: &str| NbdError::Address { address: text.chars().take(200).collect(), why: why.into() };
-        let form = "write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+        let form =
+            "write nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
         let url = Url::parse(text).map_err(|error| wrong(&format!("{error}; {form}")))?;
         let decoded = |part: &str| {
             let text = percent_decode_str(part).decode_utf8().map_err(|_| wrong("it is not UTF-8"))?;
@@ -55,15 +59,17 @@ impl FromStr for Address {
         if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
             return Err(wrong("NBD has no users, passwords or fragments"));
         }
-        let mut socket = None;
+        let (mut socket, mut tls_hostname) = (None, None);
+        let tls = url.scheme() == "nbds";
         for (key, value) in url.query_pairs() {
             match &*key {
                 "socket" if socket.is_none() => socket = Some(PathBuf::from(&*value)),
+                "tls-hostname" if tls && tls_hostname.is_none() => tls_hostname = Some(value.into_owned()),
                 _ => return Err(wrong(&format!("parameter {key:?} is not known here"))),
             }
         }
         let endpoint = match (url.scheme(), socket) {
-            ("nbd", None) => {
+            ("nbd" | "nbds", None) => {
                 let host = match url.host() {
                     Some(Host::Domain(name)) if !name.is_empty() => decoded(name)?,
                     Some(Host::Ipv4(number)) => number.to_string(),
@@ -72,16 +78,24 @@ impl FromStr for Address {
                 };
                 ServerAddress::Tcp { host, port: url.port().unwrap_or(PORT) }
             }
-            ("nbd", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
+            ("nbd" | "nbds", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
             ("nbd+unix", Some(path)) if url.host().is_none_or(|host| host == Host::Domain("")) => {
                 ServerAddress::Unix { path }
             }
             ("nbd+unix", Some(_)) => return Err(wrong("nbd+unix takes no host: write three slashes")),
             ("nbd+unix", None) => return Err(wrong("it names no socket: add ?socket=PATH")),
-            ("nbds" | "nbds+unix", _) => return Err(wrong("TLS is not there yet")),
+            ("nbds+unix", _) => return Err(wrong("TLS is for hosts: a socket of this host needs none")),
             _ => return Err(wrong(form)),
         };
-        Ok(Address { endpoint, export, text: text.into() })
+        let host = match &endpoint {
+            ServerAddress::Tcp { host, .. } if tls => Some(host.clone()),
+            _ => None,
+        };
+        let tls = tls_hostname.or(host);
+        if tls.as_ref().is_some_and(|name| ServerName::try_from(name.as_str()).is_err()) {
+            return Err(wrong("no certificate can be for a host of that name"));
+        }
+        Ok(Address { endpoint, export, tls, text: text.into() })
     }
 }
 
@@ -116,6 +130,21 @@ mod tests {
     }
 
     #[test]
+    fn tls_asks_for_a_name() {
+        for (text, name) in [
+            ("nbd://host-a/data", None),
+            ("nbd+unix:///data?socket=/run/a.sock", None),
+            ("nbds://host-a/data", Some("host-a")),
+            ("nbds://host-a:99", Some("host-a")),
+            ("nbds://10.0.0.1/data", Some("10.0.0.1")),
+            ("nbds://10.0.0.1/data?tls-hostname=host-a", Some("host-a")),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.tls.as_deref(), name, "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         for (text, word) in [
             ("data", "nbd://HOST"),
@@ -126,7 +155,10 @@ mod tests {
             ("nbd+unix://h/x?socket=/a", "three slashes"),
             ("nbd+unix:///x?socket=/a&tls=1", "\"tls\""),
             ("nbd://me@h/x", "no users"),
-            ("nbds://h/x", "TLS"),
+            ("nbds+unix:///x?socket=/a", "TLS is for hosts"),
+            ("nbd://h/x?tls-hostname=a", "\"tls-hostname\""),
+            ("nbds://h/x?tls-hostname=a%20b", "no certificate"),
+            ("nbds://h/x?tls-hostname=a&tls-hostname=b", "not known"),
             ("nbd://h/%00", "NUL"),
             ("nbd://h/%ff", "UTF-8"),
             ("nbd://h:99999/x", "port"),

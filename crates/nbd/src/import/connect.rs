@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use ioplane_identity::IdentityDirectory;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::address::{Address, ServerAddress};
 use super::facts::Facts;
@@ -11,6 +15,7 @@ use super::options::ImportOptions;
 use super::socket::Socket;
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
+use crate::tls;
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
@@ -51,21 +56,44 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
 
 async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
-    let (fd, connected) = match &options.address.endpoint {
+    let (address, dead_after) = (&options.address, options.dead_after);
+    let mut handshake = handshake(address, &epoch)?;
+    let (socket, connected) = match &address.endpoint {
         ServerAddress::Tcp { host, port } => {
             let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
             stream.set_nodelay(true).map_err(os("connecting"))?;
-            let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
-            (stream.into_std().map_err(os("connecting"))?.into(), connected)
+            match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
+                (Talked::Connected(connected), None) => {
+                    let fd = stream.into_std().map_err(os("connecting"))?.into();
+                    (Socket::new(fd, dead_after), connected)
+                }
+                (Talked::StartTls, Some(name)) => {
+                    let mut stream = start_tls(stream, name, &options.identity).await?;
+                    let mut output = Vec::new();
+                    handshake.tls_started(&mut output);
+                    let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut output).await?
+                    else {
+                        return Err(NbdError::TlsRequired);
+                    };
+                    let relayed = tls::relay(stream.into(), dead_after).map_err(os("starting TLS"))?;
+                    (Socket::of_relay(relayed, dead_after), connected)
+                }
+                // The handshake starts TLS where it is asked for, and nowhere else.
+                (Talked::Connected(_), Some(_)) => return Err(NbdError::TlsRefused(String::new())),
+                (Talked::StartTls, None) => return Err(NbdError::TlsRequired),
+            }
         }
         ServerAddress::Unix { path } => {
             let mut stream = UnixStream::connect(path).await.map_err(os("connecting"))?;
-            let connected = shake_hands(&mut stream, &options.address, &epoch).await?;
-            (stream.into_std().map_err(os("connecting"))?.into(), connected)
+            let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut Vec::new()).await?
+            else {
+                return Err(NbdError::TlsRequired);
+            };
+            (Socket::new(stream.into_std().map_err(os("connecting"))?.into(), dead_after), connected)
         }
     };
+    let socket = socket.map_err(os("setting up the socket"))?;
     let facts = facts(&connected)?;
-    let socket = Socket::new(fd, options.dead_after).map_err(os("setting up the socket"))?;
     let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
     let instance = connected.contexts.iter().find_map(|context| name(&context.name));
     let fenced = connected.contexts.iter().any(|context| context.name == epoch);
@@ -75,35 +103,59 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     Ok(Reached { socket: Arc::new(socket), facts, structured: connected.structured, instance, fenced })
 }
 
-/// Drives the handshake over `stream`.
-async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
-    address: &Address,
-    epoch: &str,
-) -> Result<Connected, NbdError> {
-    let os = |source| NbdError::Os { doing: "in the handshake", source };
-    let mut handshake = ClientHandshake::new(ClientOptions {
+/// Starts TLS as its client, with the host of that name and nobody else.
+async fn start_tls(
+    stream: TcpStream,
+    name: &str,
+    identity: &IdentityDirectory,
+) -> Result<TlsStream<TcpStream>, NbdError> {
+    let identity = tls::load(identity).await?;
+    let name = ServerName::try_from(name.to_owned()).map_err(|_| NbdError::Name(name.to_owned()))?;
+    let started = TlsConnector::from(identity.client()).connect(name, stream).await;
+    started.map_err(tls::stream_error("starting TLS"))
+}
+
+fn handshake(address: &Address, epoch: &str) -> Result<ClientHandshake, NbdError> {
+    ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
-        tls: ClientTls::Never,
+        tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },
         structured: true,
         contexts: vec![INSTANCE.into(), epoch.into()],
-    })?;
-    let (mut buffer, mut output) = ([0; 4096], Vec::new());
+    })
+}
+
+/// What a handshake, or its part before TLS, came to.
+enum Talked {
+    StartTls,
+    Connected(Connected),
+}
+
+/// Drives the handshake over `stream`. `output`: what is to be sent first.
+async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    handshake: &mut ClientHandshake,
+    output: &mut Vec<u8>,
+) -> Result<Talked, NbdError> {
+    let os = tls::stream_error("in the handshake");
+    let mut buffer = [0; 4096];
     let mut got = 0;
     loop {
         let mut input = &buffer[..got];
-        let step = handshake.next(&mut input, &mut output)?;
+        // What is to be said first is all there is to say.
+        let step = if output.is_empty() { handshake.next(&mut input, output)? } else { ClientStep::Read };
         let unread = !input.is_empty();
-        stream.write_all(&output).await.map_err(os)?;
+        stream.write_all(output).await.map_err(&os)?;
+        // TLS keeps records until it is told.
+        stream.flush().await.map_err(&os)?;
         output.clear();
         match step {
             ClientStep::Read => {}
-            ClientStep::StartTls => return Err(NbdError::TlsRequired),
+            ClientStep::StartTls => return Ok(Talked::StartTls),
             // A server speaks when it is asked.
             ClientStep::Transmission(_) if unread => return Err(Violation::Unasked.into()),
-            ClientStep::Transmission(connected) => return Ok(connected),
+            ClientStep::Transmission(connected) => return Ok(Talked::Connected(connected)),
         }
-        got = stream.read(&mut buffer).await.map_err(os)?;
+        got = stream.read(&mut buffer).await.map_err(&os)?;
         if got == 0 {
             return Err(os(std::io::ErrorKind::UnexpectedEof.into()));
         }

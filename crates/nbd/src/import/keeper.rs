@@ -82,7 +82,7 @@ impl Keeper {
             let (structured, generation) = (reached.structured, self.generation);
             self.link.set_state(ConnectionState::Connected { since: Instant::now() });
             self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
-            loss = self.watch(&socket).await;
+            loss = self.watch(&socket).await.map(|loss| socket.explain(loss));
             self.link.unwatch(&socket);
             let leave = self.link.take_leave();
             let answered = self.link.counters.replies.load(Ordering::Relaxed) != replies;

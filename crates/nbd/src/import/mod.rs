@@ -56,6 +56,13 @@ pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
 use crate::error::NbdError;
 
+/// What a keeper does with a connection that is lost.
+#[cfg(test)]
+pub(crate) fn abort_relayed(relayed: crate::tls::Relayed) {
+    let socket = Socket::of_relay(relayed, std::time::Duration::from_secs(10)).expect("a socket");
+    socket.abort();
+}
+
 /// Most channels of one import. More queues than any guest has processors here.
 const MOST_CHANNELS: usize = 256;
 

@@ -7,6 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ioplane_identity::IdentityDirectory;
+
 use super::address::Address;
 
 /// What becomes of writes and flushes in flight when a connection is lost and nobody can say whether the server still works on them:
@@ -64,6 +66,8 @@ pub struct ImportOptions {
     pub holder: String,
     /// See [`AtStart`].
     pub at_start: AtStart,
+    /// Who this host is, for addresses with TLS. Read anew for each connection.
+    pub identity: IdentityDirectory,
 }
 
 /// A holder that has not been there before.
@@ -73,7 +77,7 @@ fn anybody() -> String {
 }
 
 impl ImportOptions {
-    /// 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever.
+    /// The identity is that of the usual directory; 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever.
     pub fn new(address: Address) -> Self {
         ImportOptions {
             address,
@@ -85,6 +89,7 @@ impl ImportOptions {
             fence: None,
             holder: anybody(),
             at_start: AtStart::default(),
+            identity: IdentityDirectory::new(ioplane_identity::DEFAULT_DIRECTORY),
         }
     }
 }

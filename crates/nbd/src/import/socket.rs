@@ -15,6 +15,9 @@ use rustix::net::{AddressFamily, Shutdown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::status::Loss;
+use crate::tls::{RelayEnd, Relayed};
+
 /// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
 pub(super) struct IoTable {
     entries: Vec<libc::iovec>,
@@ -96,6 +99,8 @@ impl IoTable {
 pub(super) struct Socket {
     fd: Arc<OwnedFd>,
     tcp: bool,
+    /// With TLS: the connection behind the relay, and what became of it.
+    relayed: Option<(OwnedFd, Arc<RelayEnd>)>,
 }
 
 impl Socket {
@@ -103,14 +108,24 @@ impl Socket {
     /// end it (`TCP_USER_TIMEOUT`).
     pub fn new(fd: OwnedFd, dead_after: Duration) -> std::io::Result<Socket> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        let family = rustix::net::sockopt::socket_domain(&fd)?;
-        let tcp = family == AddressFamily::INET || family == AddressFamily::INET6;
-        if tcp {
-            rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
-            let ms = u32::try_from(dead_after.as_millis()).unwrap_or(u32::MAX);
-            rustix::net::sockopt::set_tcp_user_timeout(&fd, ms)?;
+        let tcp = prepare(&fd, dead_after)?;
+        Ok(Socket { fd: Arc::new(fd), tcp, relayed: None })
+    }
+
+    /// The same for a connection with TLS.
+    pub fn of_relay(relayed: Relayed, dead_after: Duration) -> std::io::Result<Socket> {
+        rustix::io::ioctl_fionbio(&relayed.plain, true)?;
+        let tcp = prepare(&relayed.wire, dead_after)?;
+        Ok(Socket { fd: Arc::new(relayed.plain), tcp, relayed: Some((relayed.wire, relayed.end)) })
+    }
+
+    /// Why the connection is gone, if more is known of it than its socket tells: of one with TLS the plain end only ends.
+    pub fn explain(&self, loss: Loss) -> Loss {
+        let failure = self.relayed.as_ref().and_then(|(_, end)| end.failure());
+        match (loss, failure) {
+            (Loss::Closed, Some(errno)) => Loss::System(errno),
+            _ => loss,
         }
-        Ok(Socket { fd: Arc::new(fd), tcp })
     }
 
     /// Sends as much of `table` as the socket takes now; says how many bytes.
@@ -146,11 +161,13 @@ impl Socket {
     /// delivers nothing of it. Descriptors of the socket stay valid and report an error.
     pub fn abort(&self) {
         if self.tcp {
+            // Behind a relay the wire first: what the relay still holds has nowhere to go then.
+            let wire = self.relayed.as_ref().map_or(&*self.fd, |(wire, _)| wire);
             // SAFETY: an address of the family AF_UNSPEC, which ends the connection with a reset and empties its queues.
             unsafe {
                 let nobody: libc::sockaddr = MaybeUninit::zeroed().assume_init();
                 let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-                libc::connect(self.fd.as_raw_fd(), &raw const nobody, len);
+                libc::connect(wire.as_raw_fd(), &raw const nobody, len);
             }
         }
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
@@ -180,6 +197,18 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Says whether it is a TCP socket, and sets it up if so.
+fn prepare(fd: &OwnedFd, dead_after: Duration) -> std::io::Result<bool> {
+    let family = rustix::net::sockopt::socket_domain(fd)?;
+    let tcp = family == AddressFamily::INET || family == AddressFamily::INET6;
+    if tcp {
+        rustix::net::sockopt::set_tcp_nodelay(fd, true)?;
+        let ms = u32::try_from(dead_after.as_millis()).unwrap_or(u32::MAX);
+        rustix::net::sockopt::set_tcp_user_timeout(fd, ms)?;
+    }
+    Ok(tcp)
 }
 
 /// Tells when `fd` is readable. Must be called in a runtime.

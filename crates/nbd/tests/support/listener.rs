@@ -3,14 +3,18 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
 use ioplane_device::{CoreId, QueueSet, Quiescent};
-use ioplane_nbd::export::{Ended, Export, ExportOptions, Handshakes};
+use ioplane_identity::IdentityDirectory;
+use ioplane_nbd::export::{AcceptedClient, Ended, Export, ExportOptions, Handshakes};
+use ioplane_nbd::handshake::server::TlsPolicy;
 use ioplane_storage::Backing;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{PATIENCE, runtime};
@@ -21,10 +25,22 @@ pub struct Listening {
     core: Arc<Core>,
     stop: Option<oneshot::Sender<()>>,
     owner: Option<JoinHandle<Vec<Ended>>>,
+    /// Why handshakes came to nothing.
+    pub refused: Receiver<String>,
 }
 
 impl Listening {
     pub fn new(backing: Arc<dyn Backing>, options: ExportOptions, notify: Notify) -> Listening {
+        Listening::with(backing, options, notify, None)
+    }
+
+    /// With an identity: TLS is required.
+    pub fn with(
+        backing: Arc<dyn Backing>,
+        options: ExportOptions,
+        notify: Notify,
+        identity: Option<IdentityDirectory>,
+    ) -> Listening {
         let settings = CoreSettings { notify, ..CoreSettings::default() };
         let core = Arc::new(Core::start(CoreId(0), settings).unwrap());
         let export = Export::new("disk", backing, options).unwrap();
@@ -33,8 +49,10 @@ impl Listening {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let on = core.clone();
-        let owner = std::thread::spawn(move || runtime().block_on(own(export, on, listener, stopped)));
-        Listening { address, core, stop: Some(stop), owner: Some(owner) }
+        let (refuse, refused) = channel();
+        let doors = Doors { identity, refuse };
+        let owner = std::thread::spawn(move || runtime().block_on(own(export, on, listener, doors, stopped)));
+        Listening { address, core, stop: Some(stop), owner: Some(owner), refused }
     }
 
     pub fn uri(&self) -> String {
@@ -52,10 +70,17 @@ impl Listening {
     }
 }
 
+#[derive(Clone)]
+struct Doors {
+    identity: Option<IdentityDirectory>,
+    refuse: Sender<String>,
+}
+
 async fn own(
     export: Export,
     core: Arc<Core>,
     listener: std::net::TcpListener,
+    doors: Doors,
     mut stopped: oneshot::Receiver<()>,
 ) -> Vec<Ended> {
     let listener = TcpListener::from_std(listener).unwrap();
@@ -69,17 +94,29 @@ async fn own(
             stream = listener.accept() => {
                 let (stream, _) = stream.unwrap();
                 let (handshakes, published, send) = (handshakes.clone(), published.clone(), send.clone());
+                let Doors { identity, refuse } = doors.clone();
                 tokio::spawn(async move {
-                    match handshakes.accept::<TcpStream>(stream, &published).await {
+                    let accepted = match &identity {
+                        None => handshakes.accept(stream, &published).await.map(|client| {
+                            client.map(|AcceptedClient { stream, negotiated, ahead }| {
+                                let stream = OwnedFd::from(stream.into_std().unwrap());
+                                AcceptedClient { stream, negotiated, ahead }
+                            })
+                        }),
+                        Some(identity) => {
+                            let known = |_: &str| published.clone();
+                            handshakes.accept_tls(stream, TlsPolicy::Required, identity, &published, known).await
+                        }
+                    };
+                    match accepted {
                         Ok(Some(client)) => drop(send.send(client).await),
                         Ok(None) => {}
-                        Err(error) => eprintln!("a handshake: {error}"),
+                        Err(error) => drop(refuse.send(error.to_string())),
                     }
                 });
             }
             Some(client) = accepted.recv() => {
-                let socket = client.stream.into_std().unwrap().into();
-                let queue = running.device_mut().connect(socket, &client.negotiated, &client.ahead).unwrap();
+                let queue = running.device_mut().connect(client.stream, &client.negotiated, &client.ahead).unwrap();
                 running.start(&QueueSet::from([queue]), &*core).unwrap();
             }
             end = ended.next() => {

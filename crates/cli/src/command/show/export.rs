@@ -47,8 +47,12 @@ pub fn export(export: &ExportReport) -> String {
         state(export.state, export.connections > 0)
     );
     text += &fact("socket", export.socket.display());
-    let listen =
-        export.listen.as_ref().map(|listen| format!("{listen}, in plain text, for whoever can reach it"));
+    let whom = match (export.tls, &export.allow) {
+        (false, _) => "in plain text, for whoever can reach it".to_owned(),
+        (true, None) => "with TLS, for all hosts of the authority".to_owned(),
+        (true, Some(hosts)) => format!("with TLS, for {hosts}"),
+    };
+    let listen = export.listen.as_ref().map(|listen| format!("{listen}, {whom}"));
     text += &fact("listens", listen.as_deref().unwrap_or("only on its socket"));
     text += &fact(
         "clients",

@@ -1,0 +1,154 @@
+//! An identity in use: what rustls needs of it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::version::TLS13;
+use rustls::{CertificateError, ClientConfig, Error, RootCertStore, ServerConfig};
+
+use crate::certificate::{CertificateFacts, moment};
+use crate::error::IdentityError;
+use crate::name::HostName;
+
+/// The identity of a host, read and checked: its certificate was valid then, and signed by the authority that is trusted.
+#[derive(Debug)]
+pub struct Identity {
+    name: HostName,
+    host: CertificateFacts,
+    authority: CertificateFacts,
+    certificates: [CertificateDer<'static>; 2],
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+}
+
+impl Identity {
+    /// Of the text of a file; `path` is for errors. Valid or not: see [`Identity::check`].
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Identity, IdentityError> {
+        let malformed = |why: String| IdentityError::Malformed { path: path.to_owned(), why };
+        let certificates = certificates(text).map_err(malformed)?;
+        let certificates: [CertificateDer<'static>; 2] =
+            certificates.try_into().map_err(|found: Vec<_>| {
+                malformed(format!(
+                    "{} certificates: that of the host, then that of the authority are expected",
+                    found.len()
+                ))
+            })?;
+        let [host, authority] = &certificates;
+        let key = || key(text).map_err(malformed);
+        let facts = |certificate| CertificateFacts::of(certificate).map_err(malformed);
+        let (host_facts, authority_facts) = (facts(host)?, facts(authority)?);
+        let name = host_facts.host().map_err(malformed)?;
+        let broken = |error: Error| malformed(error.to_string());
+        let provider = Arc::new(default_provider());
+        let clients = clients(authority, &provider).map_err(malformed)?;
+        let roots = Arc::new(roots(authority).map_err(malformed)?);
+        let servers = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
+        let servers = servers.build().map_err(|error| malformed(error.to_string()))?;
+        let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13]);
+        let mut server = server
+            .map_err(broken)?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(vec![host.clone()], key()?)
+            .map_err(broken)?;
+        // A client that comes back shows its certificate again: it may have expired since, or be of an authority that has gone.
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+        let mut client = client
+            .map_err(broken)?
+            .with_webpki_verifier(servers)
+            .with_client_auth_cert(vec![host.clone()], key()?)
+            .map_err(broken)?;
+        client.resumption = rustls::client::Resumption::disabled();
+        Ok(Identity {
+            name,
+            host: host_facts,
+            authority: authority_facts,
+            certificates,
+            server: Arc::new(server),
+            client: Arc::new(client),
+        })
+    }
+
+    /// Whether it can be used at `now`.
+    pub(crate) fn check(&self, path: &Path, now: UnixTime) -> Result<(), IdentityError> {
+        let [host, authority] = &self.certificates;
+        let path = path.to_owned();
+        let verifier = clients(authority, &Arc::new(default_provider()));
+        let verifier = verifier.map_err(|why| IdentityError::Malformed { path: path.clone(), why })?;
+        match verifier.verify_client_cert(host, &[], now) {
+            Ok(_) => Ok(()),
+            Err(Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => Err(IdentityError::Expired { path, until: moment(self.host.not_after) }),
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+            )) => Err(IdentityError::NotYetValid { path, from: moment(self.host.not_before) }),
+            Err(Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => {
+                let why = format!("{} has not signed it", self.authority.name);
+                Err(IdentityError::WrongAuthority { path, why })
+            }
+            Err(other) => Err(IdentityError::Malformed { path, why: other.to_string() }),
+        }
+    }
+
+    /// Whose it is.
+    pub fn name(&self) -> &HostName {
+        &self.name
+    }
+
+    /// Its certificate.
+    pub fn host(&self) -> &CertificateFacts {
+        &self.host
+    }
+
+    /// The certificate of the authority that it trusts.
+    pub fn authority(&self) -> &CertificateFacts {
+        &self.authority
+    }
+
+    /// As a server: TLS 1.3, and only with clients that show a certificate of the same authority.
+    pub fn server(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+
+    /// As a client: TLS 1.3, with servers that show a certificate of the same authority for the name that is asked for.
+    pub fn client(&self) -> Arc<ClientConfig> {
+        self.client.clone()
+    }
+}
+
+/// All certificates of a text.
+pub(crate) fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    read.map_err(|error| format!("a certificate cannot be read: {error}"))
+}
+
+fn key(text: &str) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(text.as_bytes())
+        .map_err(|error| format!("its private key cannot be read: {error}"))
+}
+
+fn roots(authority: &CertificateDer<'static>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone()).map_err(|error| format!("its authority's certificate: {error}"))?;
+    Ok(roots)
+}
+
+fn clients(
+    authority: &CertificateDer<'static>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let roots = Arc::new(roots(authority)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+    verifier.map_err(|error| error.to_string())
+}

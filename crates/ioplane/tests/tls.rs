@@ -1,0 +1,250 @@
+//! Identities, and disks of other machines with TLS: daemons that know each other, and one that is not known.
+
+mod daemon;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use daemon::{Said, TestDaemon};
+use ioplane_testkit::crash::CrashLoad;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 16;
+/// For what waits for two daemons on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn identity(daemon: &TestDaemon, args: &[&str]) -> Said {
+    let output = Command::new(env!("CARGO_BIN_EXE_ioplane"))
+        .args(["identity", "--dir"])
+        .arg(daemon.path("identity"))
+        .args(args)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said { code: output.status.code().unwrap(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn done(said: Said) -> String {
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    said.out
+}
+
+fn config(daemon: &TestDaemon, rest: &str) -> String {
+    format!("[daemon]\nidentity = {:?}\n[[core]]\nspin_us = 200\n{rest}", daemon.path("identity"))
+}
+
+/// A host that is not started yet. The first one has the authority; its identity is `host-a`.
+fn authority() -> TestDaemon {
+    let daemon = TestDaemon::new_beside_the_build("");
+    done(identity(&daemon, &["create", "host-a"]));
+    daemon
+}
+
+/// Another host, known to the authority of `of`, and running.
+fn member(of: &TestDaemon, name: &str) -> TestDaemon {
+    let mut daemon = TestDaemon::new_beside_the_build("");
+    let file = of.path(&format!("{name}.pem")).display().to_string();
+    done(identity(of, &["issue", name, "--out", &file]));
+    done(identity(&daemon, &["import", &file]));
+    daemon.configure(&config(&daemon, ""));
+    daemon.start();
+    daemon
+}
+
+/// `host-a` publishes an image for `host-b`.
+fn publish(mut exporter: TestDaemon, bytes: u64) -> (TestDaemon, u16) {
+    let (port, image) = (free_port(), exporter.image("data.img", bytes));
+    let export = format!(
+        "[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\ntls = true\nallow = \"host-b\"\n"
+    );
+    exporter.configure(&config(&exporter, &export));
+    exporter.start();
+    (exporter, port)
+}
+
+fn uri(port: u16) -> String {
+    format!("nbds://127.0.0.1:{port}/data?tls-hostname=host-a")
+}
+
+/// What is said when a disk cannot be added.
+fn refused(importer: &TestDaemon, uri: &str) -> String {
+    let said = importer.cli(&["disk", "add", "data", "--remote", uri]);
+    assert_ne!(said.code, 0, "{uri} is accepted");
+    said.err
+}
+
+#[test]
+fn each_host_shows_who_it_is_and_keeps_its_key_to_itself() {
+    let a = authority();
+    let json = |args: &[&str]| -> serde_json::Value {
+        let out = done(identity(&a, &[args, &["--json"]].concat()));
+        serde_json::from_str(&out).unwrap()
+    };
+    let shown = json(&["show"]);
+    assert_eq!((&shown["host"]["name"], &shown["issues"]), (&"host-a".into(), &true.into()), "{shown}");
+    assert_eq!(shown["host"]["days_left"], 364, "{shown}");
+    assert_eq!(shown["host"]["fingerprint"].as_str().map(str::len), Some(64), "{shown}");
+    let renewed = json(&["renew", "--days", "10"]);
+    assert_eq!(renewed["host"]["days_left"], 9, "{renewed}");
+    assert_ne!(renewed["host"]["serial"], shown["host"]["serial"]);
+    assert_eq!(renewed["authority"], shown["authority"]);
+    let soon = identity(&a, &["show"]);
+    assert!(soon.err.contains("it ends in 9 days"), "{}", soon.err);
+
+    let nobody = TestDaemon::new_beside_the_build("");
+    let said = identity(&nobody, &["show"]);
+    assert!(
+        said.code == 1 && said.err.contains("missing") && said.err.contains("create NAME"),
+        "{}",
+        said.err
+    );
+    let said = identity(&a, &["issue", "../x", "--out", "/nowhere/x"]);
+    assert!(said.code == 1 && said.err.contains("not a host name"), "{}", said.err);
+    let said = identity(&a, &["create", "host-a"]);
+    assert!(said.code == 1 && said.err.contains("there already"), "{}", said.err);
+    let file = a.path("b.pem");
+    done(identity(&a, &["issue", "host-b", "--out", file.to_str().unwrap()]));
+    let said = identity(&a, &["import", file.to_str().unwrap()]);
+    assert!(
+        said.code == 1 && said.err.contains("wrong host") && said.err.contains("--replace"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn only_hosts_that_may_attach_and_never_without_tls() {
+    let (exporter, port) = publish(authority(), 1 << 20);
+    let (b, c) = (member(&exporter, "host-b"), member(&exporter, "host-c"));
+    let mut stranger = authority();
+    stranger.configure(&config(&stranger, ""));
+    stranger.start();
+    let mut nobody = TestDaemon::new_beside_the_build("");
+    nobody.configure(&config(&nobody, ""));
+    nobody.start();
+
+    let plain = format!("nbd://127.0.0.1:{port}/data");
+    let told = refused(&b, &plain);
+    assert!(told.contains("requires TLS") && told.contains("nbds://"), "{told}");
+    let told = refused(&c, &uri(port));
+    assert!(told.contains("host-c is not among the hosts"), "{told}");
+    let told = refused(&stranger, &uri(port));
+    assert!(told.contains("another authority") && told.contains("ioplane identity show"), "{told}");
+    let told = refused(&nobody, &uri(port));
+    assert!(told.contains("needs an identity") && told.contains("host.pem is missing"), "{told}");
+    let told = refused(&b, &format!("nbds://127.0.0.1:{port}/data"));
+    assert!(told.contains("another host than the one that was asked for: 127.0.0.1"), "{told}");
+    done(b.cli(&["disk", "add", "data", "--remote", &uri(port)]));
+    let shown = done(exporter.cli(&["publish", "show", "data"]));
+    assert!(shown.contains("with TLS, for host-b"), "{shown}");
+    exporter
+        .until(|| exporter.log().contains("other authority") || exporter.log().contains("another authority"));
+
+    // A server without TLS gets not even the name of the export from a client that wants it.
+    let open = free_port();
+    let image = c.image("open.img", 1 << 20).display().to_string();
+    let listen = format!("127.0.0.1:{open}");
+    done(c.cli(&["publish", "disk", "open", "--path", &image, "--listen", &listen, "--plain"]));
+    let told = refused(&stranger, &format!("nbds://{listen}/open?tls-hostname=host-c"));
+    assert!(told.contains("does not start TLS, and plain text is not allowed"), "{told}");
+    // And an export with TLS needs an identity.
+    let said = nobody.cli(&[
+        "publish",
+        "disk",
+        "open",
+        "--memory",
+        "1M",
+        "--listen",
+        &format!("127.0.0.1:{}", free_port()),
+        "--tls",
+    ]);
+    assert!(said.code != 0 && said.err.contains("needs an identity"), "{}", said.err);
+    let said = nobody.cli(&["publish", "disk", "open", "--memory", "1M", "--listen", &listen]);
+    assert!(said.code != 0 && said.err.contains("tls = true"), "{}", said.err);
+}
+
+/// What a program of others sees: copies of the identity by GnuTLS's names.
+fn copies(daemon: &TestDaemon) -> PathBuf {
+    let to = daemon.path("pki");
+    done(identity(daemon, &["export", to.to_str().unwrap()]));
+    to
+}
+
+/// An address with exports of both kinds tells those without TLS of the open one only.
+#[test]
+fn a_listener_with_open_and_closed_exports_keeps_them_apart() {
+    let (exporter, port) = publish(authority(), 1 << 20);
+    let listen = format!("127.0.0.1:{port}");
+    done(exporter.cli(&["publish", "disk", "open", "--memory", "1M", "--listen", &listen, "--plain"]));
+    let b = member(&exporter, "host-b");
+    let told = refused(&b, &format!("nbd://{listen}/data"));
+    assert!(told.contains("requires TLS"), "{told}");
+    done(b.cli(&["disk", "add", "open", "--remote", &format!("nbd://{listen}/open")]));
+    done(b.cli(&["disk", "add", "data", "--remote", &uri(port)]));
+    done(b.cli(&["disk", "add", "both", "--remote", &uri(port).replace("/data", "/open")]));
+    assert!(copies(&b).join("client-key.pem").exists());
+}
+
+fn step_for(load: &mut CrashLoad, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        load.step().unwrap();
+    }
+}
+
+fn step_until(load: &mut CrashLoad, importer: &TestDaemon, mut met: impl FnMut(&serde_json::Value) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !met(&importer.disk("data")["backing"]["remote"]) {
+        assert!(Instant::now() < end, "it does not come: {}", importer.disk("data"));
+        step_for(load, Duration::from_millis(5));
+    }
+}
+
+/// Every read finds the last write, whichever of the two is killed: what a relay had not passed on when one of its ends was gone is sent again.
+#[test]
+fn daemons_that_are_killed_again_and_again_lose_nothing() {
+    let (mut exporter, port) = publish(authority(), CrashLoad::image_bytes(QUEUES));
+    let mut importer = member(&exporter, "host-b");
+    done(importer.cli(&["disk", "add", "data", "--remote", &uri(port), "--queues", &QUEUES.to_string()]));
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 48).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    for round in 1..=4u64 {
+        step_for(&mut load, Duration::from_millis(20 + 17 * round));
+        exporter.kill9();
+        step_until(&mut load, &importer, |remote| remote["state"] == "reconnecting");
+        if round == 2 {
+            // The identity is read at each connection.
+            done(identity(&exporter, &["renew"]));
+        }
+        exporter.start();
+        step_until(&mut load, &importer, |remote| {
+            remote["state"] == "connected" && remote["losses"].as_u64() >= Some(round * u64::from(QUEUES))
+        });
+    }
+    assert!(importer.disk("data")["backing"]["remote"]["replays"].as_u64() > Some(0));
+    for round in 1..=3u64 {
+        step_for(&mut load, Duration::from_millis(20 + 13 * round));
+        importer.kill9();
+        importer.start();
+        importer.until(|| load.attach(&importer.path("data.sock")).is_ok());
+        step_for(&mut load, Duration::from_millis(20));
+    }
+    load.settle().unwrap();
+    let disk = importer.disk("data");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+    let end = Instant::now() + PATIENCE;
+    while exporter.json(&["publish", "show", "data"])["connections"] != QUEUES {
+        assert!(
+            Instant::now() < end,
+            "those of the dead stay: {}",
+            exporter.json(&["publish", "show", "data"])
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
