@@ -62,9 +62,15 @@ impl Batch {
         last.map(|(taken, _)| taken)
     }
 
-    /// Gives all but the first `count` back, the last one first.
+    /// Empties it: each request is the caller's from here on.
     #[inline]
-    fn keep(&mut self, ring: &mut Ring, count: usize) {
+    pub fn take(&mut self) -> impl Iterator<Item = (RingRequest, GuestRange)> {
+        self.0.drain(..)
+    }
+
+    /// Gives all but the first `count` back to `ring`, the last one first.
+    #[inline]
+    pub fn keep(&mut self, ring: &mut Ring, count: usize) {
         while self.0.len() > count
             && let Some((taken, _)) = self.0.pop()
         {
