@@ -67,7 +67,8 @@ impl Room {
         if most < 2 {
             return;
         }
-        ring.take_plain(BufferAccess::Store, most, &mut self.batch);
+        ring.take_plain(BufferAccess::StoreLong, most, &mut self.batch);
+        self.walked += self.batch.buffers().len();
         // One that is too short is a fault, for who takes it alone; and none is taken behind the frame's end.
         let (mut count, mut bytes) = (0, 0);
         for buffer in self.batch.buffers() {
@@ -79,7 +80,6 @@ impl Room {
         }
         self.batch.keep(ring, count);
         for (taken, buffer) in self.batch.take() {
-            self.walked += 1;
             self.usual = buffer.len as usize;
             self.bytes += buffer.len as usize;
             self.ranges.push(buffer);

@@ -84,8 +84,10 @@ impl Batch {
 pub enum BufferAccess {
     /// They are read.
     Load,
-    /// They are written.
+    /// They are written, one by one and soon.
     Store,
+    /// They are written as one long one, by who asks for each in its turn.
+    StoreLong,
 }
 
 impl BufferAccess {
@@ -94,7 +96,7 @@ impl BufferAccess {
     pub(super) fn flags(self) -> u16 {
         match self {
             BufferAccess::Load => 0,
-            BufferAccess::Store => VIRTQ_DESC_F_WRITE,
+            BufferAccess::Store | BufferAccess::StoreLong => VIRTQ_DESC_F_WRITE,
         }
     }
 
@@ -104,6 +106,7 @@ impl BufferAccess {
         match self {
             BufferAccess::Load => view.prefetch_load(buffer),
             BufferAccess::Store => view.prefetch_store(buffer),
+            BufferAccess::StoreLong => {}
         }
     }
 }

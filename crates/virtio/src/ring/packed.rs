@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
+use super::ahead::GROUP;
 use super::batch::{Batch, BufferAccess, LINE, MOST_PLAIN};
 use super::chain::{Chain, Descriptor};
 use super::in_flight::{InFlightSet, Replay};
@@ -363,6 +364,31 @@ impl Packed {
                 ask(self.published.after(nth, self.size));
             }
         }
+    }
+
+    /// The first descriptors of the next requests, see [`super::Ring::look_ahead`]: as many as are of one descriptor each.
+    #[inline]
+    pub(super) fn first_descriptors(&mut self, most: usize, out: &mut [Descriptor; GROUP]) -> usize {
+        if !self.replay.is_empty() || !self.has_work() {
+            return 0;
+        }
+        let most = usize::from(self.size - self.owned).min(most).min(GROUP) as u16;
+        let mut place = self.next_avail;
+        let mut count = 0;
+        while count < most {
+            let (desc, _) = self.load(place);
+            if !place.sees_available(desc.flags) || desc.flags & VIRTQ_DESC_F_NEXT != 0 {
+                break;
+            }
+            out[usize::from(count)] = desc;
+            count += 1;
+            place = place.after(1, self.size);
+        }
+        for nth in (0..count).step_by(PER_LINE) {
+            let gpa = self.desc.gpa() + slot(self.published.after(nth, self.size)) as u64;
+            self.view.prefetch_store(GuestRange { gpa, len: DESC_SIZE as u32 });
+        }
+        count.into()
     }
 
     /// Reads the next descriptors, at most `most`, of those that lie in one line: as many as are available and of one buffer that is `touch`ed.
