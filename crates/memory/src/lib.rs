@@ -39,7 +39,7 @@ pub use map::{GuestMap, MemoryRegion, RegionSpec};
 pub use mapping::Mapping;
 pub use quota::MAX_REGIONS;
 pub use view::{GuestFault, GuestRange, GuestView};
-pub use window::{IoVec, Window};
+pub use window::{IoVec, Span, Window};
 
 /// The page size of the dirty log and of every check here, in bytes.
 pub const PAGE: u64 = 4096;

@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 // UNSAFETY: raw copies and atomics on spans that were checked against a mapping kept alive by an `Arc` beside them.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::log::DirtyLog;
 use crate::map::{GuestMap, MemoryRegion};
 use crate::mutation::{Invariant, removed};
-use crate::window::{IoVec, Window, copy_once};
+use crate::window::{IoVec, Span, Window, copy_once};
 
 /// What a guest or its memory did wrong. A value: the queue that met it stops, is counted by name, and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +117,14 @@ impl GuestView {
         Ok(Window::new(region.mapping.clone(), start, len as usize, gpa))
     }
 
+    /// As [`GuestView::window`], of any alignment, while the view is borrowed.
+    #[inline]
+    pub fn span(&self, gpa: u64, len: u64) -> Result<Span<'_>, GuestFault> {
+        let (region, at) = self.find_writable(gpa, len)?;
+        // SAFETY: inside the mapping, by find; the map that is borrowed with the view holds the mapping.
+        Ok(unsafe { Span::new(NonNull::new_unchecked(region.base().add(at)), len as usize) })
+    }
+
     /// Checks `range` and gives it as the kernel wants it, which may store into it: what may only be read is refused. The span stays valid while [`GuestView::map`] (a clone of it) lives.
     #[inline]
     pub fn iovec(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
@@ -129,14 +138,7 @@ impl GuestView {
     /// address outside memory is ignored.
     #[inline]
     pub fn prefetch_load(&self, range: GuestRange) {
-        self.each_line(range, |line| {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch cannot fault and changes nothing.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(line.cast());
-            }
-        });
+        self.each_line(range, ask_for_loads);
     }
 
     /// As [`GuestView::prefetch_load`], for stores: takes the lines from the guest's processor while we do something else.
@@ -173,6 +175,15 @@ impl GuestView {
                 // SAFETY: as above.
                 ask(unsafe { first.add(LINE as usize) });
             }
+        }
+    }
+
+    /// Asks for the first lines of `range`, at most eight, for loads or for stores: for who copies a page from or to there soon.
+    #[inline]
+    pub fn prefetch_lines(&self, range: GuestRange, stores: bool) {
+        if let Ok((region, at)) = self.find(range.gpa, range.len.into()) {
+            // SAFETY: inside the mapping, by find.
+            prefetch_lines(unsafe { region.base().add(at) }, range.len as usize, stores);
         }
     }
 
@@ -278,6 +289,27 @@ impl GuestView {
 /// Bytes of a line of a cache.
 const LINE: u32 = 64;
 
+/// Asks for the first of the `len` bytes at `first`, for loads or for stores.
+#[inline]
+pub(crate) fn prefetch_lines(first: *const u8, len: usize, stores: bool) {
+    const LINES: usize = 8;
+    for line in 0..LINES.min(len.div_ceil(LINE as usize)) {
+        let line = first.wrapping_add(line * LINE as usize);
+        if stores { ask_for_stores(line) } else { ask_for_loads(line) }
+    }
+}
+
+/// Asks for the line at `line` to be loaded from.
+#[inline(always)]
+fn ask_for_loads(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch cannot fault and changes nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    }
+}
+
 /// Asks for the line at `line` to be stored to.
 #[inline(always)]
 fn ask_for_stores(line: *const u8) {
@@ -317,5 +349,27 @@ mod tests {
         assert_eq!(view.iovec(GuestRange { gpa: 0x1010, len: 4 }).err(), Some(refused));
         view.copy_to(0x1010, &window, 0x20, 4).unwrap();
         assert_eq!(view.bytes::<4>(0x2020), Ok(*b"abcd"));
+    }
+
+    #[test]
+    fn a_span_is_checked_as_a_window_is() {
+        let view = GuestView::new(Arc::new(GuestMap::anonymous(8192).unwrap()));
+        view.write(0x103, &[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        view.write(0x200, &[3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert_eq!(view.span(0x100, 64).unwrap().pair(3), (1, 2), "not aligned");
+        assert_eq!(view.span(0x200, 16).unwrap().pair(0), (3, 4));
+        for (gpa, len) in [(8192, 1), (8191, 2), (u64::MAX, 2), (0, 8193)] {
+            assert_eq!(view.span(gpa, len).err(), view.window(gpa, len, 1).err(), "{gpa:#x}+{len:#x}");
+            assert!(view.span(gpa, len).is_err());
+        }
+        for offset in [1, 16, usize::MAX] {
+            let beyond = std::panic::catch_unwind(|| view.span(0x200, 16).unwrap().pair(offset));
+            assert!(beyond.is_err(), "offset {offset} is beyond the span");
+        }
+        // Hints for any address are ignored, or harmless.
+        for gpa in [0, 8000, 8192, u64::MAX] {
+            view.prefetch_lines(GuestRange { gpa, len: 4096 }, true);
+            view.prefetch_lines(GuestRange { gpa, len: 192 }, false);
+        }
     }
 }

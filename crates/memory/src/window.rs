@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: raw copies and atomics on spans that were checked against a mapping kept alive by an `Arc` beside them.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -183,14 +184,16 @@ impl Window {
     #[inline]
     pub fn pair(&self, offset: usize) -> (u64, u64) {
         let from = self.span(offset, 16);
-        if from.align_offset(align_of::<AtomicU64>()) == 0 {
-            return (self.load_u64(offset), self.load_u64(offset + 8));
+        // SAFETY: in bounds by span.
+        unsafe { load_pair(from) }
+    }
+
+    /// Asks for the first lines of `len` bytes at `offset`, as [`crate::GuestView::prefetch_lines`] does; nothing where they are beyond the span.
+    #[inline]
+    pub fn prefetch_lines(&self, offset: usize, len: usize, stores: bool) {
+        if offset <= self.len && len <= self.len - offset {
+            crate::view::prefetch_lines(self.span(offset, len), len, stores);
         }
-        let mut out = [0u8; 16];
-        // SAFETY: in bounds by span; out is ours.
-        unsafe { copy_once(from, &mut out) };
-        let word = u128::from_le_bytes(out);
-        (word as u64, (word >> 64) as u64)
     }
 
     /// Asks the processor to fetch the line at `offset`; a hint, never a fault.
@@ -205,6 +208,51 @@ impl Window {
             }
         }
     }
+}
+
+/// A span of guest memory that has been checked, for as long as the view that checked it is borrowed: as [`Window`], without a count of
+/// references, which the cores of a guest would share.
+#[derive(Debug, Clone, Copy)]
+pub struct Span<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    view: PhantomData<&'a u8>,
+}
+
+impl Span<'_> {
+    /// # Safety
+    /// `base` points to `len` mapped bytes that stay so for the lifetime.
+    #[inline]
+    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Span { base, len, view: PhantomData }
+    }
+
+    /// As [`Window::pair`].
+    #[inline]
+    pub fn pair(&self, offset: usize) -> (u64, u64) {
+        assert!(offset <= self.len && self.len - offset >= 16, "span offset {offset} of {}", self.len);
+        // SAFETY: the bytes are in the span, by the check.
+        unsafe { load_pair(self.base.as_ptr().add(offset)) }
+    }
+}
+
+/// Loads 16 bytes as two little-endian words, each exactly once, and atomically if it is aligned to 8 bytes.
+///
+/// # Safety
+/// `from` points to 16 readable bytes.
+#[inline]
+unsafe fn load_pair(from: *mut u8) -> (u64, u64) {
+    if from.align_offset(align_of::<AtomicU64>()) == 0 {
+        // SAFETY: the caller's, and aligned; atomics may be shared with anybody.
+        let halves = unsafe { &*from.cast::<[AtomicU64; 2]>() };
+        let load = |half: &AtomicU64| u64::from_le(half.load(Ordering::Acquire));
+        return (load(&halves[0]), load(&halves[1]));
+    }
+    let mut out = [0u8; 16];
+    // SAFETY: the caller's; out is ours.
+    unsafe { copy_once(from, &mut out) };
+    let word = u128::from_le_bytes(out);
+    (word as u64, (word >> 64) as u64)
 }
 
 /// Copies out of memory that a guest may write at the same time. The result is some mixture of old and new bytes, and does not change afterwards.

@@ -132,6 +132,11 @@ pub trait IoChannel: Send {
         SLICE
     }
 
+    /// A read (or a write) of the disk from `offset` may come soon, whose data is in `buffer` first: a hint, which comes from a guest and is
+    /// not checked. Changes nothing; for a channel that copies by itself.
+    #[inline]
+    fn expect(&self, _view: &GuestView, _read: bool, _offset: u64, _buffer: GuestRange) {}
+
     /// Takes an operation on. At most as many as the channel's depth are in flight. Every guest range is checked here
     /// before anything is done; the channel keeps `view.map()` alive while the operation is in flight. May only note it down
     /// until [`IoChannel::push`].

@@ -37,7 +37,7 @@ pub use limits::{DeviceLimits, SharedLimits};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
 pub use ring::{
-    Batch, BufferAccess, Chain, Descriptor, InFlightRequest, MOST_PLAIN, Ring, RingFault, RingLayout,
-    RingRequest,
+    Ahead, AheadRequest, Batch, BufferAccess, Chain, Descriptor, GROUP, InFlightRequest, MOST_PLAIN, Ring,
+    RingFault, RingLayout, RingRequest,
 };
 pub use vdev::{QueueSetup, Vdev};

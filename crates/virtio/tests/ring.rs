@@ -6,7 +6,7 @@ use ioplane_memory::{Mapping, Window};
 use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
-use ioplane_virtio::{Batch, BufferAccess, Chain, MOST_PLAIN, Ring, RingLayout, RingRequest};
+use ioplane_virtio::{Batch, BufferAccess, Chain, GROUP, MOST_PLAIN, Ring, RingLayout, RingRequest};
 
 const SIZE: u16 = 8;
 /// Both kinds of ring.
@@ -203,5 +203,28 @@ fn what_is_to_be_replayed_is_in_no_batch() {
         assert_eq!(batch.buffers().len(), 1);
         batch.settle(&mut ring, [0].into_iter());
         ring.complete(again, 0);
+    });
+}
+
+#[test]
+fn looking_ahead_changes_nothing() {
+    each_kind(|mut both, mut ring, journal| {
+        assert!(ring.look_ahead(GROUP).requests().is_empty(), "nothing is there");
+        both.offer(1);
+        assert!(ring.look_ahead(GROUP).requests().is_empty(), "one is not looked at");
+        both.offer(5);
+        let (base, count) = (ring.base(), ring.look_ahead(GROUP).requests().len());
+        assert!(count >= 2, "{count} of six");
+        assert_eq!((ring.base(), ring.in_flight(), ring.in_flight_heads()), (base, 0, vec![]));
+        assert_eq!(both.open(journal, Some(base)).in_flight_heads(), [0u16; 0]);
+        let first: Vec<_> = ring.look_ahead(GROUP).requests().iter().map(|request| request.first).collect();
+        let mut ranges = Vec::new();
+        while let Some(taken) = both.take(&mut ring) {
+            ranges.extend_from_slice(both.chain.writable());
+            ring.complete(taken, 1);
+        }
+        assert_eq!(first, ranges[..first.len()], "what is seen is what is taken");
+        assert_eq!(ranges.len(), 6);
+        ring.publish();
     });
 }

@@ -15,7 +15,7 @@ use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
 use super::lists::BufferLists;
-use super::request::{BlkRequest, cut};
+use super::request::{BlkRequest, cut, expected_transfer};
 use super::scratch::{self, Scratch};
 use super::spec::*;
 use crate::buffers::Writer;
@@ -171,6 +171,7 @@ impl Work {
         now: &mut Option<Instant>,
     ) -> Result<u32, RingFault> {
         let mut count = 0;
+        self.look_ahead(queue, budget);
         while count < budget && self.left > 0 {
             let Some((taken, replayed)) = queue.ring.take(&mut scratch.chain)? else { break };
             count += 1;
@@ -201,6 +202,23 @@ impl Work {
             }
         }
         Ok(count)
+    }
+
+    /// Asks for what the next requests need, at most `most`, of all of them before the first is taken: rings, tables, headers, and
+    /// where the storage copies itself both ends of the copy. What is found out here is a hint, and checked by nobody.
+    #[inline]
+    fn look_ahead(&self, queue: &mut Queue, most: u32) {
+        let ahead = queue.ring.look_ahead(most as usize);
+        let view = queue.ring.view();
+        for request in ahead.requests() {
+            if u64::from(request.first.len) < HEADER_BYTES {
+                continue;
+            }
+            let Ok(header) = view.bytes::<{ HEADER_BYTES as usize }>(request.first.gpa) else { continue };
+            if let Some((read, offset)) = expected_transfer(&header) {
+                self.channel.expect(view, read, offset, request.second);
+            }
+        }
     }
 
     /// Bytes of the next piece of a transfer of which so many are left.

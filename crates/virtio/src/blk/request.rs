@@ -187,6 +187,16 @@ impl Parser {
     }
 }
 
+/// What a header seems to ask for before its request is taken, if it is a transfer: whether to read, and from which byte of the disk on.
+#[inline]
+pub(super) fn expected_transfer(header: &[u8; HEADER_BYTES as usize]) -> Option<(bool, u64)> {
+    let word = u128::from_le_bytes(*header);
+    let (kind, sector) = (word as u32, (word >> 64) as u64);
+    matches!(kind, VIRTIO_BLK_T_IN | VIRTIO_BLK_T_OUT)
+        .then(|| sector.checked_mul(SECTOR).map(|offset| (kind == VIRTIO_BLK_T_IN, offset)))
+        .flatten()
+}
+
 /// Adds to `out` what `ranges` have from byte `skip` on, at most `bytes`; says how many bytes those are.
 #[inline]
 pub(super) fn cut(ranges: &[GuestRange], mut skip: u64, bytes: u64, out: &mut Vec<GuestRange>) -> u64 {

@@ -79,9 +79,22 @@ pub struct InFlightTable {
     tail: u16,
     /// Where the device has come to, as the driver sees it.
     used: Position,
-    /// First entries of the chains that the next batch shows as used: never longer than the ring.
-    batch: Vec<u16>,
+    /// The chains that the next batch shows as used: never longer than the ring.
+    batch: Vec<UsedChain>,
     counter: u64,
+}
+
+/// A chain that the next batch shows as used.
+#[derive(Debug, Clone, Copy)]
+pub struct UsedChain {
+    /// Its first entry.
+    first: u16,
+    /// Its buffer ID.
+    pub id: u16,
+    /// How many descriptors it has.
+    pub num: u16,
+    /// Bytes written for the driver.
+    pub written: u32,
 }
 
 impl InFlightTable {
@@ -314,6 +327,27 @@ impl InFlightTable {
         true
     }
 
+    /// As [`InFlightTable::stage`] and [`InFlightTable::take`] of a chain of one descriptor. Nothing is staged.
+    #[inline]
+    #[must_use]
+    pub fn take_one(&mut self, descriptor: Descriptor, id: u16) -> bool {
+        debug_assert_eq!(self.staged, 0, "a chain is being read");
+        if self.free == 0 {
+            return false;
+        }
+        let first = self.free_head;
+        let entry = &mut self.entries[usize::from(first)];
+        let next = entry.next;
+        *entry = Entry { descriptor, id, next, last: first, num: 1 };
+        self.first[usize::from(id)] = first;
+        (self.free_head, self.cursor, self.free) = (next, next, self.free - 1);
+        if self.region.is_some() {
+            self.record(first);
+        }
+        self.counter = self.counter.wrapping_add(1);
+        true
+    }
+
     /// How many descriptors have been written down of the chain that is being read.
     #[inline]
     pub fn staged(&self) -> u16 {
@@ -333,26 +367,32 @@ impl InFlightTable {
         let entry = &mut self.entries[usize::from(first)];
         (entry.num, entry.last) = (num, last);
         self.first[usize::from(id)] = first;
-        if let Some(region) = &self.region {
-            let mut index = first;
-            for _ in 0..num {
-                let Entry { descriptor: Descriptor { addr, len, flags }, id, next, .. } =
-                    self.entries[usize::from(index)];
-                let word = u64::from(id) | u64::from(flags) << 16 | u64::from(len) << 32;
-                region.put_u64(at(index) + 16, word);
-                region.put_u64(at(index) + 24, addr);
-                index = next;
-            }
-            region.put_u64(at(first) + 8, self.counter);
-            region.put_u32(at(first) + 4, u32::from(last) | u32::from(num) << 16);
-            region.put_u16(at(first), 1 | u16::from(IN_HAND) << 8);
-            // From here on it is in flight.
-            region.put_u32(AT_FREE_HEADS, u32::from(self.cursor) * 0x1_0001);
+        (self.free_head, self.staged) = (self.cursor, 0);
+        self.free -= num;
+        if self.region.is_some() {
+            self.record(first);
         }
         self.counter = self.counter.wrapping_add(1);
-        self.free_head = self.cursor;
-        self.free -= num;
-        self.staged = 0;
+    }
+
+    /// Writes the chain that begins at entry `first` through to the region. The free list begins behind it already.
+    fn record(&self, first: u16) {
+        let Some(region) = &self.region else { return };
+        let Entry { num, last, .. } = self.entries[usize::from(first)];
+        let mut index = first;
+        for _ in 0..num {
+            let Entry { descriptor: Descriptor { addr, len, flags }, id, next, .. } =
+                self.entries[usize::from(index)];
+            let word = u64::from(id) | u64::from(flags) << 16 | u64::from(len) << 32;
+            region.put_u64(at(index) + 16, word);
+            region.put_u64(at(index) + 24, addr);
+            index = next;
+        }
+        region.put_u64(at(first) + 8, self.counter);
+        region.put_u32(at(first) + 4, u32::from(last) | u32::from(num) << 16);
+        region.put_u16(at(first), 1 | u16::from(IN_HAND) << 8);
+        // From here on it is in flight.
+        region.put_u32(AT_FREE_HEADS, u32::from(self.free_head) * 0x1_0001);
     }
 
     /// The chain of `id`, the last one taken, has been given back as if never taken.
@@ -398,12 +438,18 @@ impl InFlightTable {
         }
     }
 
-    /// The chain of `id` belongs to the batch that is shown as used next; how many descriptors it has.
+    /// The chain of `id` belongs to the batch that is shown as used next, with `written` bytes for the driver.
     #[inline]
-    pub fn batch(&mut self, id: u16) -> u16 {
+    pub fn batch(&mut self, id: u16, written: u32) {
         let first = std::mem::replace(&mut self.first[usize::from(id)], NONE);
-        self.batch.push(first);
-        self.entries[usize::from(first)].num
+        let num = self.entries[usize::from(first)].num;
+        self.batch.push(UsedChain { first, id, num, written });
+    }
+
+    /// The chains of the next batch, in the order in which they were completed.
+    #[inline]
+    pub fn batch_chains(&self) -> &[UsedChain] {
+        &self.batch
     }
 
     /// How many chains the next batch has.
@@ -416,8 +462,8 @@ impl InFlightTable {
     #[inline]
     pub fn prepare(&mut self, used: Position) {
         let old = (self.free_head, self.used);
-        for first in &self.batch {
-            let Entry { last, num, .. } = self.entries[usize::from(*first)];
+        for UsedChain { first, num, .. } in &self.batch {
+            let last = self.entries[usize::from(*first)].last;
             self.entries[usize::from(last)].next = self.free_head;
             if let Some(region) = &self.region {
                 region.put_u16(at(last) + 2, self.free_head);
@@ -437,8 +483,8 @@ impl InFlightTable {
     #[inline]
     pub fn settle(&mut self) {
         if let Some(region) = &self.region {
-            for first in &self.batch {
-                region.put_u16(at(*first), 0);
+            for chain in &self.batch {
+                region.put_u16(at(chain.first), 0);
             }
             kill::here(KillPoint::Unmarked);
             region.put_u32(AT_FREE_HEADS, u32::from(self.free_head) * 0x1_0001);

@@ -49,12 +49,42 @@ struct Room {
     bytes: usize,
     /// Descriptors that were read since this was last asked, in vain or not.
     walked: usize,
+    /// Bytes of the last buffer of one descriptor, zero before the first: the next ones are expected to be as long.
+    usual: usize,
+    batch: Batch,
 }
 
 impl Room {
     fn new() -> Self {
         let (chains, ranges) = (Vec::with_capacity(MOST_CHAINS), Vec::with_capacity(MOST_RANGES));
-        Room { chains, ranges, bytes: 0, walked: 0 }
+        Room { chains, ranges, bytes: 0, walked: 0, usual: 0, batch: Batch::default() }
+    }
+
+    /// Takes buffers of one descriptor each, as many as `need` bytes are expected to fill.
+    #[inline]
+    fn gather_plain(&mut self, ring: &mut Ring, header: usize, need: usize) {
+        let most = if self.usual > 0 { need.div_ceil(self.usual) } else { 0 };
+        if most < 2 {
+            return;
+        }
+        ring.take_plain(BufferAccess::StoreLong, most, &mut self.batch);
+        self.walked += self.batch.buffers().len();
+        // One that is too short is a fault, for who takes it alone; and none is taken behind the frame's end.
+        let (mut count, mut bytes) = (0, 0);
+        for buffer in self.batch.buffers() {
+            if (buffer.len as usize) < header || bytes >= need {
+                break;
+            }
+            bytes += buffer.len as usize;
+            count += 1;
+        }
+        self.batch.keep(ring, count);
+        for (taken, buffer) in self.batch.take() {
+            self.usual = buffer.len as usize;
+            self.bytes += buffer.len as usize;
+            self.ranges.push(buffer);
+            self.chains.push((taken, buffer.len));
+        }
     }
 
     /// Takes chains until `need` bytes have room, in one chain unless they may be merged. Otherwise all are put back.
@@ -67,6 +97,9 @@ impl Room {
         need: usize,
         mergeable: bool,
     ) -> Result<Fits, RingFault> {
+        if mergeable {
+            self.gather_plain(ring, header, need);
+        }
         while self.bytes < need {
             let spread = self.chains.len();
             if spread > 0 && (!mergeable || spread == MOST_CHAINS || spread == usize::from(ring.size())) {
@@ -88,6 +121,9 @@ impl Room {
             };
             self.walked += chain.descriptors() as usize;
             let (ranges, bytes) = writable(chain);
+            if let [only] = ranges {
+                self.usual = only.len as usize;
+            }
             // 5.1.6.3.1: every buffer has room for a header at least.
             if bytes < header {
                 let head = taken.head();

@@ -62,9 +62,15 @@ impl Batch {
         last.map(|(taken, _)| taken)
     }
 
-    /// Gives all but the first `count` back, the last one first.
+    /// Empties it: each request is the caller's from here on.
     #[inline]
-    fn keep(&mut self, ring: &mut Ring, count: usize) {
+    pub fn take(&mut self) -> impl Iterator<Item = (RingRequest, GuestRange)> {
+        self.0.drain(..)
+    }
+
+    /// Gives all but the first `count` back to `ring`, the last one first.
+    #[inline]
+    pub fn keep(&mut self, ring: &mut Ring, count: usize) {
         while self.0.len() > count
             && let Some((taken, _)) = self.0.pop()
         {
@@ -78,8 +84,10 @@ impl Batch {
 pub enum BufferAccess {
     /// They are read.
     Load,
-    /// They are written.
+    /// They are written, one by one and soon.
     Store,
+    /// They are written as one long one, by who asks for each in its turn.
+    StoreLong,
 }
 
 impl BufferAccess {
@@ -88,7 +96,7 @@ impl BufferAccess {
     pub(super) fn flags(self) -> u16 {
         match self {
             BufferAccess::Load => 0,
-            BufferAccess::Store => VIRTQ_DESC_F_WRITE,
+            BufferAccess::Store | BufferAccess::StoreLong => VIRTQ_DESC_F_WRITE,
         }
     }
 
@@ -98,6 +106,7 @@ impl BufferAccess {
         match self {
             BufferAccess::Load => view.prefetch_load(buffer),
             BufferAccess::Store => view.prefetch_store(buffer),
+            BufferAccess::StoreLong => {}
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Descriptor chains: the buffers of one request, read once and checked. The same for both kinds of ring.
 
 use ioplane_memory::mutation::reads_twice;
-use ioplane_memory::{GuestRange, GuestView, Window};
+use ioplane_memory::{GuestRange, GuestView, Span};
 
 use super::RingFault;
 use crate::spec::split::*;
@@ -139,13 +139,13 @@ impl Descriptor {
 
     /// The table that an indirect descriptor refers to, and how many descriptors it has.
     #[inline]
-    pub(super) fn table(&self, view: &GuestView, head: u16) -> Result<(Window, u64), RingFault> {
+    pub(super) fn table<'v>(&self, view: &'v GuestView, head: u16) -> Result<(Span<'v>, u64), RingFault> {
         let bytes = u64::from(self.len);
         let count = bytes / DESC_SIZE;
         if count == 0 || bytes % DESC_SIZE != 0 || count > MAX_INDIRECT {
             return Err(RingFault::BadIndirect(head));
         }
         // The specification asks for no alignment of the table; it is copied out, not accessed in place.
-        Ok((view.window(self.addr, bytes, 1)?, count))
+        Ok((view.span(self.addr, bytes)?, count))
     }
 }

@@ -9,6 +9,7 @@
 //! A request is [`Ring::take`]n, and goes back by [`Ring::complete`]; the driver sees it after [`Ring::publish`]. Between
 //! the two it is known by its head: the first descriptor's number in a split ring, the buffer ID in a packed one.
 
+mod ahead;
 mod batch;
 mod chain;
 mod fault;
@@ -21,6 +22,7 @@ use ioplane_memory::{GuestFault, GuestView, Window};
 
 use crate::spec::feature::VIRTIO_F_RING_PACKED;
 
+pub use ahead::{Ahead, AheadRequest, GROUP};
 pub use batch::{Batch, BufferAccess, MOST_PLAIN};
 pub use chain::{Chain, Descriptor, MAX_BUFFERS};
 pub use fault::RingFault;
@@ -236,6 +238,17 @@ impl Ring {
     #[inline]
     pub fn take_plain(&mut self, touch: BufferAccess, most: usize, batch: &mut Batch) {
         either!(self, ring => ring.take_plain(touch, most, batch));
+    }
+
+    /// Looks at the next requests, at most `most` and [`GROUP`], before they are taken, and asks the processor for what taking them reads: in
+    /// stages, so that what all of them wait for comes at once. What it says of them is a hint, on which nothing may depend: [`Ring::take`] reads
+    /// and checks everything itself.
+    #[inline]
+    pub fn look_ahead(&mut self, most: usize) -> Ahead {
+        let mut first = [Descriptor::default(); GROUP];
+        let count = either!(self, ring => ring.first_descriptors(most, &mut first));
+        // One alone is taken as fast as it is looked at.
+        if count < 2 { Ahead::default() } else { Ahead::of(self.view(), &first[..count]) }
     }
 
     /// Gives back the request that was taken last, as if it had never been taken: it is the next again. Nothing may have

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   descriptors:  ... | used, shown | completed, not shown | in flight | available | free ...
-//!                                   ^ published            ^ next_used ^ next_avail
+//!                                   ^ published                        ^ next_avail
 //! ```
 //!
-//! A chain is read at `next_avail`; its used descriptor is written at `next_used`, in the order in which chains are
-//! completed, and both places move on by the length of their chain. Used descriptors overwrite what was in flight, so the
-//! descriptors of every chain are kept in the [`InFlightTable`]. Of a batch the flags of the first used descriptor are
+//! A chain is read at `next_avail`. Used descriptors are written from `published` on, in the order in which chains are
+//! completed, a batch at once when it is shown. Both places move on by the length of their chain. Used descriptors overwrite what was in
+//! flight, so the descriptors of every chain are kept in the [`InFlightTable`]. Of a batch the first used descriptor is
 //! written last: the driver looks at that one place, and sees all or nothing.
 
 use std::sync::atomic::{Ordering, fence};
@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
+use super::ahead::GROUP;
 use super::batch::{Batch, BufferAccess, LINE, MOST_PLAIN};
 use super::chain::{Chain, Descriptor};
 use super::in_flight::{InFlightSet, Replay};
@@ -90,17 +91,15 @@ pub struct Packed {
     /// Where nothing was when a chain was last looked for in vain.
     looked: Position,
     /// Where the next used descriptor goes.
-    next_used: Position,
-    /// Where the first used descriptor goes that the driver has not been shown.
     published: Position,
-    /// Its flags, written when it is shown.
-    held_back: u16,
     /// Descriptors published since the driver was last considered for an interrupt.
     unconsidered: u32,
     mode: Mode,
     in_flight: InFlightSet,
     /// Descriptors taken that the driver has not been shown as used.
     owned: u16,
+    /// How many requests the last look for several took: so many are expected at the next.
+    run: u16,
     table: InFlightTable,
     replay: Replay,
 }
@@ -171,13 +170,12 @@ impl Packed {
             size,
             next_avail: avail,
             looked: avail,
-            next_used: used,
             published: used,
-            held_back: 0,
             unconsidered: 0,
             mode: Mode::of(features),
             in_flight: InFlightSet::new(size),
             owned,
+            run: 0,
             table,
             replay,
         };
@@ -187,11 +185,11 @@ impl Packed {
         Ok(ring)
     }
 
-    /// A process that died between completing and showing a batch leaves used descriptors behind the first one. What is
+    /// A process that died while it wrote a batch leaves used descriptors behind the first one. What is
     /// completed now may lie elsewhere, and the driver must not find those. Everything up to `next_avail` is ours to write.
     fn clean(&self) {
         for ahead in 0..self.owned {
-            let place = self.next_used.after(ahead, self.size);
+            let place = self.published.after(ahead, self.size);
             let at = slot(place) + AT_FLAGS;
             if place.sees_used(self.desc.load_u16(at)) {
                 self.view.store_u16(&self.desc, at, place.available());
@@ -263,23 +261,61 @@ impl Packed {
             return Ok(None);
         }
         kill::here(KillPoint::Seen);
-        let (id, after) = self.stage().inspect_err(|_| self.table.unstage())?;
-        self.took(id, after);
+        let (first, id) = self.load(self.next_avail);
+        if first.flags & VIRTQ_DESC_F_NEXT == 0 {
+            return self.take_one(first, id, chain).map(|taken| Some((taken, false)));
+        }
+        let (id, after) = self.stage(first, id).inspect_err(|_| self.table.unstage())?;
+        self.in_flight.add(id);
+        self.owned += self.table.staged();
+        self.table.take(id);
+        self.took(after);
         self.desc.prefetch(slot(after));
         self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
     }
 
-    /// Writes down that the chain `id`, which is staged in the table, has been taken; the next one begins at `after`.
+    /// Takes the next chain, which is the one descriptor `descriptor`.
     #[inline]
-    fn took(&mut self, id: u16, after: Position) {
+    fn take_one(
+        &mut self,
+        descriptor: Descriptor,
+        id: u16,
+        chain: &mut Chain,
+    ) -> Result<RingRequest, RingFault> {
+        if descriptor.flags & VIRTQ_DESC_F_INDIRECT != 0 && !self.mode.indirect {
+            return Err(RingFault::BadIndirect(id));
+        }
+        self.check_unheld(id)?;
+        if !self.table.take_one(descriptor, id) {
+            return Err(RingFault::Loop(self.next_avail.index));
+        }
+        self.in_flight.add(id);
+        self.owned += 1;
+        let after = self.next_avail.after(1, self.size);
+        self.took(after);
+        self.desc.prefetch(slot(after));
+        let outcome = walk(chain, &self.view, std::iter::once(&descriptor), self.mode.indirect, id);
+        self.walked(outcome, id, false)
+    }
+
+    /// A chain has been written down as taken; the next one begins at `after`.
+    #[inline]
+    fn took(&mut self, after: Position) {
         if self.mode.polled {
             self.refuse_kicks();
         }
-        self.in_flight.add(id);
-        self.owned += self.table.staged();
-        self.table.take(id);
         self.next_avail = after;
         kill::here(KillPoint::Journalled);
+    }
+
+    /// Whether `id` is a buffer ID, and of nothing in flight.
+    #[inline]
+    fn check_unheld(&self, id: u16) -> Result<(), RingFault> {
+        match self.in_flight.holds(id) {
+            None => Err(RingFault::BadDescriptor(id)),
+            Some(true) => Err(RingFault::HeadInFlight(id)),
+            Some(false) => Ok(()),
+        }
     }
 
     #[inline]
@@ -287,57 +323,126 @@ impl Packed {
         if !self.replay.is_empty() || !self.has_work() {
             return;
         }
-        let room = usize::from(self.size - self.owned).min(MOST_PLAIN - batch.0.len());
-        let count = room.min(most) as u16;
-        // Used descriptors go to the same lines, or to those just before.
+        let most = usize::from(self.size - self.owned).min(MOST_PLAIN - batch.0.len()).min(most) as u16;
+        self.ask_for_lines(most);
+        let mut count = 0;
+        while count < most {
+            let (found, all) = self.look(touch, most - count);
+            for &(desc, id) in found.descriptors() {
+                kill::here(KillPoint::Seen);
+                if self.in_flight.holds(id) != Some(false) || !self.table.take_one(desc, id) {
+                    self.run = count;
+                    return;
+                }
+                let buffer = GuestRange { gpa: desc.addr, len: desc.len };
+                touch.ask(&self.view, buffer);
+                self.in_flight.add(id);
+                self.owned += 1;
+                self.took(self.next_avail.after(1, self.size));
+                batch.0.push((RingRequest::new(id, false), buffer));
+                count += 1;
+            }
+            if !all {
+                break;
+            }
+        }
+        self.run = count;
+    }
+
+    /// Asks for the lines that a look for `most` descriptors reads, to store used descriptors to them later: for as many as it can expect. A line of
+    /// which the driver is still writing descriptors would be taken from its processor in vain.
+    #[inline]
+    fn ask_for_lines(&self, most: u16) {
         let ask = |place| {
             let gpa = self.desc.gpa() + slot(place) as u64;
             self.view.prefetch_store(GuestRange { gpa, len: DESC_SIZE as u32 });
         };
-        for nth in (0..count).step_by(LINE / DESC_SIZE as usize) {
+        for nth in (0..most.min(self.run.saturating_mul(2)).max(1)).step_by(PER_LINE) {
             ask(self.next_avail.after(nth, self.size));
-            ask(self.next_used.after(nth, self.size));
-        }
-        const KIND: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
-        for _ in 0..count {
-            let (desc, id) = self.load(self.next_avail);
-            if !self.next_avail.sees_available(desc.flags) || desc.flags & KIND != touch.flags() {
-                return;
+            // With nothing in flight they go to the same lines.
+            if self.owned > 0 {
+                ask(self.published.after(nth, self.size));
             }
-            kill::here(KillPoint::Seen);
-            if self.in_flight.holds(id) != Some(false) || !self.table.stage(desc, id) {
-                return;
-            }
-            let buffer = GuestRange { gpa: desc.addr, len: desc.len };
-            touch.ask(&self.view, buffer);
-            self.took(id, self.next_avail.after(1, self.size));
-            batch.0.push((RingRequest::new(id, false), buffer));
         }
     }
 
-    /// Copies the descriptors of the next chain: its buffer ID, and where the chain after it begins. Each is read exactly
-    /// once.
+    /// The first descriptors of the next requests, see [`super::Ring::look_ahead`]: as many as are of one descriptor each.
     #[inline]
-    fn stage(&mut self) -> Result<(u16, Position), RingFault> {
+    pub(super) fn first_descriptors(&mut self, most: usize, out: &mut [Descriptor; GROUP]) -> usize {
+        if !self.replay.is_empty() || !self.has_work() {
+            return 0;
+        }
+        let most = usize::from(self.size - self.owned).min(most).min(GROUP) as u16;
         let mut place = self.next_avail;
-        for nth in 0..self.size - self.owned {
-            let (descriptor, id) = self.load(place);
+        let mut count = 0;
+        while count < most {
+            let (desc, _) = self.load(place);
+            if !place.sees_available(desc.flags) || desc.flags & VIRTQ_DESC_F_NEXT != 0 {
+                break;
+            }
+            out[usize::from(count)] = desc;
+            count += 1;
+            place = place.after(1, self.size);
+        }
+        for nth in (0..count).step_by(PER_LINE) {
+            let gpa = self.desc.gpa() + slot(self.published.after(nth, self.size)) as u64;
+            self.view.prefetch_store(GuestRange { gpa, len: DESC_SIZE as u32 });
+        }
+        count.into()
+    }
+
+    /// Reads the next descriptors, at most `most`, of those that lie in one line: as many as are available and of one buffer that is `touch`ed.
+    /// Says whether that is all of them. Each is read exactly once.
+    #[inline]
+    fn look(&self, touch: BufferAccess, most: u16) -> (Found, bool) {
+        const KIND: u16 = VIRTQ_DESC_F_NEXT
+            | VIRTQ_DESC_F_INDIRECT
+            | VIRTQ_DESC_F_WRITE
+            | VIRTQ_DESC_F_AVAIL
+            | VIRTQ_DESC_F_USED;
+        let (place, first) = (self.next_avail, usize::from(self.next_avail.index));
+        let count = (PER_LINE - first % PER_LINE).min(most.into()).min(usize::from(self.size) - first);
+        let (halves, _) = self.desc.longs(0)[2 * first..][..2 * count].as_chunks::<2>();
+        let wanted = place.available() | touch.flags();
+        let (mut found, mut words) = (Found::default(), [0; PER_LINE]);
+        for (word, [_, half]) in words.iter_mut().zip(halves) {
+            *word = u64::from_le(half.load(Ordering::Relaxed));
+            if (*word >> 48) as u16 & KIND != wanted {
+                break;
+            }
+            found.count += 1;
+        }
+        // What the driver stored before it made the last of them available: addresses, and the buffers' bytes.
+        fence(Ordering::Acquire);
+        for (nth, ((to, [half, _]), word)) in found.room.iter_mut().zip(halves).zip(words).enumerate() {
+            if nth == found.count {
+                break;
+            }
+            let addr = u64::from_le(half.load(Ordering::Relaxed));
+            *to = self.parse(addr, word, place.after(nth as u16, self.size));
+        }
+        (found, found.count == count)
+    }
+
+    /// Copies the descriptors of the next chain, of which the first has been read, and is not the last: its buffer ID, and where the chain
+    /// after it begins. Each is read exactly once.
+    #[inline]
+    fn stage(&mut self, first: Descriptor, id: u16) -> Result<(u16, Position), RingFault> {
+        let mut place = self.next_avail;
+        let (mut descriptor, mut id) = (first, id);
+        for _ in 0..self.size - self.owned {
             if !self.table.stage(descriptor, id) {
                 break;
             }
             place = place.after(1, self.size);
-            let next = descriptor.flags & VIRTQ_DESC_F_NEXT != 0;
             // A table stands alone (2.8.19).
-            if descriptor.flags & VIRTQ_DESC_F_INDIRECT != 0 && (next || nth > 0 || !self.mode.indirect) {
+            if descriptor.flags & VIRTQ_DESC_F_INDIRECT != 0 {
                 return Err(RingFault::BadIndirect(id));
             }
-            if !next {
-                return match self.in_flight.holds(id) {
-                    None => Err(RingFault::BadDescriptor(id)),
-                    Some(true) => Err(RingFault::HeadInFlight(id)),
-                    Some(false) => Ok((id, place)),
-                };
+            if descriptor.flags & VIRTQ_DESC_F_NEXT == 0 {
+                return self.check_unheld(id).map(|()| (id, place));
             }
+            (descriptor, id) = self.load(place);
         }
         Err(RingFault::Loop(self.next_avail.index))
     }
@@ -348,6 +453,12 @@ impl Packed {
         let (table, at) = (self.desc.longs(0), 2 * usize::from(place.index));
         let word = u64::from_le(table[at + 1].load(Ordering::Acquire));
         let addr = u64::from_le(table[at].load(Ordering::Acquire));
+        self.parse(addr, word, place)
+    }
+
+    /// The descriptor, and its buffer ID, whose halves have been read at `place`.
+    #[inline(always)]
+    fn parse(&self, addr: u64, word: u64, place: Position) -> (Descriptor, u16) {
         let desc = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
         let again = || Descriptor { len: self.desc.load_u32(slot(place) + AT_LEN), ..desc };
         (desc.once(again), (word >> 32) as u16)
@@ -365,6 +476,17 @@ impl Packed {
     #[inline]
     fn read_chain(&mut self, id: u16, replayed: bool, chain: &mut Chain) -> Result<RingRequest, RingFault> {
         let outcome = walk(chain, &self.view, self.table.descriptors(id), self.mode.indirect, id);
+        self.walked(outcome, id, replayed)
+    }
+
+    /// The chain of `id` has been taken, and read with that outcome.
+    #[inline]
+    fn walked(
+        &mut self,
+        outcome: Result<(), RingFault>,
+        id: u16,
+        replayed: bool,
+    ) -> Result<RingRequest, RingFault> {
         match outcome {
             Ok(()) => Ok(RingRequest::new(id, replayed)),
             Err(fault) => {
@@ -414,27 +536,9 @@ impl Packed {
     #[inline(always)]
     pub(super) fn complete(&mut self, mut taken: RingRequest, written: u32) {
         taken.open = false;
-        let id = taken.head;
-        let first = self.table.batched() == 0;
-        let count = self.table.batch(id);
-        let mut flags = self.next_used.used();
-        if written > 0 {
-            flags |= VIRTQ_DESC_F_WRITE;
-        }
-        let at = slot(self.next_used);
-        if first {
-            // The driver looks here next: everything but the flags, which show the whole batch.
-            self.held_back = flags;
-            self.view.store_u32(&self.desc, at + AT_LEN, written);
-            self.view.store_u16(&self.desc, at + AT_ID, id);
-        } else {
-            let word = u64::from(written) | u64::from(id) << 32 | u64::from(flags) << 48;
-            self.view.store_u64(&self.desc, at + AT_LEN, word);
-        }
-        self.replay.completed(id);
-        self.next_used = self.next_used.after(count, self.size);
-        self.in_flight.remove(id);
-        kill::here(KillPoint::UsedWritten);
+        self.table.batch(taken.head, written);
+        self.replay.completed(taken.head);
+        self.in_flight.remove(taken.head);
     }
 
     #[inline]
@@ -453,16 +557,45 @@ impl Packed {
             return;
         }
         let before = self.table.descriptors_in_flight();
-        self.table.prepare(self.next_used);
+        let (held_back, after) = self.write_used();
+        self.table.prepare(after);
         let shown = before - self.table.descriptors_in_flight();
-        self.view.store_u16(&self.desc, slot(self.published) + AT_FLAGS, self.held_back);
-        self.published = self.next_used;
+        let (behind, first) = held_back.split();
+        for (at, word) in behind {
+            self.view.store_u64(&self.desc, *at, *word);
+            kill::here(KillPoint::UsedWritten);
+        }
+        kill::here(KillPoint::UsedWritten);
+        self.view.store_u64(&self.desc, first.0, first.1);
+        self.published = after;
         self.owned -= shown;
         self.unconsidered = self.unconsidered.saturating_add(shown.into());
         kill::here(KillPoint::Published);
         self.table.settle();
         self.replay.published();
         kill::here(KillPoint::Settled);
+    }
+
+    /// Writes the used descriptors of the batch, but for those in the line of the first one, and says where the next batch begins. The driver
+    /// may be looking at that line, which shows the batch: what goes there is stored together, at the end.
+    #[inline]
+    fn write_used(&self) -> (HeldBack, Position) {
+        let mut held_back = HeldBack::default();
+        let mut place = self.published;
+        for used in self.table.batch_chains() {
+            let mut flags = place.used();
+            if used.written > 0 {
+                flags |= VIRTQ_DESC_F_WRITE;
+            }
+            let at = slot(place) + AT_LEN;
+            let word = u64::from(used.written) | u64::from(used.id) << 32 | u64::from(flags) << 48;
+            if !held_back.holds(self.published, place, at, word) {
+                self.view.store_u64(&self.desc, at, word);
+                kill::here(KillPoint::UsedWritten);
+            }
+            place = place.after(used.num, self.size);
+        }
+        (held_back, place)
     }
 
     #[inline]
@@ -537,8 +670,50 @@ impl Packed {
 
 /// Where a descriptor's parts lie in it (2.8.13): address, length, buffer ID, flags.
 const AT_LEN: usize = 8;
-const AT_ID: usize = 12;
 const AT_FLAGS: usize = 14;
+/// Descriptors in a line of a cache.
+const PER_LINE: usize = LINE / DESC_SIZE as usize;
+
+/// Descriptors of one line, with their buffer IDs.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    room: [(Descriptor, u16); PER_LINE],
+    count: usize,
+}
+
+impl Found {
+    #[inline]
+    fn descriptors(&self) -> &[(Descriptor, u16)] {
+        &self.room[..self.count]
+    }
+}
+
+/// Used descriptors that lie in the line of the first one of a batch: where in the ring, and what is stored there.
+#[derive(Default)]
+struct HeldBack {
+    stores: [(usize, u64); PER_LINE],
+    count: usize,
+}
+
+impl HeldBack {
+    /// Takes the used descriptor at `place`, if it is in the same line as the one at `first`.
+    #[inline]
+    fn holds(&mut self, first: Position, place: Position, at: usize, word: u64) -> bool {
+        let line = |place: Position| usize::from(place.index) / PER_LINE;
+        if place.wrap != first.wrap || line(place) != line(first) || self.count == PER_LINE {
+            return false;
+        }
+        self.stores[self.count] = (at, word);
+        self.count += 1;
+        true
+    }
+
+    /// Those behind the first one, and the first one.
+    #[inline]
+    fn split(&self) -> (&[(usize, u64)], (usize, u64)) {
+        (&self.stores[1..self.count.max(1)], self.stores[0])
+    }
+}
 
 /// Where the descriptor at `place` begins.
 #[inline]

@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
+use super::ahead::GROUP;
 use super::batch::{Batch, BufferAccess, LINE, MOST_PLAIN};
 use super::chain::{Chain, Descriptor};
 use super::in_flight::{InFlightSet, Replay};
@@ -229,7 +230,7 @@ impl Split {
             if self.in_flight.holds(*head) != Some(false) {
                 return;
             }
-            let (desc, _) = read(&self.desc, usize::from(*head) * DESC_SIZE as usize);
+            let (desc, _) = read(|| self.desc.pair(usize::from(*head) * DESC_SIZE as usize));
             if desc.flags != touch.flags() {
                 return;
             }
@@ -238,6 +239,40 @@ impl Split {
             self.took(*head);
             batch.0.push((RingRequest::new(*head, false), buffer));
         }
+    }
+
+    /// The first descriptors of the next requests that are known to be available, see [`super::Ring::look_ahead`].
+    #[inline]
+    pub(super) fn first_descriptors(&mut self, most: usize, out: &mut [Descriptor; GROUP]) -> usize {
+        if !self.replay.is_empty() || !self.has_work() {
+            return 0;
+        }
+        if self.seen_avail.wrapping_sub(self.next_avail) == 1 {
+            // There may be more by now.
+            self.seen_avail = self.avail.load_u16(2);
+        }
+        let ahead = usize::from(self.seen_avail.wrapping_sub(self.next_avail));
+        if ahead > usize::from(self.size) {
+            return 0;
+        }
+        let count = ahead.min(most).min(GROUP);
+        let (mut heads, mask) = ([0; GROUP], self.size - 1);
+        for (nth, head) in (0..).zip(&mut heads[..count]) {
+            *head = self.avail.load_u16(4 + 2 * usize::from(self.next_avail.wrapping_add(nth) & mask));
+            self.desc.prefetch(usize::from(*head) * DESC_SIZE as usize);
+        }
+        for nth in (0..count).step_by(LINE / 8) {
+            let slot = usize::from(self.next_used.wrapping_add(nth as u16) & mask);
+            self.view.prefetch_store(GuestRange { gpa: self.used.gpa() + 4 + 8 * slot as u64, len: 8 });
+        }
+        for (head, desc) in heads[..count].iter().zip(out) {
+            *desc = match *head < self.size {
+                true => parse(self.desc.pair(usize::from(*head) * DESC_SIZE as usize)).0,
+                // A fault, for who takes it.
+                false => Descriptor::default(),
+            };
+        }
+        count
     }
 
     #[cold]
@@ -439,7 +474,7 @@ fn walk(
         if index >= size {
             return Err(RingFault::BadDescriptor(index));
         }
-        let (desc, next) = read(table, usize::from(index) * DESC_SIZE as usize);
+        let (desc, next) = read(|| table.pair(usize::from(index) * DESC_SIZE as usize));
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             if !indirect || desc.flags & VIRTQ_DESC_F_NEXT != 0 {
                 return Err(RingFault::BadIndirect(index));
@@ -463,7 +498,7 @@ fn walk_indirect(chain: &mut Chain, view: &GuestView, desc: &Descriptor, head: u
         if index >= count {
             return Err(RingFault::BadDescriptor(index as u16));
         }
-        let (desc, next) = read(&table, (index * DESC_SIZE) as usize);
+        let (desc, next) = read(|| table.pair((index * DESC_SIZE) as usize));
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             return Err(RingFault::BadIndirect(head));
         }
@@ -476,11 +511,11 @@ fn walk_indirect(chain: &mut Chain, view: &GuestView, desc: &Descriptor, head: u
     Err(RingFault::Loop(head))
 }
 
-/// The descriptor at `at` of a table, and its successor.
-#[inline]
-fn read(table: &Window, at: usize) -> (Descriptor, u16) {
-    let (desc, next) = parse(table.pair(at));
-    (desc.once(|| parse(table.pair(at)).0), next)
+/// The descriptor whose halves `load` gives, and its successor.
+#[inline(always)]
+fn read(load: impl Fn() -> (u64, u64)) -> (Descriptor, u16) {
+    let (desc, next) = parse(load());
+    (desc.once(|| parse(load()).0), next)
 }
 
 /// A descriptor and its successor (2.7.5).
