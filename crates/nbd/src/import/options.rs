@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +65,16 @@ pub struct ImportOptions {
     pub holder: String,
     /// See [`AtStart`].
     pub at_start: AtStart,
+    /// Bytes for each channel in which writes are kept until they are durable at the exporter (at least 1 MiB; 0: they are not kept). Only used if
+    /// the exporter says which instance it is, and requests are sent again.
+    pub retain: usize,
+    /// A file in which the counts of acknowledged and of flushed writes outlive this process. In a directory of a file system in memory, since
+    /// I/O cores store into it; no other import at a time has it, except during an upgrade of the daemon.
+    pub mark: Option<PathBuf>,
 }
+
+/// Copies of 16 MiB for each channel.
+const RETAIN: usize = 16 << 20;
 
 /// A holder that has not been there before.
 fn anybody() -> String {
@@ -73,7 +83,7 @@ fn anybody() -> String {
 }
 
 impl ImportOptions {
-    /// 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever.
+    /// 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever; writes are kept in 16 MiB for each channel.
     pub fn new(address: Address) -> Self {
         ImportOptions {
             address,
@@ -85,6 +95,8 @@ impl ImportOptions {
             fence: None,
             holder: anybody(),
             at_start: AtStart::default(),
+            retain: RETAIN,
+            mark: None,
         }
     }
 }
