@@ -54,13 +54,13 @@ fn instance(boot: u32) -> String {
 
 impl Host {
     /// Serves an export until the test ends.
-    fn start(seed: u64) -> (Arc<Host>, Server) {
+    fn start(seed: u64, serve: impl Fn(&Host, Session) + Send + Sync + 'static) -> (Arc<Host>, Server) {
         let empty = vec![0; BYTES as usize];
         let disk = Cached { bytes: empty.clone(), durable: empty, boot: 0, seed: seed | 1 };
         let host = Arc::new(Host { seed, disk: Mutex::new(disk), terms: OnceLock::new() });
         let serving = host.clone();
         let terms = Terms { bytes: BYTES, instance: Some(instance(0)), ..Terms::default() };
-        let server = Server::start(terms, move |session| serving.serve(session));
+        let server = Server::start(terms, move |session| serve(&serving, session));
         let _ = host.terms.set(server.terms.clone());
         (host, server)
     }
@@ -78,6 +78,14 @@ impl Host {
         bytes.copy_from_slice(durable);
         *boot += 1;
         self.terms.get().unwrap().lock().unwrap().instance = Some(instance(*boot));
+    }
+
+    /// The disk has nothing but what was flushed.
+    fn lose_all(&self) {
+        let mut disk = self.disk.lock().unwrap();
+        disk.bytes = disk.durable.clone();
+        disk.boot += 1;
+        self.terms.get().unwrap().lock().unwrap().instance = Some(instance(disk.boot));
     }
 
     /// Carries a request out, if the host has not been without power since the client connected.
@@ -149,6 +157,100 @@ impl Host {
             }
         }
     }
+}
+
+impl Host {
+    /// Carries out everything at once, and in its first boot answers no write of [`UNANSWERED`]; with `late`, a flush only behind the next write.
+    fn serve_in_order(&self, mut session: Session, late: bool) {
+        let told = session.instance.clone();
+        let first = told == Some(instance(0));
+        let mut flushed = None;
+        while self.has_power_for(&told) {
+            if !readable_within(&session.stream, 1) {
+                continue;
+            }
+            let Some(asked) = session.next() else { return };
+            let Some(data) = self.carry_out(&asked, &told) else { return };
+            let reply = session.reply(&asked, &data);
+            if first && asked.data.first() == Some(&UNANSWERED) {
+                continue;
+            }
+            if first && late && asked.command == NBD_CMD_FLUSH {
+                flushed = Some(reply);
+                continue;
+            }
+            session.send(&reply);
+            if let Some(reply) = flushed.take() {
+                session.send(&reply);
+            }
+        }
+    }
+}
+
+const UNANSWERED: u8 = 99;
+
+/// A write of one block, begun.
+fn begin_write(rig: &mut Rig, tag: u16, block: u64, value: u8) {
+    let gpa = u64::from(tag) * BLOCK;
+    rig.view.write(gpa, &[value; BLOCK as usize]).unwrap();
+    let from = [GuestRange { gpa, len: BLOCK as u32 }];
+    assert_eq!(rig.submit(&Op::Write { offset: block * BLOCK, from: &from }, Tag(tag)), Submitted::Pending);
+    rig.push();
+}
+
+/// Reaps until the operation with that tag has succeeded.
+fn wait_for(rig: &mut Rig, tag: u16) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let mut ended = false;
+    while !ended {
+        assert!(std::time::Instant::now() < end, "{tag} does not end");
+        rig.push();
+        rig.reap(&mut |of, outcome| ended |= outcome == Ok(()) && of == Tag(tag));
+    }
+}
+
+/// A write that is acknowledged after a flush was carried out, and before that was answered. `None` if it survives.
+fn write_behind_a_flush() -> Option<String> {
+    let (host, server) = Host::start(1, |host, session| host.serve_in_order(session, true));
+    let import = import(ImportOptions { retain: 1 << 20, ..server.options() });
+    let mut rig = Rig::new(&*import, DEPTH);
+    begin_write(&mut rig, 0, 0, 1);
+    wait_for(&mut rig, 0);
+    assert_eq!(rig.submit(&Op::Flush, Tag(1)), Submitted::Pending);
+    rig.push();
+    begin_write(&mut rig, 2, 0, 2);
+    let mut left = 2;
+    while left > 0 {
+        rig.push();
+        rig.reap(&mut |_, outcome| left -= usize::from(outcome == Ok(())));
+    }
+    host.lose_all();
+    let read = rig.read(0, BLOCK as u32).map(|bytes| bytes[0]);
+    (read != Ok(2)).then(|| format!("read: {read:?}"))
+}
+
+/// A copy that is kept only since an older write of its queue has no answer, of a block that the other queue has written and flushed since. `None` if that
+/// newer write survives.
+fn durable_copy() -> Option<String> {
+    let (host, server) = Host::start(1, |host, session| host.serve_in_order(session, false));
+    let import = import(ImportOptions { retain: 1 << 20, ..server.options() });
+    let (mut one, mut other) = (Rig::new(&*import, DEPTH), Rig::new(&*import, DEPTH));
+    begin_write(&mut one, 0, 3, UNANSWERED);
+    begin_write(&mut one, 1, 0, 1);
+    wait_for(&mut one, 1);
+    assert_eq!(other.run(&Op::Flush), Ok(()));
+    begin_write(&mut other, 0, 0, 2);
+    wait_for(&mut other, 0);
+    assert_eq!(other.run(&Op::Flush), Ok(()));
+    host.lose_all();
+    wait_for(&mut one, 0);
+    let read = other.read(0, BLOCK as u32).map(|bytes| bytes[0]);
+    (read != Ok(2)).then(|| format!("read: {read:?}"))
+}
+
+#[test]
+fn what_is_durable_is_known_exactly() {
+    assert_eq!((write_behind_a_flush(), durable_copy()), (None, None));
 }
 
 /// What a queue has in flight.
@@ -302,7 +404,7 @@ impl Guest {
 
 /// Runs one history; `None` if it is that of a disk without power cuts, else what is wrong with it.
 fn history(seed: u64) -> Option<String> {
-    let (host, server) = Host::start(seed);
+    let (host, server) = Host::start(seed, Host::serve);
     let import = import(ImportOptions { retain: 1 << 20, ..server.options() });
     let mut guest = Guest::new(&import, seed);
     if let Err(wrong) = guest.go(&import) {
@@ -332,7 +434,7 @@ fn every_history_is_that_of_a_disk_without_power_cuts() {
 /// An importer that dies with unflushed writes, an exporter that loses power meanwhile, and the importer's successor. `None` if that one
 /// answers nothing before a person has decided.
 fn succession() -> Option<String> {
-    let (host, server) = Host::start(1);
+    let (host, server) = Host::start(1, Host::serve);
     let folder = tempfile::tempdir().unwrap();
     let mark: Option<PathBuf> = Some(folder.path().join("mark"));
     let options = || ImportOptions { mark: mark.clone(), ..server.options() };
@@ -408,6 +510,8 @@ mod without {
         ioplane_nbd::mutation::remove(Some(rule));
         let wrong = match rule {
             Rule::Complete => succession().map(|wrong| (1, wrong)),
+            Rule::CoveredByFlush => write_behind_a_flush().map(|wrong| (1, wrong)),
+            Rule::NotTheDurable => durable_copy().map(|wrong| (1, wrong)),
             _ => (1..=SEEDS * 10).find_map(|seed| history(seed).map(|wrong| (seed, wrong))),
         };
         ioplane_nbd::mutation::remove(None);
