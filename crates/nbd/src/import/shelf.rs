@@ -1,6 +1,7 @@
 //! Copies of writes whose channels are gone: kept until they are durable, or the next channel goes on with them.
 
 #![expect(clippy::disallowed_types, reason = "control plane")]
+#![expect(clippy::vec_box, reason = "boxes as channels have them: an I/O core moves a pointer")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
