@@ -237,6 +237,8 @@ operations! {
     ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
     /// Takes a disk away.
     RemoveDisk: Delete "/v1/disks/{name}" [FORCE] => 200 DoneReport;
+    /// Takes a disk of another machine as it is now, where requests fail until somebody says so.
+    AcceptDisk: Post "/v1/disks/{name}/accept" => 200 DiskReport;
     /// Gives a disk a migration socket, unless it has that one already.
     PutMigrationSocket: Put "/v1/disks/{name}/migration-socket" (was "/v1/disks/{name}/twin") optional MigrationSocketForm
         => 201 DiskReport, 200 DiskReport;

@@ -199,6 +199,12 @@ pub enum DiskCommand {
         #[command(flatten)]
         limits: DiskLimitsForm,
     },
+    /// Go on with a disk of another machine whose requests fail: take it as it is, after you have checked it. Needed when its host lost power and
+    /// writes may be lost, or its server broke the protocol again and again; `disk show` says which
+    Accept {
+        /// Its name
+        name: String,
+    },
     /// Give a disk a migration socket, for the destination of a migration on this host; the image is opened and locked once, and
     /// the disk goes over when the destination's guest runs
     #[command(alias = "twin")]

@@ -439,6 +439,7 @@ impl<K: ServedKind> Registry<K> {
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
             one.service().stop(force).await?;
+            one.leave().await;
         }
         let slot = self.slots().remove(name);
         self.context.release(name);
@@ -489,8 +490,9 @@ impl<K: ServedKind> Registry<K> {
             self.context.release(&name);
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
-                    if let Err(error) = one.service().stop(true).await {
-                        tracing::warn!(kind = K::NAME, name, %error, "stopping");
+                    match one.service().stop(true).await {
+                        Ok(()) => one.leave().await,
+                        Err(error) => tracing::warn!(kind = K::NAME, name, %error, "stopping"),
                     }
                 });
             }

@@ -73,6 +73,11 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
         async { Ok(()) }
     }
 
+    /// It is served no more, and its name will be free: what is behind it is left as it should be found.
+    fn leave(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
     /// What serves it.
     fn service(&self) -> &Self::Service;
 

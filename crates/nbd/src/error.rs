@@ -201,6 +201,14 @@ pub enum NbdError {
     /// A handshake took too long.
     #[error("the handshake has not ended within {0:?}")]
     Slow(std::time::Duration),
+    /// The file that says what a predecessor has left unflushed.
+    #[error("{path}: {why}: check the disk, then remove the file", path = path.display())]
+    Mark {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Memory for a connection's data.
     #[error("memory for a connection: {0}")]
     Memory(#[from] ioplane_memory::MapError),

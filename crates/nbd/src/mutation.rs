@@ -1,7 +1,7 @@
 //! Taking a rule of replays out, to prove that the histories' checker notices; as `ioplane_memory::mutation` does with the invariants.
 //!
 //! With the feature `mutations` a rule is gone after [`remove`]. Without it the question is a constant. What each rule is for stands in
-//! docs/decisions/0044-remote-requests-once.md.
+//! docs/decisions/0044-remote-requests-once.md and docs/decisions/0050-retained-writes.md.
 
 /// What makes a replay safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,18 @@ pub enum Rule {
     OneWriter = 3,
     /// Nothing is replayed before the fence has confirmed that the old connection is read no more.
     Fence = 4,
+    /// What an exporter acknowledged and did not flush is written again to another instance of it.
+    Retain = 5,
+    /// So is what the other queues of the disk have retained, and they are served by nobody meanwhile.
+    AllQueues = 6,
+    /// In the order in which it was first sent, whichever queue sent it.
+    InOrder = 7,
+    /// A flush covers what was acknowledged when it began, and nothing later.
+    CoveredByFlush = 8,
+    /// What is durable already is not written again.
+    NotTheDurable = 9,
+    /// Without a copy of every write that may be lost, nothing is answered until a person decides.
+    Complete = 10,
 }
 
 #[cfg(feature = "mutations")]

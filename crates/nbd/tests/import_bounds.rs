@@ -57,14 +57,26 @@ fn channel(backing: &dyn Backing, depth: u16) -> (Box<dyn IoChannel>, CoreContex
 
 #[test]
 fn nothing_is_allocated_or_freed_even_when_connections_are_lost() {
+    nothing_is_allocated_or_freed(None);
+}
+
+/// The same where writes are kept until they are flushed, with copies of as little as may be, so that the channel flushes by itself.
+#[test]
+fn nothing_is_allocated_or_freed_where_writes_are_retained() {
+    nothing_is_allocated_or_freed(Some("image@boot".to_owned()));
+}
+
+fn nothing_is_allocated_or_freed(instance: Option<String>) {
+    let retains = instance.is_some();
     let disk = Disk::new(1 << 20);
-    let server = Server::start(Terms::default(), move |mut session| {
+    let served = disk.clone();
+    let server = Server::start(Terms { instance, ..Terms::default() }, move |mut session| {
         // Each connection serves some requests, and ends in the middle of one.
         (session.reads, session.sends) =
             if session.number < 20 { (150_000, 70_001) } else { (usize::MAX, usize::MAX) };
-        obey(session, &disk);
+        obey(session, &served);
     });
-    let import = import(server.options());
+    let import = import(ioplane_nbd::import::ImportOptions { retain: 1, ..server.options() });
     let (mut channel, mut context, view) = channel(&*import, 8);
     let ranges = [
         GuestRange { gpa: 1, len: 700 },
@@ -76,7 +88,8 @@ fn nothing_is_allocated_or_freed_even_when_connections_are_lost() {
         let ops = [
             Op::Write { offset: 0, from: &ranges },
             Op::Read { offset: 8192, into: &ranges[2..] },
-            Op::Flush,
+            // Where writes are retained the guest leaves flushing to the channel.
+            if retains { Op::Discard { offset: 0, len: 512 } } else { Op::Flush },
             Op::WriteZeroes { offset: 16384, len: 4096, unmap: round % 2 == 0 },
             Op::Discard { offset: 32768, len: 4096 },
             Op::Write { offset: 512, from: &ranges[2..] },
@@ -91,6 +104,7 @@ fn nothing_is_allocated_or_freed_even_when_connections_are_lost() {
     }
     WATCHED.set(false);
     assert_eq!(COUNT.take(), 0);
+    assert!(disk.count(ioplane_nbd::spec::NBD_CMD_FLUSH) > 0);
     assert!(import.status().connections[0].losses >= 10, "{:?}", import.status());
 }
 

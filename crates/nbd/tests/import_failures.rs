@@ -437,8 +437,8 @@ fn nothing_is_replayed_before_the_fence_has_confirmed() {
 }
 
 #[test]
-fn another_instance_with_unflushed_writes_stops_and_without_goes_on() {
-    for flushed in [true, false] {
+fn another_instance_with_unflushed_writes_stops_and_without_or_with_copies_goes_on() {
+    for (flushed, retain) in [(true, 0), (false, 0), (false, 1 << 20)] {
         let disk = Disk::new(1 << 20);
         let (served, cut) = (disk.clone(), Arc::new(AtomicBool::new(false)));
         let cuts = cut.clone();
@@ -453,7 +453,7 @@ fn another_instance_with_unflushed_writes_stops_and_without_goes_on() {
                 session.send(&reply);
             }
         });
-        let import = import(server.options());
+        let import = import(ImportOptions { retain, ..server.options() });
         let mut rig = Rig::new(&*import, 4);
         assert_eq!(rig.write(0, &[1; 512]), Ok(()));
         if flushed {
@@ -462,7 +462,7 @@ fn another_instance_with_unflushed_writes_stops_and_without_goes_on() {
         server.terms.lock().unwrap().instance = Some("b".into());
         cut.store(true, Ordering::Release);
         let outcome = rig.write(512, &[2; 512]);
-        if flushed {
+        if flushed || retain > 0 {
             assert_eq!(outcome, Ok(()));
             assert_eq!(import.status().instance.as_deref(), Some("b"));
             continue;
@@ -508,8 +508,10 @@ fn run_on(import: &Import, view: &GuestView, ops: &[Op<'_>]) -> Vec<Result<(), F
 #[test]
 fn guest_memory_that_goes_away_costs_its_own_requests() {
     let gone = Err(Fault::Guest(GuestFault::MemoryShrank));
-    for part in [0u64, 8192, 100_000] {
-        let (server, disk) = Server::obedient(Terms { bytes: 4 << 20, ..Terms::default() });
+    // Sent from the guest's memory, or from copies.
+    for (part, copies) in [0u64, 8192, 100_000].into_iter().flat_map(|part| [(part, false), (part, true)]) {
+        let instance = copies.then(|| "image@boot".to_owned());
+        let (server, disk) = Server::obedient(Terms { bytes: 4 << 20, instance, ..Terms::default() });
         disk.bytes.lock().unwrap().fill(6);
         let import = import(server.options());
         let (good, bad) =
@@ -534,7 +536,7 @@ fn guest_memory_that_goes_away_costs_its_own_requests() {
             Op::Write { offset: 2 << 20, from: &[bad] },
             Op::Write { offset: 3 << 20, from: &other },
         ];
-        assert_eq!(run_on(&import, &view, &ops), [Ok(()), gone, Ok(())], "writes, {part}");
+        assert_eq!(run_on(&import, &view, &ops), [Ok(()), gone, Ok(())], "writes, {part}, {copies}");
         let bytes = disk.bytes.lock().unwrap();
         assert_eq!(bytes[1 << 20..][..4096], [8; 4096]);
         assert!(bytes[2 << 20..3 << 20].iter().all(|byte| *byte == 6), "half a write was carried out");

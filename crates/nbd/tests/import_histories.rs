@@ -6,11 +6,12 @@
 
 #![expect(clippy::disallowed_types, reason = "servers of the tests, on threads of their own")]
 
+mod register;
 #[path = "../../storage/tests/support/mod.rs"]
 mod rig;
 mod scripted;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use ioplane_memory::GuestRange;
@@ -20,6 +21,7 @@ use ioplane_nbd::spec::*;
 use ioplane_storage::{Op, Submitted, Tag};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng};
+use register::*;
 use rig::Rig;
 use scripted::*;
 
@@ -29,49 +31,6 @@ const BLOCKS: u64 = 4;
 const DEPTH: u16 = 8;
 const OPERATIONS: u32 = 120;
 
-/// One operation on one block, as its client saw it.
-#[derive(Debug, Clone, Copy)]
-struct Event {
-    begun: u64,
-    ended: u64,
-    /// Written, or read.
-    value: u64,
-    write: bool,
-}
-
-/// Whether some order of `events` explains every read. At the start the block is 0.
-fn linearizable(mut events: Vec<Event>) -> bool {
-    events.sort_by_key(|event| event.begun);
-    // States that were tried: which are done, as a set, and the value then.
-    let mut seen = HashSet::new();
-    let mut stack = vec![(vec![false; events.len()], 0u64)];
-    while let Some((done, value)) = stack.pop() {
-        let Some(first) = done.iter().position(|done| !done) else { return true };
-        // What began after some operation had ended that is not done cannot be next.
-        let limit = events.iter().zip(&done).filter(|(_, done)| !**done).map(|(event, _)| event.ended).min();
-        for at in first..events.len() {
-            let event = events[at];
-            if event.begun > limit.unwrap_or(u64::MAX) {
-                break;
-            }
-            if done[at] || (!event.write && event.value != value) {
-                continue;
-            }
-            let mut next = done.clone();
-            next[at] = true;
-            let value = if event.write { event.value } else { value };
-            if seen.insert((next.clone(), value)) {
-                stack.push((next, value));
-            }
-            if !event.write {
-                // A read that fits now may as well be done now.
-                break;
-            }
-        }
-    }
-    false
-}
-
 /// A server that mixes the order of what it has, cuts connections, and leaves requests of lost ones to be carried out late.
 struct Disorder {
     disk: Arc<Disk>,
@@ -80,17 +39,6 @@ struct Disorder {
     late: Mutex<VecDeque<Asked>>,
     /// It carries them out by and by, as servers without a fence may.
     lingers: bool,
-}
-
-fn dice(seed: &mut u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed
-}
-
-fn one_in(n: u64, seed: &mut u64) -> bool {
-    dice(seed).is_multiple_of(n)
 }
 
 impl Disorder {
@@ -155,12 +103,6 @@ impl Disorder {
     }
 }
 
-fn readable(stream: &std::os::unix::net::UnixStream, block: bool) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let time = Timespec { tv_sec: 0, tv_nsec: if block { 5_000_000 } else { 0 } };
-    rustix::event::poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&time)).unwrap() > 0
-}
-
 /// The exporter's side of the fence: everything of older connections has landed, or never will.
 struct LateWritesLand(Arc<Disorder>);
 
@@ -190,7 +132,9 @@ fn history(seed: u64, lingers: bool) -> Option<String> {
     let terms = Terms { bytes: BLOCKS * BLOCK, instance: Some("one".into()), ..Terms::default() };
     let server = Server::start(terms, move |session| serving.serve(session));
     let fence = Some(Arc::new(LateWritesLand(disorder.clone())) as Arc<dyn Fence>);
-    let import = import(ioplane_nbd::import::ImportOptions { fence, ..server.options() });
+    // From the guest's memory, or from copies.
+    let retain = if seed.is_multiple_of(2) { 1 << 20 } else { 0 };
+    let import = import(ioplane_nbd::import::ImportOptions { fence, retain, ..server.options() });
     let mut rig = Rig::new(&*import, DEPTH);
     let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed.to_le_bytes(); 4].concat());
     let mut clock = 0u64;

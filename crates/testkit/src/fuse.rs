@@ -150,6 +150,15 @@ impl FuseDisk {
         left
     }
 
+    /// The power fails and comes back: what [`FuseDisk::survives`] says is there from now on. Whoever has read the file through the page cache
+    /// still finds what is there.
+    pub fn cut_power(&self, seed: u64) {
+        let left = self.survives(seed);
+        let mut state = self.state();
+        (state.cache, state.durable) = (left.clone(), left);
+        state.dirty.clear();
+    }
+
     /// Sectors that a power cut could take now.
     pub fn unsynced(&self) -> usize {
         self.state().dirty.len()

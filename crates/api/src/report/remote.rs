@@ -64,4 +64,10 @@ pub struct RemoteReport {
     pub bytes_written: u64,
     /// Writes have been acknowledged that no flush has made durable yet.
     pub dirty: bool,
+    /// There are copies of all of these writes, to be written again if the server's host loses power.
+    #[serde(default)]
+    pub retained: bool,
+    /// Writes that were written again after the server's host had lost power.
+    #[serde(default)]
+    pub rewritten: u64,
 }

@@ -282,6 +282,11 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 one(disk) + &show::disk_limits(disk, limited) + &group(disk).unwrap_or_default()
             })
         }
+        DiskCommand::Accept { name } => {
+            let path = format!("{}/accept", address(&name));
+            let disk: DiskReport = ask(client, Method::POST, &path, None::<&()>)?;
+            print_done(json, &disk, one)
+        }
         DiskCommand::MigrationSocket { name, remove: true, force, .. } => {
             let path = format!("{}/migration-socket?force={force}", address(&name));
             let disk: DiskReport =

@@ -85,6 +85,16 @@ pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal
     .await
 }
 
+pub async fn accept(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        daemon.disks.served(&name)?.accept()?;
+        tracing::info!(disk = name, "accepted as it is");
+        daemon.disks.tell(EventWord::Changed, &name, "accepted as it is");
+        json(daemon.report_of(&daemon.disks, &name).await?)
+    })
+    .await
+}
+
 pub async fn open_migration_socket(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: MigrationSocketForm = form_or_usual(body)?;
     whole(daemon.may_change()?, async move {

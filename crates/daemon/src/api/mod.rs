@@ -92,6 +92,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::PutDisk => routing::on(method, disk::add),
         Operation::ChangeDisk => routing::on(method, disk::change),
         Operation::RemoveDisk => routing::on(method, disk::remove),
+        Operation::AcceptDisk => routing::on(method, disk::accept),
         Operation::PutMigrationSocket => routing::on(method, disk::open_migration_socket),
         Operation::RemoveMigrationSocket => routing::on(method, disk::close_migration_socket),
         Operation::Exports => routing::on(method, export::exports),

@@ -227,6 +227,14 @@ impl Shown {
     pub(super) fn report(&self) -> BackingReport {
         BackingReport { remote: self.import.as_deref().map(remote::report), ..self.report.clone() }
     }
+
+    /// Nobody uses the backing any more.
+    pub(super) async fn leave(shown: &Mutex<Shown>) {
+        let import = lock(shown).import.clone();
+        if let Some(import) = import {
+            remote::leave(&import).await;
+        }
+    }
 }
 
 fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
@@ -265,6 +273,14 @@ impl Disk {
             handle.change_limits(change).await?;
         }
         Ok(())
+    }
+
+    /// A person takes the export as it is: requests that failed are sent to it again.
+    pub fn accept(&self) -> Result<(), Refusal> {
+        match &lock(&self.backing).import {
+            Some(import) => remote::accept(import),
+            None => Err(Refusal::conflict("it is no disk of another machine", "there is nothing to accept")),
+        }
     }
 
     /// Changes the size while the guest uses the disk, and tells the guest.
@@ -454,6 +470,10 @@ impl ServedKind for Disk {
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
         Ok(Disk { served: Served::start(model, record, context)?, backing })
+    }
+
+    async fn leave(&self) {
+        Shown::leave(&self.backing).await;
     }
 
     fn service(&self) -> &Served<Disk> {

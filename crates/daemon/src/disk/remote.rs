@@ -1,6 +1,6 @@
 //! What is behind a disk of another machine.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,9 @@ use sha2::{Digest, Sha256};
 use crate::context::Opener;
 use crate::refusal::Refusal;
 
+/// How long a disk that is closed is flushed.
+const LEAVE: Duration = Duration::from_secs(3);
+
 /// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
 pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
     let address: Address = uri.as_str().parse().map_err(|error: NbdError| {
@@ -23,6 +26,7 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         give_up_after: timeout_s.map(Duration::from_secs),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
+        mark: Some(mark(uri, &owner.socket)),
         ..ImportOptions::new(address)
     };
     let runtime = tokio::runtime::Handle::current();
@@ -35,6 +39,39 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         };
         Refusal::failed(format!("{uri}: {error}"), remedy)
     })
+}
+
+/// Where it is counted which writes are not flushed: beside the disk's socket, as a rule in the run directory, which is in memory. Of this export
+/// only: what was written to another one is no reason to stop this one.
+fn mark(uri: &NbdUri, owner: &Path) -> PathBuf {
+    let export: String =
+        Sha256::digest(uri.as_str()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let mut name = owner.as_os_str().to_owned();
+    name.push(format!(".{export}.unflushed"));
+    PathBuf::from(name)
+}
+
+/// Flushes what no flush of the guest has covered, since nobody has copies of it from now on.
+pub async fn leave(import: &Import) {
+    let address = import.status().address;
+    match tokio::time::timeout(LEAVE, import.finish()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(address, %error, "writes of a disk that is closed were not flushed"),
+        Err(_) => tracing::warn!(address, "writes of a disk that is closed were not flushed: no answer"),
+    }
+}
+
+/// Takes the export as it is, if that is what its requests wait for.
+pub fn accept(import: &Import) -> Result<(), Refusal> {
+    let stopped = |one: &ConnectionStatus| matches!(one.state, ConnectionState::Stopped { .. });
+    if !import.status().connections.iter().any(stopped) {
+        return Err(Refusal::conflict(
+            "its server has not failed: there is nothing to accept",
+            "see `ioplane disk show`: a network failure ends by itself",
+        ));
+    }
+    import.retry();
+    Ok(())
 }
 
 /// Whoever serves the disk at this socket of this host, whichever process that is.
@@ -67,6 +104,8 @@ pub fn report(import: &Import) -> RemoteReport {
         bytes_read: sum(|one| one.bytes_read),
         bytes_written: sum(|one| one.bytes_written),
         dirty: status.dirty,
+        retained: status.retained,
+        rewritten: status.rewritten,
     }
 }
 

@@ -238,6 +238,10 @@ impl ServedKind for PublishedDisk {
         PublishedDisk::start(record, context, listeners).await
     }
 
+    async fn leave(&self) {
+        Shown::leave(&self.shown).await;
+    }
+
     fn service(&self) -> &ServedExport {
         &self.service
     }

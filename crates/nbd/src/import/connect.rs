@@ -30,7 +30,7 @@ pub(super) fn image_of(instance: &str) -> &str {
 }
 
 /// Longest name of an instance.
-const LONGEST_INSTANCE: usize = 128;
+pub(super) const LONGEST_INSTANCE: usize = 128;
 
 /// A server that has been reached.
 #[derive(Debug, Clone)]

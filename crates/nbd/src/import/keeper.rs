@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::sleep;
 
 use super::Shared;
@@ -20,6 +21,7 @@ use super::connect::{Reached, image_of, reach};
 use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
+use super::turnover::{Held, Trouble};
 use crate::error::Violation;
 use crate::mutation::{Rule, removed};
 
@@ -56,7 +58,12 @@ enum Attempt {
     Failed(String),
     /// A person has to decide.
     Stop(String),
+    /// The same, and what may be lost is given up with that.
+    Doubt(String),
 }
+
+/// A connection, and what keeps others from looking for another instance until it is delivered.
+type Fresh = (Reached, OwnedMutexGuard<()>);
 
 impl Keeper {
     /// Must be called in a runtime.
@@ -67,21 +74,34 @@ impl Keeper {
         Ok(Keeper { link, shared, channel, report, generation: 0, epoch, delay, violations, last_violation })
     }
 
-    /// Until the channel is dropped. `first`: a connection that has been made already.
-    pub async fn run(mut self, mut first: Option<Reached>) {
+    /// Until the channel is dropped, and its copies are where others find them. `first`: a connection that has been made already.
+    pub async fn run(mut self, first: Option<Reached>) {
+        self.keep(first).await;
+        drop(self.link.take_leave());
+        self.link.set_state(ConnectionState::Closed);
+        self.link.tidy();
+        while let Some(shelf) = &self.shared.shelf
+            && !shelf.open().put(&self.link, &self.shared.writes)
+        {
+            sleep(TURN_TICK).await;
+        }
+    }
+
+    async fn keep(&mut self, mut first: Option<Reached>) {
         let mut loss = None;
         loop {
             let reached = match first.take() {
-                Some(reached) => Some(reached),
+                Some(reached) => Some((reached, self.shared.turnover.clone().lock_owned().await)),
                 None => self.reconnect(loss).await,
             };
-            let Some(reached) = reached else { break };
+            let Some((reached, turnover)) = reached else { break };
             let replies = self.link.counters.replies.load(Ordering::Relaxed);
             self.generation += 1;
             let socket = reached.socket;
             let (structured, generation) = (reached.structured, self.generation);
             self.link.set_state(ConnectionState::Connected { since: Instant::now() });
             self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
+            drop(turnover);
             loss = self.watch(&socket).await.map(|loss| socket.explain(loss));
             self.link.unwatch(&socket);
             let leave = self.link.take_leave();
@@ -106,9 +126,6 @@ impl Keeper {
                 }
             }
         }
-        drop(self.link.take_leave());
-        self.link.set_state(ConnectionState::Closed);
-        self.link.tidy();
     }
 
     /// Why the connection is lost; `None` if the channel is gone.
@@ -172,17 +189,20 @@ impl Keeper {
     }
 
     /// Another connection, `None` if the channel is gone before there is one.
-    async fn reconnect(&mut self, loss: Option<Loss>) -> Option<Reached> {
+    async fn reconnect(&mut self, loss: Option<Loss>) -> Option<Fresh> {
         let since = Instant::now();
         let (mut attempts, mut failure, mut gave_up) = (0, String::new(), false);
-        let mut stop = self.too_many_violations();
+        let mut stop = self.too_many_violations().map(|why| (why, false));
         loop {
-            if let Some(why) = stop.take() {
+            if let Some((why, doubt)) = stop.take() {
                 tracing::error!(address = %self.shared.options.address, why, "an NBD export is out of use");
                 self.link.set_state(ConnectionState::Stopped { since, why });
                 self.link.set_refuse(true);
                 if !self.decided().await {
                     return None;
+                }
+                if doubt {
+                    self.shared.writes.settle();
                 }
                 self.violations = 0;
                 self.link.set_refuse(gave_up);
@@ -222,7 +242,8 @@ impl Keeper {
             match result {
                 Ok(reached) => return Some(reached),
                 Err(Attempt::Failed(why)) => failure = why,
-                Err(Attempt::Stop(why)) => stop = Some(why),
+                Err(Attempt::Stop(why)) => stop = Some((why, false)),
+                Err(Attempt::Doubt(why)) => stop = Some((why, true)),
             }
             self.delay = self.next_delay();
             if self.shared.options.give_up_after.is_some_and(|after| since.elapsed() >= after) && !gave_up {
@@ -232,21 +253,13 @@ impl Keeper {
         }
     }
 
-    async fn attempt(&self) -> Result<Reached, Attempt> {
+    async fn attempt(&self) -> Result<Fresh, Attempt> {
         self.turn().await;
         let shared = &self.shared;
-        let attempt = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let reached = reach(&shared.options, shared.epoch(self.channel, attempt)).await;
-        let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
-        if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
-            let why = "the exporter has not confirmed that older requests of this connection are done with";
-            return Err(Attempt::Failed(why.into()));
-        }
-        if let Some(misfit) = shared.facts.misfit(&reached.facts) {
-            return Err(Attempt::Failed(misfit));
-        }
+        let reached = self.reach().await?;
+        let turnover = shared.turnover.clone().lock_owned().await;
         let known = shared.instance.load_full();
-        match (known.as_deref(), &reached.instance) {
+        let other = match (known.as_deref(), &reached.instance) {
             (Some(_), None) => {
                 return Err(Attempt::Failed("the server does not say which instance it is".into()));
             }
@@ -256,30 +269,87 @@ impl Keeper {
                      down and add the disk again"
                 )));
             }
-            (Some(known), Some(now)) if known != now => {
-                if shared.writes.dirty() {
-                    return Err(Attempt::Stop(format!(
-                        "the exporter is another instance ({now}, was {known}), and writes that it acknowledged were not \
-                         flushed: they may be lost. Check the disk, then allow a retry"
-                    )));
-                }
-                shared.instance.store(Some(Arc::new(now.clone())));
+            (Some(known), Some(now))
+                if known != now || (shared.shelf.is_some() && shared.writes.flush_failed()) =>
+            {
+                Some((known, now.clone()))
             }
-            _ => {}
-        }
-        if let (Some(fence), Some(instance)) = (&shared.options.fence, &reached.instance)
-            && !removed(Rule::Fence)
-        {
-            let limit = shared.options.dead_after.max(shared.options.connect_timeout);
-            match tokio::time::timeout(limit, fence.confirm(instance, self.generation + 1)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(why)) => return Err(Attempt::Failed(why)),
-                Err(_) => {
-                    return Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into()));
-                }
+            _ => None,
+        };
+        match other {
+            None => {
+                self.confirm(&reached).await?;
+                Ok((reached, turnover))
             }
+            Some((known, now)) => Ok((self.turn_over(reached, known, &now).await?, turnover)),
         }
-        Ok(reached)
+    }
+
+    /// Makes a connection, of which the exporter has confirmed that nothing older is under way, to an export as it was.
+    async fn reach(&self) -> Result<Reached, Attempt> {
+        let shared = &self.shared;
+        let attempt = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        let reached = reach(&shared.options, shared.epoch(self.channel, attempt)).await;
+        let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
+        if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
+            let why = "the exporter has not confirmed that older requests of this connection are done with";
+            return Err(Attempt::Failed(why.into()));
+        }
+        shared.facts.misfit(&reached.facts).map_or(Ok(reached), |misfit| Err(Attempt::Failed(misfit)))
+    }
+
+    async fn confirm(&self, reached: &Reached) -> Result<(), Attempt> {
+        let shared = &self.shared;
+        let (Some(fence), Some(instance)) = (&shared.options.fence, &reached.instance) else { return Ok(()) };
+        if removed(Rule::Fence) {
+            return Ok(());
+        }
+        let limit = shared.options.dead_after.max(shared.options.connect_timeout);
+        match tokio::time::timeout(limit, fence.confirm(instance, self.generation + 1)).await {
+            Ok(confirmed) => confirmed.map_err(Attempt::Failed),
+            Err(_) => Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into())),
+        }
+    }
+
+    /// The exporter is another instance of the same disk, or a flush has failed there. Goes on when all that may be lost is there again.
+    async fn turn_over(&self, reached: Reached, known: &str, now: &str) -> Result<Reached, Attempt> {
+        let shared = &self.shared;
+        let lost = || {
+            Attempt::Doubt(format!(
+                "the exporter is another instance ({now}, was {known}), and writes that it acknowledged were not flushed, of which there are \
+                 no copies: they may be lost. Check the disk, then accept it as it is"
+            ))
+        };
+        if shared.writes.incomplete() && !removed(Rule::Complete) {
+            return Err(lost());
+        }
+        if shared.shelf.is_none() {
+            self.confirm(&reached).await?;
+            shared.set_instance(now);
+            return Ok(reached);
+        }
+        drop(reached);
+        let held = Held::take(shared, &self.link).await;
+        shared.begin_session();
+        let reached = self.reach().await?;
+        if reached.instance.as_deref() != Some(now) {
+            return Err(Attempt::Failed("the exporter has become another instance once more".into()));
+        }
+        self.confirm(&reached).await?;
+        match held.write_again(&reached).await {
+            Ok(writes) => {
+                tracing::warn!(address = %shared.options.address, now, known, writes, "an NBD export is another instance: retained writes were written again");
+                shared.count_rewritten(writes);
+                shared.writes.settle();
+                shared.set_instance(now);
+                Ok(reached)
+            }
+            Err(Trouble::Network(why)) => Err(Attempt::Failed(why)),
+            Err(Trouble::Device(error)) => Err(Attempt::Doubt(format!(
+                "the exporter is another instance ({now}, was {known}), and its disk failed (NBD error {error}) when writes that were \
+                 acknowledged and not flushed were written again: they may be lost. Check the disk, then accept it as it is"
+            ))),
+        }
     }
 
     /// Where only one connection may be there, waits until that of an earlier channel has gone.

@@ -18,8 +18,10 @@ use rustix::event::{EventfdFlags, epoll};
 
 use super::facts::Facts;
 use super::quiet::{Leave, Quiet};
+use super::retained::Locker;
 use super::socket::Socket;
 use super::status::{ConnectionState, ConnectionStatus, Loss};
+use super::writes::Writes;
 
 /// Guest maps that may wait for the keeper to unmap them.
 const RETIRED: usize = 16;
@@ -54,49 +56,6 @@ pub(super) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
-/// Writes of all channels of an import: how many have been acknowledged, and how many of those are durable.
-#[derive(Debug, Default)]
-pub(super) struct Writes {
-    acknowledged: AtomicU64,
-    durable: AtomicU64,
-    /// A channel has gone before all of its requests were answered.
-    unanswered: AtomicBool,
-}
-
-impl Writes {
-    /// The server has acknowledged a write.
-    #[inline]
-    pub fn acknowledge(&self) {
-        self.acknowledged.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What a flush that is submitted now will cover.
-    #[inline]
-    pub fn mark(&self) -> u64 {
-        self.acknowledged.load(Ordering::Relaxed)
-    }
-
-    /// A flush has succeeded that covers all up to `mark`.
-    pub fn flushed(&self, mark: u64) {
-        self.durable.fetch_max(mark, Ordering::Relaxed);
-    }
-
-    /// A channel goes, and the server may still carry out what it had in flight.
-    pub fn leave_unanswered(&self) {
-        self.unanswered.store(true, Ordering::Release);
-    }
-
-    /// Whether one has gone so since the last call.
-    pub fn take_unanswered(&self) -> bool {
-        self.unanswered.swap(false, Ordering::AcqRel)
-    }
-
-    /// Whether acknowledged writes could be lost by a power cut of the server.
-    pub fn dirty(&self) -> bool {
-        self.acknowledged.load(Ordering::Relaxed) > self.durable.load(Ordering::Relaxed)
-    }
-}
-
 /// One channel and its keeper.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -104,6 +63,8 @@ pub(super) struct Link {
     /// Requests that may have been carried out are sent again.
     pub replays: bool,
     pub writes: Arc<Writes>,
+    /// Copies of the channel's writes, where they are kept.
+    pub retained: Option<Locker>,
     pub counters: Counters,
     /// What the core sleeps on: holds `wake` and the socket.
     pub waker: OwnedFd,
@@ -116,6 +77,8 @@ pub(super) struct Link {
     /// Readable when the keeper has something to look at.
     pub report: Arc<OwnedFd>,
     closing: AtomicBool,
+    /// The channel's copies are on the shelf.
+    shelved: AtomicBool,
     /// The channel has counted itself in `quiet`.
     leaving: AtomicBool,
     quiet: Arc<Quiet>,
@@ -135,6 +98,7 @@ impl Link {
         facts: Facts,
         replays: bool,
         writes: Arc<Writes>,
+        retained: Option<Locker>,
         quiet: Arc<Quiet>,
     ) -> std::io::Result<Arc<Link>> {
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -145,6 +109,7 @@ impl Link {
             facts,
             replays,
             writes,
+            retained,
             counters: Counters::default(),
             waker,
             wake,
@@ -155,6 +120,7 @@ impl Link {
             losses: ArrayQueue::new(4),
             report: Arc::new(report),
             closing: AtomicBool::new(false),
+            shelved: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             quiet,
             in_flight: AtomicUsize::new(0),
@@ -264,7 +230,15 @@ impl Link {
         }
     }
 
-    fn wake_if_busy(&self) {
+    /// The connection on its way to the channel, if there is one, is of another time.
+    pub fn take_back(&self) {
+        if let Some(delivery) = self.take_mail() {
+            self.lost(delivery.generation, Loss::Instance);
+        }
+    }
+
+    /// Makes the channel look, if anything is in flight.
+    pub fn wake_if_busy(&self) {
         fence(Ordering::SeqCst);
         if self.in_flight.load(Ordering::SeqCst) > 0 {
             let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
@@ -304,6 +278,15 @@ impl Link {
 
     pub fn closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+
+    /// The channel is gone, and its copies are on the shelf.
+    pub fn set_shelved(&self) {
+        self.shelved.store(true, Ordering::Release);
+    }
+
+    pub fn shelved(&self) -> bool {
+        self.shelved.load(Ordering::Acquire)
     }
 
     /// Publishes how the connection stands.

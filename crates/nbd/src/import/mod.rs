@@ -15,7 +15,7 @@
 
 #![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -36,18 +36,26 @@ mod operation;
 mod options;
 mod overlap;
 mod quiet;
+mod retained;
 mod seat;
+mod shelf;
 mod socket;
 mod status;
+mod turnover;
+mod writes;
 
 use channel::ImportChannel;
 use connect::{Reached, reach};
 use facts::Facts;
 use keeper::Keeper;
-use link::{Link, Writes};
+use link::Link;
 use quiet::{Leave, Quiet};
+use retained::Locker;
 use seat::Seat;
+use shelf::Shelf;
 use socket::Socket;
+use turnover::{Talk, Trouble};
+use writes::Writes;
 
 pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE};
@@ -87,6 +95,14 @@ struct Shared {
     /// The exporter confirms epochs ([`EPOCH`]).
     fenced: bool,
     writes: Arc<Writes>,
+    /// Whether copies of writes are kept, and those of channels that are gone.
+    shelf: Option<Shelf>,
+    /// A channel has been made: the predecessor of this process is done with the export.
+    used: AtomicBool,
+    /// Held from looking which instance the exporter is until a connection to it is delivered.
+    turnover: Arc<tokio::sync::Mutex<()>>,
+    /// Writes that were written again to another instance.
+    rewritten: AtomicU64,
     quiet: Arc<Quiet>,
     channels: Arc<AtomicUsize>,
     links: ArcSwap<Vec<Weak<Link>>>,
@@ -97,6 +113,7 @@ struct Shared {
 impl Import {
     /// Connects, and learns what the export is. Must be called in a tokio runtime, which from then on has a task for each channel.
     pub async fn open(options: ImportOptions) -> Result<Arc<Import>, NbdError> {
+        let writes = Arc::new(Writes::open(options.mark.as_deref())?);
         let reached = loop {
             // Nobody is fenced off before this is used: an earlier session may have to end first.
             match reach(&options, EPOCH.to_owned()).await {
@@ -108,13 +125,28 @@ impl Import {
                 }
             }
         };
+        let replays = reached.fenced
+            || (options.fence.is_some() && reached.instance.is_some())
+            || options.unfenced == Unfenced::Replay;
+        let facts = &reached.facts;
+        // Where connections do not share a cache nobody could write again what another had sent.
+        let retains = replays
+            && options.retain > 0
+            && reached.instance.is_some()
+            && facts.can_flush()
+            && facts.can_multi_conn()
+            && !facts.read_only();
         let shared = Shared {
             facts: reached.facts,
+            shelf: retains.then(|| Shelf::new(options.retain)),
+            used: AtomicBool::new(false),
+            turnover: Arc::default(),
+            rewritten: AtomicU64::new(0),
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
             session: AtomicU64::new(since_1970()),
             next: AtomicU32::new(0),
             fenced: reached.fenced,
-            writes: Arc::default(),
+            writes,
             quiet: Arc::default(),
             channels: Arc::default(),
             links: ArcSwap::default(),
@@ -134,14 +166,57 @@ impl Import {
             address: shared.options.address.to_string(),
             instance: shared.instance.load().as_deref().cloned(),
             dirty: shared.writes.dirty(),
+            retained: !shared.writes.incomplete(),
+            rewritten: shared.rewritten.load(Ordering::Relaxed),
             connections: links.iter().filter_map(Weak::upgrade).map(|link| link.status()).collect(),
             closing: !shared.quiet.now(),
         }
     }
 
-    /// A person has looked at what was wrong: connections that have stopped are made again.
+    /// A person has looked at what was wrong: connections that have stopped are made again. What may have been lost is given up if it was that.
     pub fn retry(&self) {
         self.shared.retry.notify_waiters();
+    }
+
+    /// Makes durable what the exporter has acknowledged, by a connection of its own.
+    async fn flush(&self) -> Result<(), NbdError> {
+        let shared = &self.shared;
+        if !shared.writes.dirty() || !shared.facts.can_multi_conn() {
+            return Ok(());
+        }
+        let _turnover = shared.turnover.lock().await;
+        let channel = shared.next.fetch_add(1, Ordering::Relaxed);
+        let reached = reach(&shared.options, shared.epoch(channel, 1)).await?;
+        if (shared.fenced && !reached.fenced)
+            || reached.instance.as_ref() != shared.instance.load().as_deref()
+        {
+            return Err(NbdError::Unsuitable("it is not as it was when it was written to".into()));
+        }
+        let mark = shared.writes.mark();
+        let flushed = match Talk::new(&reached.socket, reached.structured, shared.options.dead_after) {
+            Ok(mut talk) => talk.flush().await,
+            Err(trouble) => Err(trouble),
+        };
+        match flushed {
+            Ok(()) => shared.writes.flushed(mark),
+            Err(Trouble::Network(why)) => return Err(NbdError::Unsuitable(why)),
+            Err(Trouble::Device(error)) => {
+                shared.writes.flush_has_failed();
+                return Err(NbdError::Unsuitable(format!("its disk failed (NBD error {error})")));
+            }
+        }
+        closing::see_out(reached.socket, true, shared.options.dead_after, None).await;
+        Ok(())
+    }
+
+    /// Nobody uses it any more. Makes durable what the exporter has acknowledged, and removes the mark file if nothing is left to be known of. Without that
+    /// the next import finds out what was left.
+    pub async fn finish(&self) -> Result<(), NbdError> {
+        self.flush().await?;
+        if let Some(mark) = self.shared.options.mark.as_deref().filter(|_| !self.shared.writes.dirty()) {
+            let _ = std::fs::remove_file(mark);
+        }
+        Ok(())
     }
 
     fn unsuitable(&self, why: &str) -> StorageError {
@@ -156,6 +231,28 @@ fn since_1970() -> u64 {
 }
 
 impl Shared {
+    /// The first channel is made. From now on nobody else acknowledges or flushes what the mark file counts.
+    fn take_over(&self) {
+        if self.used.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.writes.inherit();
+        match (self.writes.dirty(), self.writes.instance()) {
+            // Its writes are with that one: the keepers find out whether it is still there.
+            (true, Some(before)) => self.instance.store(Some(Arc::new(before))),
+            (true, None) => {}
+            (false, _) => {
+                self.writes.set_instance(self.instance.load().as_deref().map_or("", String::as_str))
+            }
+        }
+    }
+
+    /// The exporter is that one from now on.
+    fn set_instance(&self, now: &str) {
+        self.writes.set_instance(now);
+        self.instance.store(Some(Arc::new(now.to_owned())));
+    }
+
     /// What the exporter is asked to confirm for a connection: that nothing older is under way.
     fn epoch(&self, channel: u32, attempt: u32) -> String {
         let session = self.session.load(Ordering::Acquire);
@@ -216,8 +313,19 @@ impl Backing for Import {
             doing: "making the events of a connection",
             source,
         };
-        let link = Link::new(shared.facts, shared.replays(), shared.writes.clone(), shared.quiet.clone())
-            .map_err(os)?;
+        shared.take_over();
+        // So that whoever looks for copies finds those of this channel.
+        let shelf = shared.shelf.as_ref().map(Shelf::open);
+        let retained = shelf.map(|mut shelf| (shelf.take(&shared.writes), shelf));
+        let (retained, _shelf) = retained.unzip();
+        let link = Link::new(
+            shared.facts,
+            shared.replays(),
+            shared.writes.clone(),
+            retained.map(Locker::new),
+            shared.quiet.clone(),
+        )
+        .map_err(os)?;
         let _runtime = self.runtime.enter();
         // What an earlier channel has left to the server must not land behind what this one asks for: all that is older is fenced off.
         if shared.writes.take_unanswered() {
@@ -225,7 +333,9 @@ impl Backing for Import {
         }
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let keeper = Keeper::new(link.clone(), shared.clone(), number).map_err(os)?;
+        // Nor is one to another instance than the one that a predecessor used.
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let spare = spare.filter(|spare| spare.instance.as_ref() == shared.instance.load().as_deref());
         self.runtime.spawn(keeper.run(spare));
         shared.links.rcu(|links| {
             let living = links.iter().filter(|link| link.strong_count() > 0);

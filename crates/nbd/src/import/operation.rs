@@ -13,6 +13,7 @@ use ioplane_storage::{Fault, MAX_RANGES, Op, Outcome};
 
 use super::coverage::Coverage;
 use super::facts::Facts;
+use super::retained::Retained;
 use super::socket::IoTable;
 use crate::error::Violation;
 use crate::spec::{
@@ -36,7 +37,7 @@ pub(super) enum Kind {
 pub(super) enum Stage {
     /// Not in flight.
     Free,
-    /// Behind a write that it overlaps.
+    /// Behind a write that it overlaps, or for room for its copy.
     Waiting,
     /// Not, or not wholly, handed to the socket.
     Noted,
@@ -59,6 +60,8 @@ pub(super) struct Operation {
     pub fault: Option<Fault>,
     /// Of a flush: what it covers.
     pub mark: u64,
+    /// Of a write: the number of the copy of its piece.
+    pub copy: Option<u64>,
     /// Which bytes of the piece have come.
     pub coverage: Coverage,
     /// Chunks of its reply so far.
@@ -84,6 +87,7 @@ impl Operation {
             begun: false,
             fault: None,
             mark: 0,
+            copy: None,
             coverage: Coverage::EMPTY,
             events: 0,
             offset: 0,
@@ -95,10 +99,16 @@ impl Operation {
         }
     }
 
+    /// Becomes a flush that nobody has asked for.
+    pub fn begin_flush(&mut self) {
+        (self.kind, self.offset, self.len, self.done) = (Kind::Flush, 0, 0, 0);
+        (self.fault, self.begun, self.copy) = (None, false, None);
+    }
+
     /// Checks `op` whole and notes it down. `Err` if it has ended with that already.
     pub fn begin(&mut self, view: &GuestView, op: &Op<'_>, facts: &Facts) -> Result<(), Outcome> {
         debug_assert_eq!(self.stage, Stage::Free, "two operations with one tag");
-        (self.done, self.fault, self.begun, self.unmap) = (0, None, false, false);
+        (self.done, self.fault, self.begun, self.unmap, self.copy) = (0, None, false, false, None);
         self.ranges.clear();
         let of_ranges = |ranges: &[GuestRange]| ranges.iter().map(|range| u64::from(range.len)).sum();
         let ranges: &[GuestRange] = match *op {
@@ -187,8 +197,31 @@ impl Operation {
         self.done >= self.len
     }
 
+    /// Copies the data of the piece that is to be sent.
+    pub fn copy_piece(&self, into: &mut [u8]) -> Result<(), GuestFault> {
+        let Some(view) = &self.map else { return Ok(()) };
+        let mut rest = &mut *into;
+        self.parts(self.done, rest.len(), |range, skip, len| {
+            let (here, after) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = after;
+            view.read(range.gpa + skip as u64, here)?;
+            // Pages that went away meanwhile have read as zeros, and the region says so now.
+            view.iovec(range).map(|_| true)
+        })
+    }
+
+    /// The piece is a write of zeros whose data are not the guest's.
+    pub fn zeros(&self) -> bool {
+        self.kind == Kind::WriteZeroes
+    }
+
     /// Adds what is sent from byte `at` of the request and its data on. Whether all of it had room.
-    pub fn outgoing(&self, at: usize, table: &mut IoTable) -> Result<bool, GuestFault> {
+    pub fn outgoing(
+        &self,
+        at: usize,
+        retained: Option<&Retained>,
+        table: &mut IoTable,
+    ) -> Result<bool, GuestFault> {
         let data = at.saturating_sub(Request::SIZE);
         if at < Request::SIZE && !table.push_own(&self.header[at..]) {
             return Ok(false);
@@ -204,6 +237,12 @@ impl Operation {
                 left -= part;
             }
             return Ok(true);
+        }
+        if let (Some(retained), Some(copy)) = (retained, self.copy)
+            && let Some(bytes) = retained.data(copy).get(data..)
+            && bytes.len() == left
+        {
+            return Ok(table.push_own(bytes));
         }
         Ok(self.guest_memory(self.done + data as u64, left, table)? == left)
     }
@@ -291,7 +330,7 @@ impl Operation {
 impl Operation {
     /// The same write, from its start.
     pub fn ghost(&self) -> Operation {
-        Operation { stage: Stage::Free, done: 0, begun: false, ..self.clone() }
+        Operation { stage: Stage::Free, done: 0, begun: false, copy: None, ..self.clone() }
     }
 
     /// It is sent on the next connection, if it has not been.

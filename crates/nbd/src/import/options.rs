@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +69,16 @@ pub struct ImportOptions {
     pub at_start: AtStart,
     /// Who this host is, for addresses with TLS. Read anew for each connection.
     pub identity: IdentityDirectory,
+    /// Bytes for each channel in which writes are kept until they are durable at the exporter (at least 1 MiB; 0: they are not kept). Only used if
+    /// the exporter says which instance it is, and requests are sent again.
+    pub retain: usize,
+    /// A file in which the counts of acknowledged and of flushed writes outlive this process. In a directory of a file system in memory, since
+    /// I/O cores store into it; no other import at a time has it, except during an upgrade of the daemon.
+    pub mark: Option<PathBuf>,
 }
+
+/// Copies of 16 MiB for each channel.
+const RETAIN: usize = 16 << 20;
 
 /// A holder that has not been there before.
 fn anybody() -> String {
@@ -77,7 +87,8 @@ fn anybody() -> String {
 }
 
 impl ImportOptions {
-    /// The identity is that of the usual directory; 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever.
+    /// The identity is that of the usual directory; 10 s until a silent network counts as lost, 10 s to connect, attempts every 0.1 to 5 s, for ever;
+    /// writes are kept in 16 MiB for each channel.
     pub fn new(address: Address) -> Self {
         ImportOptions {
             address,
@@ -90,6 +101,8 @@ impl ImportOptions {
             holder: anybody(),
             at_start: AtStart::default(),
             identity: IdentityDirectory::new(ioplane_identity::DEFAULT_DIRECTORY),
+            retain: RETAIN,
+            mark: None,
         }
     }
 }

@@ -94,6 +94,9 @@ impl IoTable {
     }
 }
 
+/// Tells when a descriptor is readable or writable.
+pub(super) type Duplex = AsyncFd<Arc<OwnedFd>>;
+
 /// One end of a connection, non-blocking. Shared by the channel, which sends and receives, and the control half, which ends it.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -183,6 +186,14 @@ impl Socket {
     /// What the control half is told by when something can be received. Must be called in a runtime.
     pub fn incoming(&self) -> std::io::Result<AsyncFd<Arc<OwnedFd>>> {
         readable(self.fd.clone())
+    }
+
+    /// For the control half to ask by, while no channel has the connection. Must be called in a runtime.
+    pub fn duplex(&self) -> std::io::Result<Duplex> {
+        // SAFETY: an owned descriptor, which stays open and the same while what is returned holds it.
+        Ok(unsafe {
+            AsyncFd::register_with_interest(self.fd.clone(), Interest::READABLE | Interest::WRITABLE)
+        }?)
     }
 
     /// What the control half is told by when the peer has ended its stream, and not before. Must be called in a runtime.

@@ -23,6 +23,8 @@ pub enum Loss {
     GuestMemory,
     /// The queue left its core with requests in flight.
     Suspended,
+    /// The exporter has become another instance, as another connection has found.
+    Instance,
 }
 
 impl fmt::Display for Loss {
@@ -35,6 +37,7 @@ impl fmt::Display for Loss {
             Loss::ShuttingDown => f.write_str("the server is shutting down"),
             Loss::GuestMemory => f.write_str("the guest took its memory away in the middle of a write"),
             Loss::Suspended => f.write_str("the queue was suspended"),
+            Loss::Instance => f.write_str("the exporter is another instance now"),
         }
     }
 }
@@ -103,6 +106,10 @@ pub struct ImportStatus {
     pub instance: Option<String>,
     /// Writes have been acknowledged that no flush has made durable yet.
     pub dirty: bool,
+    /// There are copies of all of them, to be written again if the exporter loses them.
+    pub retained: bool,
+    /// Of them, how many have been written again, since the exporter was another instance.
+    pub rewritten: u64,
     /// One for each channel.
     pub connections: Vec<ConnectionStatus>,
     /// Connections of channels that are gone have not been closed by the server yet.

@@ -54,6 +54,8 @@ pub struct Session {
     pub structured: bool,
     /// Counted from 0.
     pub number: u32,
+    /// What the client was told.
+    pub instance: Option<String>,
     /// Bytes that it still reads, and sends, before it closes.
     pub reads: usize,
     pub sends: usize,
@@ -288,7 +290,15 @@ fn shake_hands(mut stream: UnixStream, terms: &Terms, number: u32) -> Option<Ses
         }
         stream.write_all(&out).ok()?;
         if option == NBD_OPT_GO {
-            return Some(Session { stream, structured, number, reads: usize::MAX, sends: usize::MAX });
+            let instance = terms.instance.clone();
+            return Some(Session {
+                stream,
+                structured,
+                number,
+                instance,
+                reads: usize::MAX,
+                sends: usize::MAX,
+            });
         }
     }
 }

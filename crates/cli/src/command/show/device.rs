@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ioplane_api::report::{
     ChoiceReport, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, RemoteReport,
-    VmReport,
+    RemoteWord, VmReport,
 };
 use ioplane_api::size::Size;
 use ioplane_api::spec::{LimitsSpec, LinkWord};
@@ -111,7 +111,7 @@ fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
 }
 
 /// How a disk of another machine is reached.
-fn remote(remote: &RemoteReport) -> String {
+fn remote(name: &str, remote: &RemoteReport) -> String {
     let time = remote.for_ms.map_or(String::new(), |ms| format!(" for {:.1} s", ms as f64 / 1000.0));
     let why = remote.why.as_ref().map_or(String::new(), |why| format!(": {why}"));
     let mut text = fact("server", format!("{}{time}{why}", remote.state.words()));
@@ -122,6 +122,12 @@ fn remote(remote: &RemoteReport) -> String {
             remote.connections, remote.losses, remote.replays, remote.device_errors
         ),
     );
+    if remote.state == RemoteWord::Stopped {
+        text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
+    }
+    if remote.rewritten > 0 {
+        text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));
+    }
     text
 }
 
@@ -147,7 +153,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &group_of(disk.group.as_deref());
     text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
-    text.extend(disk.backing.remote.as_ref().map(remote));
+    text.extend(disk.backing.remote.as_ref().map(|one| remote(name, one)));
     text += &fact(
         "requests",
         format!(

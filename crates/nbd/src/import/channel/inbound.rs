@@ -180,6 +180,9 @@ impl ImportChannel {
             if !matches!(fault, Fault::Guest(_)) {
                 add(&link.counters.device_errors, 1);
             }
+            if operation.kind == Kind::Flush {
+                link.writes.flush_has_failed();
+            }
             self.end(tag, Err(fault));
             return Ok(());
         }
@@ -193,7 +196,11 @@ impl ImportChannel {
             Kind::Write | Kind::WriteZeroes | Kind::Discard => {
                 add(&link.counters.bytes_written, operation.request.payload().into());
                 if link.facts.can_flush() {
-                    link.writes.acknowledge();
+                    let copy = operation.copy.take();
+                    let nth = link.writes.acknowledge(copy.is_some());
+                    if let (Some(copy), Some(retained)) = (copy, &mut self.retained) {
+                        retained.acknowledge(copy, nth);
+                    }
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The data half of an import: what one queue submits operations to.
 //!
 //! ```text
-//!   submit -> Noted -> outbound: one sendmsg for many requests and the guest's data
+//!   submit -> Noted -> outbound: one sendmsg for many requests and the guest's data, or copies of them (keeping.rs)
 //!   reap   <- ended <- inbound:  one recvmsg for the data of a read, straight into guest memory, and what follows them
 //!   lost:  Sent becomes Noted again, in the order of submission; the next connection comes by mail
 //! ```
@@ -19,6 +19,7 @@ use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 use super::link::{Delivery, Link, add};
 use super::operation::{Kind, Operation, Stage};
 use super::overlap::WriteRanges;
+use super::retained::Retained;
 use super::seat::Seat;
 use super::socket::IoTable;
 use super::status::Loss;
@@ -26,6 +27,7 @@ use crate::mutation::{Rule, removed};
 use crate::transmission::ReplyReader;
 
 mod inbound;
+mod keeping;
 mod outbound;
 
 /// Bytes of the buffer for headers, and for what comes with them.
@@ -54,6 +56,16 @@ pub(super) struct ImportChannel {
     order: u64,
     outbound: Outbound,
     inbound: Inbound,
+    /// Copies of writes, during a turn.
+    retained: Option<Box<Retained>>,
+    /// Writes that wait for room for their copies, in order.
+    roomless: VecDeque<u16>,
+    /// Requests were given up while the copies were out of reach.
+    gave_up: bool,
+    /// On this connection the last flush of the channel's own has failed.
+    own_failed: bool,
+    /// On this connection a flush has been sent for what a predecessor has left unflushed.
+    caught_up: bool,
     /// Acknowledged writes may have been lost with a connection: the next flush fails.
     doubt: bool,
     /// Something is left that nobody is woken for.
@@ -93,12 +105,14 @@ struct Inbound {
 const GHOSTS: usize = 16;
 #[cfg(not(feature = "mutations"))]
 const GHOSTS: usize = 0;
+/// The flush that the channel sends by itself, behind all other operations.
+const OWN: usize = 1;
 
 impl ImportChannel {
     /// Allocates all that it will ever need. It has no connection yet.
     pub fn new(link: Arc<Link>, depth: u16, seat: Seat) -> Self {
         let depth = usize::from(depth.max(1));
-        let all = depth + GHOSTS;
+        let all = depth + GHOSTS + OWN;
         let buffer = vec![0; BUFFER].into_boxed_slice().try_into();
         ImportChannel {
             link,
@@ -125,6 +139,11 @@ impl ImportChannel {
                 table: IoTable::with_room(ENTRIES),
                 claimed: false,
             },
+            retained: None,
+            roomless: VecDeque::with_capacity(depth),
+            gave_up: false,
+            own_failed: false,
+            caught_up: false,
             doubt: false,
             left: false,
             #[cfg(feature = "mutations")]
@@ -138,13 +157,21 @@ impl ImportChannel {
         self.serial += 1;
         let operation = &mut self.operations[usize::from(tag)];
         operation.next_piece(&self.link.facts, self.serial << 16 | u64::from(tag));
-        self.outbound.noted.push_back(tag);
+        if self.link.retained.is_some() && operation.writes().is_some() && usize::from(tag) < self.depth {
+            operation.stage = Stage::Waiting;
+            self.roomless.push_back(tag);
+        } else {
+            self.outbound.noted.push_back(tag);
+        }
     }
 
     /// An operation has ended: the next reap says so.
     fn end(&mut self, tag: u16, outcome: Outcome) {
         let operation = &mut self.operations[usize::from(tag)];
         let writes = operation.writes().is_some();
+        if let (Some(copy), Some(retained)) = (operation.copy.take(), &mut self.retained) {
+            retained.void(copy);
+        }
         if let Some(map) = operation.end() {
             self.link.retire(map);
         }
@@ -153,6 +180,8 @@ impl ImportChannel {
                 self.writes.end(tag);
             }
             self.ended.push((tag, outcome));
+        } else if usize::from(tag) == self.own() {
+            self.own_flush_ended(outcome);
         }
     }
 
@@ -224,6 +253,7 @@ impl ImportChannel {
         self.link.unwatch(&connection.socket);
         (self.outbound.head, self.outbound.full, self.outbound.careful) = (0, None, false);
         (self.inbound.start, self.inbound.end, self.inbound.claimed) = (0, 0, false);
+        self.forget_own_flush();
         Some(connection.generation)
     }
 
@@ -255,23 +285,27 @@ impl ImportChannel {
             }
         }
         self.outbound.noted.clear();
+        self.roomless.clear();
         self.writes.clear();
     }
 
     /// The queue leaves for good: nothing of it may store into guest memory any more.
     fn abandon(&mut self) {
         self.link.writes.leave_unanswered();
+        self.give_up_copies();
         if let Some(connection) = &self.connection {
             connection.socket.finish();
             self.link.leave();
         }
         let generation = self.leave_connection();
         for operation in &mut self.operations {
+            operation.copy = None;
             if let Some(map) = operation.end() {
                 self.link.retire(map);
             }
         }
         self.outbound.noted.clear();
+        self.roomless.clear();
         self.writes.clear();
         self.ended.clear();
         self.in_flight = 0;
@@ -321,10 +355,15 @@ impl IoChannel for ImportChannel {
 
     fn push(&mut self, context: &mut CoreContext) {
         self.link.publish(self.in_flight);
+        if !self.begin_turn() {
+            return;
+        }
         if self.link.news() {
             self.take_news();
         }
+        self.keep();
         self.send(context);
+        self.end_turn();
     }
 
     fn held_back(&self) -> bool {
@@ -336,12 +375,16 @@ impl IoChannel for ImportChannel {
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         self.left = false;
         self.link.lower();
-        if self.link.news() {
-            self.take_news();
+        if self.begin_turn() {
+            if self.link.news() {
+                self.take_news();
+            }
+            self.receive();
+            self.let_go();
+            self.keep();
+            self.send(context);
+            self.end_turn();
         }
-        self.receive();
-        self.let_go();
-        self.send(context);
         let count = self.ended.len();
         self.in_flight -= count;
         for (tag, outcome) in self.ended.drain(..) {

@@ -1,8 +1,8 @@
 //! Sending: requests and the data of writes, as many as the socket takes.
 
 #![allow(unsafe_code)]
-// UNSAFETY: calls `Socket::send` on headers of operations in flight, on constant zeros, and on guest memory whose map the operations
-// hold.
+// UNSAFETY: calls `Socket::send` on headers of operations in flight, on constant zeros, on copies of writes, and on guest memory whose map
+// the operations hold.
 
 use std::time::Instant;
 
@@ -66,7 +66,7 @@ impl ImportChannel {
         for place in 0..self.outbound.noted.len() {
             let operation = &self.operations[usize::from(self.outbound.noted[place])];
             let before = self.outbound.table.mark();
-            match operation.outgoing(at, &mut self.outbound.table) {
+            match operation.outgoing(at, self.retained.as_deref(), &mut self.outbound.table) {
                 Ok(true) => {}
                 // What has no room follows in the next call.
                 Ok(false) => break,

@@ -1,0 +1,253 @@
+//! The exporter is another instance: what the one before acknowledged and did not flush is written again, before anything is answered.
+//!
+//! ```text
+//!   hold the copies of all channels (each drops its connection, and sends and answers nothing without them)
+//!     -> a later session: older connections are read no more, and what they had begun has ended
+//!     -> write all that is retained, in the order in which it was first sent -> flush -> it is durable; copies go back
+//! ```
+//! If that fails, copies go back as they were, and the next attempt begins anew: to write them twice changes nothing.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use tokio::time::sleep;
+
+use super::Shared;
+use super::connect::Reached;
+use super::link::Link;
+use super::retained::{Retained, RetainedWrite};
+use super::socket::{Duplex, Socket};
+use crate::mutation::{Rule, removed};
+use crate::spec::{NBD_CMD_FLUSH, NBD_ESHUTDOWN};
+use crate::transmission::{ReplyEvent, ReplyReader, Request};
+
+/// How often it is asked whether a channel has ended its turn.
+const TURN: Duration = Duration::from_micros(200);
+/// Requests, and bytes, under way at a time.
+const MOST_REQUESTS: usize = 64;
+const MOST_BYTES: usize = 1 << 20;
+
+/// The copies of all channels, while no channel has them. They go back when this is dropped.
+pub(super) struct Held<'a> {
+    shared: &'a Shared,
+    links: Vec<(Arc<Link>, Box<Retained>)>,
+    #[expect(clippy::vec_box, reason = "boxes as channels have them: an I/O core moves a pointer")]
+    left: Vec<Box<Retained>>,
+}
+
+impl Held<'_> {
+    /// Takes them, and the channels' connections with them. The caller has [`Shared::turnover`]. `own`: whose connection is being made.
+    pub async fn take<'a>(shared: &'a Shared, own: &Arc<Link>) -> Held<'a> {
+        let mut held = Held { shared, links: Vec::new(), left: Vec::new() };
+        while held.some_are_missing(own) {
+            sleep(TURN).await;
+        }
+        held
+    }
+
+    fn some_are_missing(&mut self, own: &Arc<Link>) -> bool {
+        let Some(shelf) = &self.shared.shelf else { return false };
+        let mut shelf = shelf.open();
+        self.left.append(&mut shelf.take_all());
+        let links = self.shared.links.load();
+        let mut missing = false;
+        for link in links.iter().filter_map(Weak::upgrade) {
+            let known = self.links.iter().any(|(known, _)| Arc::ptr_eq(known, &link));
+            let of_others = removed(Rule::AllQueues) && !Arc::ptr_eq(&link, own);
+            let Some(locker) = link.retained.as_ref().filter(|_| !known && !of_others) else { continue };
+            match locker.take() {
+                Some(mut retained) => {
+                    retained.cut = true;
+                    link.take_back();
+                    self.links.push((link, retained));
+                }
+                None => missing |= !link.shelved(),
+            }
+        }
+        missing
+    }
+
+    /// What may be lost, in the order in which it is to be written.
+    fn writes(&self) -> Vec<(&RetainedWrite, &Retained)> {
+        let durable = self.shared.writes.durable();
+        let all = self.links.iter().map(|(_, retained)| retained).chain(&self.left);
+        let mut writes: Vec<_> =
+            all.flat_map(|retained| retained.left(durable).map(move |write| (write, &**retained))).collect();
+        if removed(Rule::Retain) {
+            writes.clear();
+        }
+        if removed(Rule::InOrder) {
+            writes.reverse();
+        } else {
+            writes.sort_unstable_by_key(|(write, _)| write.stamp);
+        }
+        writes
+    }
+
+    /// Writes all of it by a connection on which nothing has been asked for, and flushes. Says how many writes those were.
+    pub async fn write_again(&self, reached: &Reached) -> Result<u64, Trouble> {
+        let writes = self.writes();
+        let mut talk = Talk::new(&reached.socket, reached.structured, self.shared.options.dead_after)?;
+        let (mut under_way, mut bytes) = (Vec::new(), 0);
+        for (write, retained) in &writes {
+            let request = write.request;
+            let (start, end) = (request.offset, request.offset + u64::from(request.length));
+            let overlaps = under_way.iter().any(|(from, to)| *from < end && start < *to);
+            if overlaps || talk.asked.len() >= MOST_REQUESTS || bytes >= MOST_BYTES {
+                talk.answers().await?;
+                under_way.clear();
+                bytes = 0;
+            }
+            under_way.push((start, end));
+            bytes += request.payload() as usize;
+            let zeros = write.zeros.then(|| vec![0; request.payload() as usize]);
+            talk.ask(request, zeros.as_deref().unwrap_or_else(|| retained.data_of(write))).await?;
+        }
+        talk.answers().await?;
+        talk.flush().await?;
+        Ok(writes.len() as u64)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for (link, retained) in self.links.drain(..) {
+            if let Some(locker) = &link.retained {
+                locker.put(retained);
+            }
+            // It may have looked for them meanwhile.
+            link.wake_if_busy();
+        }
+        if let Some(shelf) = &self.shared.shelf {
+            let mut shelf = shelf.open();
+            self.left.drain(..).for_each(|retained| shelf.put_back(retained));
+        }
+    }
+}
+
+/// Why writing again came to nothing.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The connection is lost.
+    Network(String),
+    /// The server refuses, by NBD's error value.
+    Device(u32),
+}
+
+/// A connection by which the control half asks.
+pub(super) struct Talk {
+    socket: Duplex,
+    reader: ReplyReader,
+    input: Vec<u8>,
+    asked: Vec<Request>,
+    cookie: u64,
+    error: Option<u32>,
+    limit: Duration,
+}
+
+impl Talk {
+    /// Nothing has been asked for on it. Without headway for `limit` it counts as lost.
+    pub fn new(socket: &Socket, structured: bool, limit: Duration) -> Result<Talk, Trouble> {
+        Ok(Talk {
+            socket: socket.duplex().map_err(|error| Trouble::Network(error.to_string()))?,
+            reader: ReplyReader::new(structured),
+            input: Vec::new(),
+            asked: Vec::new(),
+            cookie: 0,
+            error: None,
+            limit,
+        })
+    }
+
+    /// Everything that has been answered on any connection is durable.
+    pub async fn flush(&mut self) -> Result<(), Trouble> {
+        let request = Request { flags: 0, command: NBD_CMD_FLUSH, cookie: 0, offset: 0, length: 0 };
+        self.ask(request, &[]).await?;
+        self.answers().await
+    }
+
+    async fn ask(&mut self, request: Request, data: &[u8]) -> Result<(), Trouble> {
+        self.cookie += 1;
+        let request = Request { cookie: self.cookie, ..request };
+        self.asked.push(request);
+        self.send(&request.encode()).await?;
+        self.send(data).await
+    }
+
+    async fn send(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
+        while !bytes.is_empty() {
+            let ready = tokio::time::timeout(self.limit, self.socket.writable()).await;
+            let mut ready = ready.map_err(|_| silent())?.map_err(lost)?;
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(self.socket.get_ref(), bytes, flags) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(lost(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all is answered. The first error, if one is.
+    async fn answers(&mut self) -> Result<(), Trouble> {
+        let mut buffer = vec![0; 16 << 10];
+        loop {
+            self.read()?;
+            if self.asked.is_empty() {
+                return self.error.map_or(Ok(()), |error| Err(Trouble::Device(error)));
+            }
+            let ready = tokio::time::timeout(self.limit, self.socket.readable()).await;
+            let mut ready = ready.map_err(|_| silent())?.map_err(lost)?;
+            match rustix::net::recv(self.socket.get_ref(), &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(Trouble::Network("the server closed the connection".into())),
+                Ok((got, _)) => self.input.extend_from_slice(&buffer[..got]),
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(lost(errno.into())),
+            }
+        }
+    }
+
+    /// Reads what has come.
+    fn read(&mut self) -> Result<(), Trouble> {
+        loop {
+            let mut input = &self.input[..];
+            let asked = &self.asked;
+            let find = |cookie| asked.iter().find(|request| request.cookie == cookie).copied();
+            let event = self.reader.next(&mut input, find);
+            let used = self.input.len() - input.len();
+            self.input.drain(..used);
+            match event.map_err(|violation| Trouble::Network(violation.to_string()))? {
+                None => return Ok(()),
+                Some(ReplyEvent::Error { error: NBD_ESHUTDOWN, .. }) => {
+                    return Err(Trouble::Network("the server is shutting down".into()));
+                }
+                Some(ReplyEvent::Error { error, .. }) => self.error = self.error.or(Some(error)),
+                Some(ReplyEvent::Done { cookie }) => self.asked.retain(|request| request.cookie != cookie),
+                // None of these answers a write or a flush, and the reader refuses them.
+                Some(
+                    ReplyEvent::Payload { .. } | ReplyEvent::Hole { .. } | ReplyEvent::BlockStatus { .. },
+                ) => return Err(Trouble::Network("a reply with data that were not asked for".into())),
+            }
+        }
+    }
+}
+
+fn lost(error: std::io::Error) -> Trouble {
+    Trouble::Network(error.to_string())
+}
+
+fn silent() -> Trouble {
+    Trouble::Network("the server does not answer".into())
+}
+
+impl Shared {
+    /// What has been written again, in all.
+    pub fn count_rewritten(&self, writes: u64) {
+        self.rewritten.fetch_add(writes, Ordering::Relaxed);
+    }
+}
