@@ -9,7 +9,7 @@ use crate::certificate::CertificateFacts;
 use crate::error::IdentityError;
 use crate::files::{self, IfThere};
 use crate::name::HostName;
-use crate::tls::{Identity, certificates};
+use crate::tls::{HostIdentity, certificates};
 
 /// A directory with a host's identity, and on one host with the authority's. Every call reads the files anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl IdentityDirectory {
     /// unless it is to be `replaced`.
     pub fn import(&self, from: &Path, replaces: bool) -> Result<HostName, IdentityError> {
         let text = files::read_file(from, HOST)?;
-        let new = Identity::parse(from, &text)?;
+        let new = HostIdentity::parse(from, &text)?;
         new.check(from, UnixTime::now())?;
         files::prepare(&self.0)?;
         match files::read(&self.host(), HOST) {
@@ -82,7 +82,7 @@ impl IdentityDirectory {
             Err(error) if !replaces => return Err(error),
             Err(_) => {}
             Ok(old) if !replaces => {
-                let old = Identity::parse(&self.host(), &old)?;
+                let old = HostIdentity::parse(&self.host(), &old)?;
                 if old.name() != new.name() {
                     let (got, wanted) = (new.name().to_string(), old.name().to_string());
                     return Err(IdentityError::WrongHost { path: from.to_owned(), got, wanted });
@@ -102,10 +102,10 @@ impl IdentityDirectory {
     /// A new key and certificate for this host, where the authority is.
     pub fn renew(&self, validity: Validity) -> Result<HostName, IdentityError> {
         let path = self.host();
-        let old = Identity::parse(&path, &files::read(&path, HOST)?)?;
+        let old = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
         let authority = self.read_authority()?;
         let text = authority::issue(&authority, old.name(), validity)?;
-        if Identity::parse(&path, &text)?.authority() != old.authority() {
+        if HostIdentity::parse(&path, &text)?.authority() != old.authority() {
             let why =
                 format!("it is of {}, which is not the authority of this directory", old.authority().name);
             return Err(IdentityError::WrongAuthority { path, why });
@@ -115,14 +115,14 @@ impl IdentityDirectory {
     }
 
     /// Reads the identity, and checks that it can be used now.
-    pub fn load(&self) -> Result<Identity, IdentityError> {
+    pub fn load(&self) -> Result<HostIdentity, IdentityError> {
         self.load_at(UnixTime::now())
     }
 
     /// The same for another moment.
-    pub fn load_at(&self, moment: UnixTime) -> Result<Identity, IdentityError> {
+    pub fn load_at(&self, moment: UnixTime) -> Result<HostIdentity, IdentityError> {
         let path = self.host();
-        let identity = Identity::parse(&path, &files::read(&path, HOST)?)?;
+        let identity = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
         identity.check(&path, moment)?;
         Ok(identity)
     }
@@ -130,7 +130,7 @@ impl IdentityDirectory {
     /// Reads the identity, usable or not.
     pub fn show(&self) -> Result<Shown, IdentityError> {
         let path = self.host();
-        let identity = Identity::parse(&path, &files::read(&path, HOST)?)?;
+        let identity = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
         let problem = identity.check(&path, UnixTime::now()).err().map(|error| error.to_string());
         let (host, authority) = (identity.host().clone(), identity.authority().clone());
         Ok(Shown { host, authority, issues: self.authority().exists(), problem })

@@ -25,7 +25,7 @@ pub use directory::{IdentityDirectory, Shown};
 pub use error::IdentityError;
 pub use fault::TlsFault;
 pub use name::HostName;
-pub use tls::Identity;
+pub use tls::HostIdentity;
 
 /// Where a host's identity is if nothing else is said.
 pub const DEFAULT_DIRECTORY: &str = "/etc/ioplane/identity";

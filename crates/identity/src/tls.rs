@@ -19,7 +19,7 @@ use crate::name::HostName;
 
 /// The identity of a host, read and checked: its certificate was valid then, and signed by the authority that is trusted.
 #[derive(Debug)]
-pub struct Identity {
+pub struct HostIdentity {
     name: HostName,
     host: CertificateFacts,
     authority: CertificateFacts,
@@ -28,9 +28,9 @@ pub struct Identity {
     client: Arc<ClientConfig>,
 }
 
-impl Identity {
-    /// Of the text of a file; `path` is for errors. Valid or not: see [`Identity::check`].
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Identity, IdentityError> {
+impl HostIdentity {
+    /// Of the text of a file; `path` is for errors. Valid or not: see [`HostIdentity::check`].
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<HostIdentity, IdentityError> {
         let malformed = |why: String| IdentityError::Malformed { path: path.to_owned(), why };
         let certificates = certificates(text).map_err(malformed)?;
         let certificates: [CertificateDer<'static>; 2] =
@@ -67,7 +67,7 @@ impl Identity {
             .with_client_auth_cert(vec![host.clone()], key()?)
             .map_err(broken)?;
         client.resumption = rustls::client::Resumption::disabled();
-        Ok(Identity {
+        Ok(HostIdentity {
             name,
             host: host_facts,
             authority: authority_facts,

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ioplane_identity::{HostName, Identity, IdentityDirectory, IdentityError, TlsFault, Validity};
+use ioplane_identity::{HostIdentity, HostName, IdentityDirectory, IdentityError, TlsFault, Validity};
 use rustls::pki_types::{ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use time::OffsetDateTime;
@@ -70,12 +70,12 @@ fn shake(
     }
 }
 
-fn both(client: &Identity, server: &Identity, wanted: &str) -> (Option<TlsFault>, Option<TlsFault>) {
+fn both(client: &HostIdentity, server: &HostIdentity, wanted: &str) -> (Option<TlsFault>, Option<TlsFault>) {
     shake(client.client(), server.server(), wanted)
 }
 
 /// The identity of a host whose certificate is valid at another time, as it was then.
-fn of_another_time(authority: &IdentityDirectory, folder: &Path, days: i64) -> Identity {
+fn of_another_time(authority: &IdentityDirectory, folder: &Path, days: i64) -> HostIdentity {
     let middle = OffsetDateTime::now_utc() + time::Duration::days(days);
     let half = time::Duration::hours(1);
     let (file, directory) = (folder.join(format!("{days}.pem")), folder.join(days.to_string()));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-use ioplane_identity::{Identity, IdentityDirectory, TlsFault};
+use ioplane_identity::{HostIdentity, IdentityDirectory, TlsFault};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
@@ -141,7 +141,7 @@ pub(crate) fn stream_error(doing: &'static str) -> impl Fn(Error) -> NbdError {
 }
 
 /// Reads the identity of this host: a few small files.
-pub(crate) async fn load(directory: &IdentityDirectory) -> Result<Identity, NbdError> {
+pub(crate) async fn load(directory: &IdentityDirectory) -> Result<HostIdentity, NbdError> {
     let directory = directory.clone();
     let loaded = tokio::task::spawn_blocking(move || directory.load()).await;
     let gone =

@@ -16,7 +16,7 @@ use super::owner::{Ask, ChannelEpoch};
 
 /// Who a client is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Client {
+pub enum ClientOrigin {
     /// A program of this host, by the export's socket.
     Local,
     /// Somebody on the network, in plain text.
@@ -35,10 +35,10 @@ pub struct Admission {
 }
 
 impl Admission {
-    fn admits(&self, client: &Client) -> Result<(), ExportRefusal> {
+    fn admits(&self, client: &ClientOrigin) -> Result<(), ExportRefusal> {
         match (client, &self.allow) {
-            (Client::Anybody, _) if self.tls => Err(ExportRefusal::TlsRequired),
-            (Client::Host(host), Some(allow)) if !allow.has(host) => {
+            (ClientOrigin::Anybody, _) if self.tls => Err(ExportRefusal::TlsRequired),
+            (ClientOrigin::Host(host), Some(allow)) if !allow.has(host) => {
                 Err(ExportRefusal::Policy(format!("{host} is not among the hosts that may use this export")))
             }
             _ => Ok(()),
@@ -87,7 +87,7 @@ impl Door {
     }
 
     /// Hands over a client whose handshake has ended.
-    pub async fn take(&self, who: &Client, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
+    pub async fn take(&self, who: &ClientOrigin, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
         let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
         let taken = Ask::Connect { socket, negotiated, ahead, client };
         if self.ask(taken).await.is_err() {
@@ -96,7 +96,7 @@ impl Door {
     }
 
     /// The name of the context that a query of ours finds, once what it asks for holds.
-    async fn context(&self, who: &Client, query: &str, selects: bool) -> Option<String> {
+    async fn context(&self, who: &ClientOrigin, query: &str, selects: bool) -> Option<String> {
         // Whoever may not use the export learns nothing of it, and ends nobody's connections.
         self.0.admission.admits(who).ok()?;
         if query == INSTANCE {
@@ -117,11 +117,11 @@ impl Door {
 }
 
 /// Whose connection it is. A host speaks for itself only: whatever holder it names is one of its own.
-fn epoch(query: &str, who: &Client) -> Option<ChannelEpoch> {
+fn epoch(query: &str, who: &ClientOrigin) -> Option<ChannelEpoch> {
     let epoch = ChannelEpoch::of(query)?;
     Some(match who {
-        Client::Host(host) => epoch.of_host(host),
-        Client::Local | Client::Anybody => epoch,
+        ClientOrigin::Host(host) => epoch.of_host(host),
+        ClientOrigin::Local | ClientOrigin::Anybody => epoch,
     })
 }
 
@@ -168,7 +168,7 @@ impl Doors {
     }
 
     /// What `client` is told.
-    pub fn seen_by(&self, client: Client) -> Visitor {
+    pub fn seen_by(&self, client: ClientOrigin) -> Visitor {
         Visitor { doors: self.clone(), client }
     }
 }
@@ -176,7 +176,7 @@ impl Doors {
 /// A client before the doors.
 pub struct Visitor {
     doors: Doors,
-    client: Client,
+    client: ClientOrigin,
 }
 
 impl Exports for Visitor {
@@ -207,16 +207,16 @@ mod tests {
 
     #[test]
     fn an_export_with_tls_lets_in_the_hosts_that_may() {
-        let host = |name: &str| Client::Host(name.to_owned());
+        let host = |name: &str| ClientOrigin::Host(name.to_owned());
         let plain = Admission::default();
         let tls = Admission { tls: true, allow: None };
         let some = Admission { tls: true, allow: Some("host-b".parse().unwrap()) };
-        for client in [Client::Local, Client::Anybody, host("host-b")] {
+        for client in [ClientOrigin::Local, ClientOrigin::Anybody, host("host-b")] {
             assert_eq!(plain.admits(&client), Ok(()), "{client:?}");
         }
         for admission in [&tls, &some] {
-            assert_eq!(admission.admits(&Client::Anybody), Err(ExportRefusal::TlsRequired));
-            assert_eq!(admission.admits(&Client::Local), Ok(()));
+            assert_eq!(admission.admits(&ClientOrigin::Anybody), Err(ExportRefusal::TlsRequired));
+            assert_eq!(admission.admits(&ClientOrigin::Local), Ok(()));
             assert_eq!(admission.admits(&host("host-b")), Ok(()));
         }
         assert_eq!(tls.admits(&host("host-c")), Ok(()));
@@ -228,8 +228,10 @@ mod tests {
     #[test]
     fn a_host_cannot_name_the_holder_of_another_one() {
         let query = format!("{EPOCH}=3f/17/0/7");
-        let of = |who: &Client| epoch(&query, who).unwrap();
-        let [b, c] = ["host-b", "host-c"].map(|host| of(&Client::Host(host.to_owned())));
-        assert!(b != c && b != of(&Client::Anybody) && b == of(&Client::Host("host-b".to_owned())));
+        let of = |who: &ClientOrigin| epoch(&query, who).unwrap();
+        let [b, c] = ["host-b", "host-c"].map(|host| of(&ClientOrigin::Host(host.to_owned())));
+        assert!(
+            b != c && b != of(&ClientOrigin::Anybody) && b == of(&ClientOrigin::Host("host-b".to_owned()))
+        );
     }
 }

@@ -13,7 +13,7 @@ use ioplane_nbd::export::{AcceptedClient, Handshakes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
-use super::door::{Client, Door, Doors};
+use super::door::{ClientOrigin, Door, Doors};
 use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
@@ -116,11 +116,11 @@ async fn pause(error: &std::io::Error) {
 
 /// The handshake of one client of this host; then it is its export's.
 async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshakes>) {
-    match handshakes.accept(stream, &doors.seen_by(Client::Local)).await {
+    match handshakes.accept(stream, &doors.seen_by(ClientOrigin::Local)).await {
         Ok(Some(AcceptedClient { stream, negotiated, ahead })) => match stream.into_std() {
             Ok(stream) => {
                 let stream = OwnedFd::from(stream);
-                hand_over(&doors, &Client::Local, AcceptedClient { stream, negotiated, ahead }).await;
+                hand_over(&doors, &ClientOrigin::Local, AcceptedClient { stream, negotiated, ahead }).await;
             }
             Err(source) => refused(&NbdError::Os { doing: "taking a client over", source }),
         },
@@ -132,12 +132,12 @@ async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshake
 
 /// The same for a client of any machine.
 async fn admit(stream: TcpStream, doors: Doors, handshakes: Arc<Handshakes>, identity: IdentityDirectory) {
-    let mut client = Client::Anybody;
+    let mut client = ClientOrigin::Anybody;
     let known = |host: &str| {
-        client = Client::Host(host.to_owned());
+        client = ClientOrigin::Host(host.to_owned());
         doors.seen_by(client.clone())
     };
-    let plain = doors.seen_by(Client::Anybody);
+    let plain = doors.seen_by(ClientOrigin::Anybody);
     match handshakes.accept_tls(stream, doors.policy(), &identity, &plain, known).await {
         Ok(Some(accepted)) => hand_over(&doors, &client, accepted).await,
         Ok(None) => {}
@@ -145,7 +145,7 @@ async fn admit(stream: TcpStream, doors: Doors, handshakes: Arc<Handshakes>, ide
     }
 }
 
-async fn hand_over(doors: &Doors, client: &Client, accepted: AcceptedClient<OwnedFd>) {
+async fn hand_over(doors: &Doors, client: &ClientOrigin, accepted: AcceptedClient<OwnedFd>) {
     let AcceptedClient { stream, negotiated, ahead } = accepted;
     if let Some(door) = doors.door(&negotiated.info.name) {
         door.take(client, stream, negotiated, ahead).await;
