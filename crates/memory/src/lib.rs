@@ -25,6 +25,7 @@ mod log;
 mod map;
 pub mod mapping;
 pub mod mutation;
+mod prefetch;
 mod quota;
 mod table;
 mod view;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::log::DirtyLog;
 use crate::map::{GuestMap, MemoryRegion};
 use crate::mutation::{Invariant, removed};
+use crate::prefetch::{LINE, ask_for_loads, ask_for_stores, prefetch_lines};
 use crate::window::{IoVec, Span, Window, copy_once};
 
 /// What a guest or its memory did wrong. A value: the queue that met it stops, is counted by name, and nothing else.
@@ -283,41 +284,6 @@ impl GuestView {
     pub fn check(&self) -> Result<(), GuestFault> {
         let log = self.log.as_ref().is_some_and(|log| log.poisoned());
         if self.map.poisoned() || log { Err(GuestFault::MemoryShrank) } else { Ok(()) }
-    }
-}
-
-/// Bytes of a line of a cache.
-const LINE: u32 = 64;
-
-/// Asks for the first of the `len` bytes at `first`, for loads or for stores.
-#[inline]
-pub(crate) fn prefetch_lines(first: *const u8, len: usize, stores: bool) {
-    const LINES: usize = 8;
-    for line in 0..LINES.min(len.div_ceil(LINE as usize)) {
-        let line = first.wrapping_add(line * LINE as usize);
-        if stores { ask_for_stores(line) } else { ask_for_loads(line) }
-    }
-}
-
-/// Asks for the line at `line` to be loaded from.
-#[inline(always)]
-fn ask_for_loads(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault and changes nothing.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(line.cast());
-    }
-}
-
-/// Asks for the line at `line` to be stored to.
-#[inline(always)]
-fn ask_for_stores(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault and changes nothing; processors without PREFETCHW treat it as a no-op. The
-    // intrinsic would become a prefetch for loads, since the compiler may not assume that there is another.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
 }
 

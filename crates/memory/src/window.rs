@@ -192,7 +192,7 @@ impl Window {
     #[inline]
     pub fn prefetch_lines(&self, offset: usize, len: usize, stores: bool) {
         if offset <= self.len && len <= self.len - offset {
-            crate::view::prefetch_lines(self.span(offset, len), len, stores);
+            crate::prefetch::prefetch_lines(self.span(offset, len), len, stores);
         }
     }
 

@@ -1,7 +1,5 @@
 //! Exports and imports with TLS, with each other and with other people's programs.
 
-#![expect(clippy::disallowed_types, reason = "a relay of the tests, on threads of its own")]
-
 #[path = "../../storage/tests/support/mod.rs"]
 mod rig;
 mod scripted;
