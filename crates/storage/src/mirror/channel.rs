@@ -12,7 +12,7 @@ use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView, Window};
 use rustix::event::epoll;
 
-use super::mutation::{Rule, removed};
+use super::mutation::{SwapRule, removed};
 use super::{MirrorFault, State, errno};
 use crate::channel::{Backing, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
 
@@ -71,7 +71,7 @@ impl Slot {
     fn part_ended(&mut self, state: &State, side: Side, outcome: Outcome) {
         match (side, outcome) {
             (Side::Old, outcome) => (self.in_old, self.outcome) = (false, outcome),
-            (Side::New, Err(fault)) if !removed(Rule::Stale) => {
+            (Side::New, Err(fault)) if !removed(SwapRule::Stale) => {
                 self.in_new = false;
                 state.fail(MirrorFault::New(errno(fault)));
             }
@@ -212,11 +212,11 @@ impl MirrorChannel {
         // Only once the range is ours: what was copied before is copied, and what is copied later sees the mark.
         slot.both =
             !alone && slot.kind != Kind::Read && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
-        if slot.kind == Kind::Flush && removed(Rule::FlushBoth) {
+        if slot.kind == Kind::Flush && removed(SwapRule::FlushBoth) {
             slot.both = false;
         }
         let mut filled = None;
-        if slot.both && slot.kind == Kind::Write && !removed(Rule::OneRead) {
+        if slot.both && slot.kind == Kind::Write && !removed(SwapRule::OneRead) {
             let Some(buffer) = buffers.free.pop() else {
                 state.locks.unlock(slot.offset, slot.piece);
                 return Begun::Not;
@@ -229,7 +229,7 @@ impl MirrorChannel {
             slot.buffer = Some(buffer);
             filled = Some([Buffers::range(buffer, slot.len)]);
         }
-        if slot.locked && !slot.both && !removed(Rule::Mark) {
+        if slot.locked && !slot.both && !removed(SwapRule::Mark) {
             state.map.mark(slot.offset, slot.piece);
         }
         let (view, from) = match &filled {
@@ -296,7 +296,7 @@ impl Own {
         let slot = &mut slots[usize::from(tag)];
         if slot.locked {
             // It may be there in part, in one of the two.
-            if slot.both && slot.outcome.is_err() && !removed(Rule::MarkFailed) {
+            if slot.both && slot.outcome.is_err() && !removed(SwapRule::MarkFailed) {
                 state.map.mark(slot.offset, slot.piece);
             }
             state.locks.unlock(slot.offset, slot.piece);

@@ -6,7 +6,7 @@
 /// What makes both copies equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Rule {
+pub enum SwapRule {
     /// A write waits for those under way that it overlaps.
     OneWriter = 1,
     /// The copier and writes of the same bytes wait for each other.
@@ -25,18 +25,18 @@ pub enum Rule {
 
 #[cfg(feature = "mutations")]
 std::thread_local! {
-    static REMOVED: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+    static REMOVED: std::cell::Cell<Option<SwapRule>> = const { std::cell::Cell::new(None) };
 }
 
 /// Takes `rule` out for this thread, or puts all back with `None`.
 #[cfg(feature = "mutations")]
-pub fn remove(rule: Option<Rule>) {
+pub fn remove(rule: Option<SwapRule>) {
     REMOVED.set(rule);
 }
 
 /// Whether `rule` has been taken out. Always false without the feature `mutations`.
 #[inline(always)]
-pub(super) fn removed(rule: Rule) -> bool {
+pub(super) fn removed(rule: SwapRule) -> bool {
     #[cfg(feature = "mutations")]
     return REMOVED.get() == Some(rule);
     #[cfg(not(feature = "mutations"))]

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::mutation::{Rule, removed};
+use super::mutation::{SwapRule, removed};
 
 /// Unit of what is to be copied: a bit of [`DirtyMap`] each.
 pub(super) const CHUNK: u64 = 64 << 10;
@@ -114,12 +114,12 @@ impl RangeLocks {
     /// Takes all of a range, or nothing.
     pub fn try_lock(&self, offset: u64, len: u64) -> bool {
         for (index, (word, mask)) in places(offset, len).enumerate() {
-            if !take(&self.locks[word], mask) && !removed(Rule::OneWriter) {
+            if !take(&self.locks[word], mask) && !removed(SwapRule::OneWriter) {
                 self.unlock_first(offset, len, index);
                 return false;
             }
         }
-        if !removed(Rule::Claim) && self.is_claimed(offset, len) {
+        if !removed(SwapRule::Claim) && self.is_claimed(offset, len) {
             self.unlock(offset, len);
             return false;
         }
@@ -154,7 +154,7 @@ impl RangeLocks {
 
     /// The copier's: whether the writes that were under way at the claim have ended.
     pub fn is_free(&self, offset: u64, len: u64) -> bool {
-        removed(Rule::Claim)
+        removed(SwapRule::Claim)
             || places(offset, len).all(|(word, mask)| self.locks[word].load(Ordering::SeqCst) & mask == 0)
     }
 
