@@ -7,6 +7,7 @@
 //!
 //!   FileBacking    image file or block device: io_uring, or a few threads where that is forbidden
 //!   MemoryBacking  a memfd; every operation ends at once
+//!   Mirror         two of them, while a disk goes from one to the other
 //!   filter::*      Delay, Stall, Fail, PowerCut around any of them, for tests
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod filter;
 mod holder;
 mod lock;
 mod memory;
+pub mod mirror;
 pub mod mutation;
 mod orphan;
 

@@ -1,0 +1,480 @@
+//! The data half of a [`super::Mirror`]: what one queue of the guest does I/O with.
+//!
+//! A modifying operation takes its range, chooses by the mode where it goes, and gives the range back when it has ended everywhere. One that
+//! does not get its range, or no buffer, waits in the order of submission, and all later ones of this queue behind it. Others are only
+//! handed on.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ioplane_device::CoreContext;
+use ioplane_memory::{GuestMap, GuestRange, GuestView, Window};
+use rustix::event::epoll;
+
+use super::mutation::{SwapRule, removed};
+use super::{MirrorFault, State, errno};
+use crate::channel::{Backing, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
+
+/// Most bytes of one write, and so of one copy on the I/O core.
+const SLICE: u32 = 128 << 10;
+/// Mirrored writes of one queue that are under way at once: each has a buffer of [`SLICE`] bytes.
+const BUFFERS: u16 = 32;
+/// Discards and zeros are done in pieces of so many bytes, so that they hold up no more than that.
+const PIECE: u64 = 4 << 20;
+/// How many that waited are begun in one poll.
+const MOST_BEGUN: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes { unmap: bool },
+}
+
+impl Kind {
+    fn modifies(self) -> bool {
+        matches!(self, Kind::Write | Kind::Discard | Kind::WriteZeroes { .. })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Old,
+    New,
+}
+
+/// One operation of the guest.
+struct Slot {
+    kind: Kind,
+    /// What is left of it: pieces that have ended are not.
+    offset: u64,
+    len: u64,
+    /// Of this piece: how long it is, and whether its range is ours.
+    piece: u64,
+    locked: bool,
+    both: bool,
+    /// Below, whether it has yet to end there.
+    in_old: bool,
+    in_new: bool,
+    /// How it ended in the old backing: that is how it ended for the guest.
+    outcome: Outcome,
+    buffer: Option<u16>,
+    /// While it waits, and between two pieces.
+    ranges: Vec<GuestRange>,
+    view: Option<GuestView>,
+}
+
+impl Slot {
+    fn part_ended(&mut self, state: &State, side: Side, outcome: Outcome) {
+        match (side, outcome) {
+            (Side::Old, outcome) => (self.in_old, self.outcome) = (false, outcome),
+            (Side::New, Err(fault)) if !removed(SwapRule::Stale) => {
+                self.in_new = false;
+                state.fail(MirrorFault::New(errno(fault)));
+            }
+            (Side::New, _) => self.in_new = false,
+        }
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.in_old || self.in_new
+    }
+}
+
+/// Memory of ours, from which both backings get the same bytes whatever the guest does to its own.
+struct Buffers {
+    view: GuestView,
+    window: Window,
+    free: Vec<u16>,
+}
+
+impl Buffers {
+    fn new(depth: u16) -> Result<Self, StorageError> {
+        let count = depth.min(BUFFERS);
+        let os = |error: &dyn std::fmt::Display| StorageError::Os {
+            image: "mirror".to_owned(),
+            doing: "making buffers",
+            source: std::io::Error::other(error.to_string()),
+        };
+        let bytes = u64::from(count) * u64::from(SLICE);
+        let view = GuestView::new(Arc::new(GuestMap::anonymous(bytes).map_err(|error| os(&error))?));
+        let window = view.window(0, bytes, 1).map_err(|error| os(&error))?;
+        Ok(Buffers { view, window, free: (0..count).rev().collect() })
+    }
+
+    fn range(buffer: u16, len: u64) -> GuestRange {
+        GuestRange { gpa: u64::from(buffer) * u64::from(SLICE), len: len as u32 }
+    }
+
+    /// Copies what the guest's ranges hold, once.
+    fn fill(&self, buffer: u16, view: &GuestView, ranges: &[GuestRange]) -> Outcome {
+        let mut at = usize::from(buffer) * SLICE as usize;
+        for range in ranges {
+            view.copy_to(range.gpa, &self.window, at, range.len as usize)?;
+            at += range.len as usize;
+        }
+        Ok(())
+    }
+}
+
+/// What became of an operation that was to begin.
+enum Begun {
+    /// Its range or a buffer is not to be had.
+    Not,
+    UnderWay,
+    Ended(Outcome),
+}
+
+pub(super) struct MirrorChannel {
+    old: Box<dyn IoChannel>,
+    new: Box<dyn IoChannel>,
+    own: Own,
+    /// Readable when one of the two has something, if they say so by descriptors.
+    wakers: Option<OwnedFd>,
+}
+
+/// All but the channels below.
+struct Own {
+    state: Arc<State>,
+    slots: Box<[Slot]>,
+    buffers: Buffers,
+    waiting: VecDeque<u16>,
+    /// All parts of these have ended: a list of one reap.
+    settled: Vec<u16>,
+    /// The new backing is not used any more.
+    abandoned: bool,
+    in_flight: usize,
+}
+
+impl MirrorChannel {
+    pub fn new(
+        old: &Arc<dyn Backing>,
+        new: &Arc<dyn Backing>,
+        state: &Arc<State>,
+        depth: u16,
+    ) -> Result<Self, StorageError> {
+        let depth = depth.max(1);
+        let (old, new, name) = (old.channel(depth)?, new.channel(depth)?, new.info().name);
+        let wakers = both_wakers(old.waker(), new.waker()).map_err(|errno| StorageError::Os {
+            image: name,
+            doing: "making the events of a mirror",
+            source: errno.into(),
+        })?;
+        let slot = || Slot {
+            kind: Kind::Read,
+            offset: 0,
+            len: 0,
+            piece: 0,
+            locked: false,
+            both: false,
+            in_old: false,
+            in_new: false,
+            outcome: Ok(()),
+            buffer: None,
+            ranges: Vec::with_capacity(MAX_RANGES),
+            view: None,
+        };
+        let own = Own {
+            state: state.clone(),
+            slots: (0..depth).map(|_| slot()).collect(),
+            buffers: Buffers::new(depth)?,
+            waiting: VecDeque::with_capacity(depth.into()),
+            settled: Vec::with_capacity(depth.into()),
+            abandoned: false,
+            in_flight: 0,
+        };
+        Ok(MirrorChannel { old, new, own, wakers })
+    }
+
+    /// Begins an operation, or its next piece. `ranges` of a write.
+    fn begin(
+        &mut self,
+        context: &mut CoreContext,
+        view: &GuestView,
+        ranges: &[GuestRange],
+        tag: u16,
+    ) -> Begun {
+        let Own { state, slots, buffers, .. } = &mut self.own;
+        let slot = &mut slots[usize::from(tag)];
+        let alone = state.has_failed();
+        slot.piece = if slot.kind == Kind::Write { slot.len } else { slot.len.min(PIECE) };
+        slot.outcome = Ok(());
+        slot.locked = false;
+        if slot.kind.modifies() && !alone {
+            if !state.locks.try_lock(slot.offset, slot.piece) {
+                return Begun::Not;
+            }
+            slot.locked = true;
+        }
+        // Only once the range is ours: what was copied before is copied, and what is copied later sees the mark.
+        slot.both =
+            !alone && slot.kind != Kind::Read && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
+        if slot.kind == Kind::Flush && removed(SwapRule::FlushBoth) {
+            slot.both = false;
+        }
+        let mut filled = None;
+        if slot.both && slot.kind == Kind::Write && !removed(SwapRule::OneRead) {
+            let Some(buffer) = buffers.free.pop() else {
+                state.locks.unlock(slot.offset, slot.piece);
+                return Begun::Not;
+            };
+            if let Err(fault) = buffers.fill(buffer, view, ranges) {
+                buffers.free.push(buffer);
+                state.locks.unlock(slot.offset, slot.piece);
+                return Begun::Ended(Err(fault));
+            }
+            slot.buffer = Some(buffer);
+            filled = Some([Buffers::range(buffer, slot.len)]);
+        }
+        if slot.locked && !slot.both && !removed(SwapRule::Mark) {
+            state.map.mark(slot.offset, slot.piece);
+        }
+        let (view, from) = match &filled {
+            Some(range) => (&buffers.view, &range[..]),
+            None => (view, ranges),
+        };
+        let op = match slot.kind {
+            Kind::Read => Op::Read { offset: slot.offset, into: ranges },
+            Kind::Write => Op::Write { offset: slot.offset, from },
+            Kind::Flush => Op::Flush,
+            Kind::Discard => Op::Discard { offset: slot.offset, len: slot.piece },
+            Kind::WriteZeroes { unmap } => Op::WriteZeroes { offset: slot.offset, len: slot.piece, unmap },
+        };
+        (slot.in_old, slot.in_new) = (true, slot.both);
+        if let Submitted::Done(outcome) = self.old.submit(context, view, &op, Tag(tag)) {
+            slot.part_ended(state, Side::Old, outcome);
+        }
+        if slot.both
+            && let Submitted::Done(outcome) = self.new.submit(context, view, &op, Tag(tag))
+        {
+            slot.part_ended(state, Side::New, outcome);
+        }
+        if slot.is_under_way() { Begun::UnderWay } else { self.own.settle(tag) }
+    }
+
+    /// Begins what has waited, in its order.
+    fn begin_waiting(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        let mut ended = 0;
+        for _ in 0..MOST_BEGUN {
+            let Some(&tag) = self.own.waiting.front() else { break };
+            let slot = &mut self.own.slots[usize::from(tag)];
+            let ranges = std::mem::take(&mut slot.ranges);
+            let Some(view) = slot.view.take() else {
+                debug_assert!(false, "what waits has a view");
+                break;
+            };
+            let begun = self.begin(context, &view, &ranges, tag);
+            let slot = &mut self.own.slots[usize::from(tag)];
+            (slot.ranges, slot.view) = (ranges, Some(view));
+            match begun {
+                Begun::Not => {
+                    // The last piece may have ended on the spot, and the next one waits where it was.
+                    break;
+                }
+                Begun::UnderWay => {
+                    self.own.waiting.pop_front();
+                }
+                Begun::Ended(outcome) => {
+                    self.own.waiting.pop_front();
+                    self.own.end(tag);
+                    ended += 1;
+                    done(Tag(tag), outcome);
+                }
+            }
+        }
+        ended
+    }
+}
+
+impl Own {
+    /// All parts of a piece have ended: gives back what it had. `Not` if there is another piece.
+    fn settle(&mut self, tag: u16) -> Begun {
+        let Own { state, slots, buffers, .. } = self;
+        let slot = &mut slots[usize::from(tag)];
+        if slot.locked {
+            // It may be there in part, in one of the two.
+            if slot.both && slot.outcome.is_err() && !removed(SwapRule::MarkFailed) {
+                state.map.mark(slot.offset, slot.piece);
+            }
+            state.locks.unlock(slot.offset, slot.piece);
+            slot.locked = false;
+        }
+        buffers.free.extend(slot.buffer.take());
+        if slot.kind.modifies() {
+            slot.offset += slot.piece;
+            slot.len -= slot.piece;
+        }
+        match slot.outcome {
+            Ok(()) if slot.kind.modifies() && slot.len > 0 => Begun::Not,
+            outcome => Begun::Ended(outcome),
+        }
+    }
+
+    /// The guest is told.
+    fn end(&mut self, tag: u16) {
+        self.in_flight -= 1;
+        self.slots[usize::from(tag)].view = None;
+    }
+
+    fn reaped(&mut self, side: Side, tag: Tag, outcome: Outcome) {
+        let slot = &mut self.slots[usize::from(tag.0)];
+        if side == Side::New && !slot.in_new {
+            // Nobody waits for it since the copy has failed.
+            return;
+        }
+        slot.part_ended(&self.state, side, outcome);
+        if !slot.is_under_way() {
+            self.settled.push(tag.0);
+        }
+    }
+
+    /// The copy has failed: the guest waits for the old backing only. What the new one still has under way ends for nobody, and keeps its
+    /// buffers.
+    #[cold]
+    fn abandon(&mut self) {
+        self.abandoned = true;
+        for (tag, slot) in self.slots.iter_mut().enumerate() {
+            if std::mem::take(&mut slot.in_new) {
+                slot.buffer = None;
+                if !slot.in_old {
+                    self.settled.push(tag as u16);
+                }
+            }
+        }
+    }
+}
+
+impl IoChannel for MirrorChannel {
+    fn slice(&self) -> u32 {
+        self.old.slice().min(self.new.slice()).min(SLICE)
+    }
+
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+        let (kind, offset, len, ranges): (Kind, u64, u64, &[GuestRange]) = match *op {
+            Op::Read { offset, into } => (Kind::Read, offset, 0, into),
+            Op::Write { offset, from } => {
+                (Kind::Write, offset, from.iter().map(|range| u64::from(range.len)).sum(), from)
+            }
+            Op::Flush => (Kind::Flush, 0, 0, &[]),
+            Op::Discard { offset, len } => (Kind::Discard, offset, len, &[]),
+            Op::WriteZeroes { offset, len, unmap } => (Kind::WriteZeroes { unmap }, offset, len, &[]),
+        };
+        if let Err(fault) = self.own.check(view, kind, (offset, len), ranges) {
+            return Submitted::Done(Err(fault));
+        }
+        let slot = &mut self.own.slots[usize::from(tag.0)];
+        (slot.kind, slot.offset, slot.len) = (kind, offset, len);
+        // Nobody overtakes those that wait.
+        let begun = match kind.modifies() && !self.own.waiting.is_empty() {
+            true => Begun::Not,
+            false => self.begin(context, view, ranges, tag.0),
+        };
+        match begun {
+            Begun::Ended(outcome) => return Submitted::Done(outcome),
+            Begun::UnderWay => {}
+            Begun::Not => self.own.waiting.push_back(tag.0),
+        }
+        self.own.in_flight += 1;
+        if kind.modifies() && (matches!(begun, Begun::Not) || kind != Kind::Write) {
+            let slot = &mut self.own.slots[usize::from(tag.0)];
+            slot.ranges.clear();
+            slot.ranges.extend_from_slice(ranges);
+            slot.view = Some(view.clone());
+        }
+        Submitted::Pending
+    }
+
+    fn push(&mut self, context: &mut CoreContext) {
+        self.old.push(context);
+        self.new.push(context);
+    }
+
+    /// What waits for a range is not told when it is free.
+    fn held_back(&self) -> bool {
+        let failed = !self.own.abandoned && self.own.state.has_failed();
+        !self.own.waiting.is_empty() || failed || self.old.held_back() || self.new.held_back()
+    }
+
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        let own = &mut self.own;
+        self.old.reap(context, &mut |tag, outcome| own.reaped(Side::Old, tag, outcome));
+        self.new.reap(context, &mut |tag, outcome| own.reaped(Side::New, tag, outcome));
+        if own.state.has_failed() && !own.abandoned {
+            own.abandon();
+        }
+        let mut ended = 0;
+        while let Some(tag) = own.settled.pop() {
+            match own.settle(tag) {
+                Begun::Ended(outcome) => {
+                    own.end(tag);
+                    ended += 1;
+                    done(Tag(tag), outcome);
+                }
+                Begun::Not | Begun::UnderWay => own.waiting.push_back(tag),
+            }
+        }
+        ended + self.begin_waiting(context, done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.own.in_flight
+    }
+
+    fn waker(&self) -> Option<BorrowedFd<'_>> {
+        self.wakers.as_ref().map(AsFd::as_fd)
+    }
+
+    fn detach(&mut self, context: &mut CoreContext) {
+        self.old.detach(context);
+        self.new.detach(context);
+    }
+}
+
+impl Own {
+    /// Whether an operation can be taken on: what the channels below would refuse, too.
+    fn check(
+        &self,
+        view: &GuestView,
+        kind: Kind,
+        (offset, len): (u64, u64),
+        ranges: &[GuestRange],
+    ) -> Outcome {
+        if !kind.modifies() {
+            return Ok(());
+        }
+        if offset.checked_add(len).is_none_or(|end| end > self.state.bytes) {
+            return Err(Fault::BeyondEnd);
+        }
+        if ranges.len() > MAX_RANGES || (kind == Kind::Write && len > u64::from(SLICE)) {
+            return Err(Fault::Io(libc::E2BIG));
+        }
+        ranges.iter().try_for_each(|range| view.iovec(*range).map(drop).map_err(Fault::from))
+    }
+}
+
+impl Drop for MirrorChannel {
+    fn drop(&mut self) {
+        // Its ranges stay taken, which nobody asks for any more once this has failed.
+        if self.own.slots.iter().any(|slot| slot.locked) {
+            self.own.state.fail(MirrorFault::Stopped);
+        }
+    }
+}
+
+/// One descriptor that is readable while one of both is. None if neither says anything by a descriptor.
+fn both_wakers(
+    old: Option<BorrowedFd<'_>>,
+    new: Option<BorrowedFd<'_>>,
+) -> Result<Option<OwnedFd>, rustix::io::Errno> {
+    if old.is_none() && new.is_none() {
+        return Ok(None);
+    }
+    let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for waker in [old, new].into_iter().flatten() {
+        epoll::add(&all, waker, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(Some(all))
+}

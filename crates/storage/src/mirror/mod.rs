@@ -1,0 +1,222 @@
+//! Two backings of one disk, while it goes from the one to the other.
+//!
+//! ```text
+//!   guest's queues -> MirrorChannel --+--> old     reads; writes
+//!                       |  locks      +--> new     writes, once mirroring
+//!                     State: dirty map, range locks, mode, first failure        (atomics)
+//!                       |  claims
+//!                     Copier (a thread of the control side) -- old --> memory of ours --> new
+//! ```
+//!
+//! *Copying*: writes go to the old backing alone and mark what they touch; the copier copies what is marked. *Mirroring*: writes go to both,
+//! so that nothing is marked any more, and what is still marked is copied once. When nothing is, both are equal but for writes under
+//! way; at a point without those the disk goes on with the new one. The argument is in docs/decisions/0047-swap.md.
+
+mod channel;
+mod copier;
+pub mod mutation;
+mod ranges;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::channel::{Backing, BackingInfo, Fault, IoChannel, StorageError};
+use channel::MirrorChannel;
+use ranges::{CHUNK, DirtyMap, RangeLocks};
+
+pub use copier::{Copier, Step};
+
+/// Why the new backing is no copy, and will not become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MirrorFault {
+    /// The new backing failed, by errno.
+    #[error("the new backing failed: {}", std::io::Error::from_raw_os_error(*.0))]
+    New(i32),
+    /// The old backing could not be read, by errno.
+    #[error("the old backing could not be read: {}", std::io::Error::from_raw_os_error(*.0))]
+    Old(i32),
+    /// A queue was stopped with writes under way: nobody knows to which of the two they have got.
+    #[error("a queue of the guest was stopped with writes under way")]
+    Stopped,
+    /// It is not wanted any more.
+    #[error("it was cancelled")]
+    Cancelled,
+}
+
+impl MirrorFault {
+    fn code(self) -> u64 {
+        match self {
+            MirrorFault::New(errno) => 1 << 32 | u64::from(errno as u32),
+            MirrorFault::Old(errno) => 2 << 32 | u64::from(errno as u32),
+            MirrorFault::Stopped => 3 << 32,
+            MirrorFault::Cancelled => 4 << 32,
+        }
+    }
+
+    fn of_code(code: u64) -> Option<Self> {
+        let errno = code as u32 as i32;
+        match code >> 32 {
+            1 => Some(MirrorFault::New(errno)),
+            2 => Some(MirrorFault::Old(errno)),
+            3 => Some(MirrorFault::Stopped),
+            4 => Some(MirrorFault::Cancelled),
+            _ => None,
+        }
+    }
+}
+
+/// The errno that says the same as a fault.
+fn errno(fault: Fault) -> i32 {
+    match fault {
+        Fault::Io(errno) => errno,
+        Fault::NoSpace => libc::ENOSPC,
+        Fault::BeyondEnd => libc::EFBIG,
+        Fault::ReadOnly => libc::EROFS,
+        Fault::Guest(_) => libc::EFAULT,
+    }
+}
+
+/// What channels and copier share.
+#[derive(Debug)]
+struct State {
+    bytes: u64,
+    map: DirtyMap,
+    locks: RangeLocks,
+    mirroring: AtomicBool,
+    /// [`MirrorFault::code`]; 0 for none.
+    fault: AtomicU64,
+    copied: AtomicU64,
+    /// Runs that the copier has under way: they are not marked any more, and not copied yet.
+    runs: AtomicU64,
+}
+
+impl State {
+    /// Notes the first failure. From then on the old backing is used as if it were alone.
+    #[cold]
+    fn fail(&self, fault: MirrorFault) {
+        let _ = self.fault.compare_exchange(0, fault.code(), Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn has_failed(&self) -> bool {
+        self.fault.load(Ordering::SeqCst) != 0
+    }
+}
+
+/// A disk on its way from one backing to another. It looks like the old one.
+#[derive(Debug)]
+pub struct Mirror {
+    old: Arc<dyn Backing>,
+    new: Arc<dyn Backing>,
+    state: Arc<State>,
+}
+
+impl Mirror {
+    /// Of two backings of one size. Nothing is known of the new one's content: all is to be copied.
+    pub fn new(old: Arc<dyn Backing>, new: Arc<dyn Backing>) -> Result<Arc<Self>, StorageError> {
+        let (from, to) = (old.info(), new.info());
+        let unsuitable = |why: String| StorageError::Unsuitable { image: to.name.clone(), why };
+        if to.bytes != from.bytes {
+            let why = format!("the disk has {}, and both have to be of one size", from.bytes);
+            return Err(StorageError::Size { image: to.name.clone(), bytes: to.bytes, why });
+        }
+        if to.read_only {
+            return Err(unsuitable("it is read-only, and nothing can be copied there".to_owned()));
+        }
+        if to.logical_block > from.logical_block {
+            let why = format!(
+                "it has blocks of {} bytes, and the disk was promised {}",
+                to.logical_block, from.logical_block
+            );
+            return Err(unsuitable(why));
+        }
+        let state = State {
+            bytes: from.bytes,
+            map: DirtyMap::all(from.bytes),
+            locks: RangeLocks::new(),
+            mirroring: AtomicBool::new(false),
+            fault: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+            runs: AtomicU64::new(0),
+        };
+        Ok(Arc::new(Mirror { old, new, state: Arc::new(state) }))
+    }
+
+    /// The one that has everything.
+    pub fn old(&self) -> &Arc<dyn Backing> {
+        &self.old
+    }
+
+    /// The one that is to have everything.
+    pub fn replica(&self) -> &Arc<dyn Backing> {
+        &self.new
+    }
+
+    /// What copies. One for each mirror.
+    pub fn copier(&self) -> Result<Copier, StorageError> {
+        Copier::new(&self.old, &self.new, &self.state)
+    }
+
+    /// From now on writes go to both.
+    pub fn start_mirroring(&self) {
+        self.state.mirroring.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether writes go to both.
+    pub fn is_mirroring(&self) -> bool {
+        self.state.mirroring.load(Ordering::SeqCst)
+    }
+
+    /// Why this comes to nothing, if it does.
+    pub fn fault(&self) -> Option<MirrorFault> {
+        MirrorFault::of_code(self.state.fault.load(Ordering::SeqCst))
+    }
+
+    /// The new backing cannot be used any more, by errno. From now on as after [`Mirror::abandon`].
+    pub fn fail(&self, errno: i32) {
+        self.state.fail(MirrorFault::New(errno));
+    }
+
+    /// From now on the old backing is used as if it were alone, and nobody waits for the new one.
+    pub fn abandon(&self) {
+        self.state.fail(MirrorFault::Cancelled);
+    }
+
+    /// Whether the new backing has what the old one has. Holds if no channel of this mirror has anything in flight; otherwise it is a guess.
+    pub fn is_equal(&self) -> bool {
+        let none_left = self.state.map.count() == 0 && self.state.runs.load(Ordering::SeqCst) == 0;
+        self.is_mirroring() && self.fault().is_none() && none_left
+    }
+
+    /// Bytes that are still to be copied, in whole chunks.
+    pub fn left(&self) -> u64 {
+        (self.state.map.count() * CHUNK).min(self.state.bytes)
+    }
+
+    /// Bytes that the copier has copied, some of them several times.
+    pub fn copied(&self) -> u64 {
+        self.state.copied.load(Ordering::Relaxed)
+    }
+}
+
+impl Backing for Mirror {
+    fn info(&self) -> BackingInfo {
+        self.old.info()
+    }
+
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
+        Ok(Box::new(MirrorChannel::new(&self.old, &self.new, &self.state, depth)?))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        let why = "it is being swapped: cancel that, or wait for it".to_owned();
+        Err(StorageError::Size { image: self.old.info().name, bytes, why })
+    }
+
+    /// A queue that left writes behind has ended the copy ([`MirrorFault::Stopped`]): what still lands in the new backing is of no
+    /// consequence.
+    fn wait_quiet(&self, deadline: Instant) -> bool {
+        self.old.wait_quiet(deadline)
+    }
+}
