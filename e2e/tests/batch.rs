@@ -93,8 +93,9 @@ fn a_command_of_libata_takes_a_few_exits_instead_of_one_per_register() -> Result
     let text = l1.run(&format!("{} exits cluster --vm batched", binary()?.display()), MINUTE)?;
     ensure!(text.contains(" answered ("), "{text}");
     eprintln!("{text}");
-    ensure!(compared.counts["batched"] + compared.counts["single"] == 5 * 96, "{compared:?}");
-    ensure!(compared.counts["single"] <= 5, "{compared:?}");
+    // Each access is issued once more by itself, to compare; what a batch that was cut short has left comes on top.
+    let left = compared.counts["single"].saturating_sub(5 * 96);
+    ensure!(compared.counts["batched"] + left == 5 * 96 && left <= 5, "{compared:?}");
     ensure!(compared.doorbells() > 0 && compared.doorbells() <= compared.counts["rings"], "{compared:?}");
     ensure!(compared.counts["rings"] < 96, "{compared:?}");
     step("with batches");
