@@ -81,6 +81,11 @@ impl DaemonContext {
         self.access
     }
 
+    /// Where the identity of this host is.
+    pub fn identity(&self) -> &IdentityDirectory {
+        &self.identity
+    }
+
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
         Opener {

@@ -16,7 +16,7 @@ const DEPTH: u16 = 16;
 /// More than the guest writes to.
 const BYTES: u64 = 12 << 20;
 /// Longer than anything here takes on a loaded machine.
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(120);
 
 /// What the image holds where the guest writes nothing.
 fn pattern() -> Vec<u8> {
@@ -143,21 +143,32 @@ fn a_disk_goes_to_memory_and_back() {
     assert!(is_marked(&old, "superseded"));
 }
 
+/// A daemon that publishes two empty images, `data` and `other`.
+fn exporter() -> TestDaemon {
+    let mut exporter = TestDaemon::new_beside_the_build("");
+    let mut text = "[[core]]\n".to_owned();
+    for name in ["data", "other"] {
+        let image = exporter.image(&format!("{name}.img"), BYTES);
+        text += &format!("[[export]]\nname = {name:?}\npath = {image:?}\n");
+    }
+    exporter.configure(&text);
+    exporter.start();
+    exporter
+}
+
+fn uri(exporter: &TestDaemon, name: &str) -> String {
+    let socket = exporter.path(&format!("{name}.sock"));
+    format!("nbd+unix:///{name}?socket={}", socket.display())
+}
+
 /// The point of it: a disk of another machine becomes a local one, and the network is not needed any more. And the other way.
 #[test]
 fn a_disk_of_another_machine_becomes_a_local_one() {
-    let mut exporter = TestDaemon::new_beside_the_build("");
-    let image = exporter.image("data.img", BYTES);
-    let file = std::fs::File::options().write(true).open(&image).unwrap();
-    file.write_all_at(&pattern(), CrashLoad::image_bytes(QUEUES)).unwrap();
-    let export = |name: &str, path: &Path| format!("[[export]]\nname = {name:?}\npath = {path:?}\n");
-    let other = exporter.image("other.img", BYTES);
-    exporter.configure(&("[[core]]\n".to_owned() + &export("data", &image) + &export("other", &other)));
-    exporter.start();
-    let uri = |name: &str| {
-        let socket = exporter.path(&format!("{name}.sock"));
-        format!("nbd+unix:///{name}?socket={}", socket.display())
-    };
+    let mut exporter = exporter();
+    let other = exporter.path("other.img");
+    let data = std::fs::File::options().write(true).open(exporter.path("data.img")).unwrap();
+    data.write_all_at(&pattern(), CrashLoad::image_bytes(QUEUES)).unwrap();
+    let uri = |name: &str| uri(&exporter, name);
     let mut importer = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 200\n");
     importer.start();
     let queues = QUEUES.to_string();
@@ -226,6 +237,38 @@ fn a_swap_that_is_cancelled_leaves_the_disk_as_it_was() {
     assert!(!is_marked(&old, "superseded"));
     rest_is_right(&old);
     assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+}
+
+/// The guest does not wait for a network that it does not need.
+#[test]
+fn a_target_whose_server_dies_leaves_the_disk_as_it_was() {
+    let mut exporter = exporter();
+    let (daemon, old) = with_image();
+    let to = uri(&exporter, "other");
+    let mut load = load_on(&daemon, 27);
+    let begin = ["swap", "data", "--to", &to, "--overwrite", "--detach", "--rate", "64K"];
+    let said = beside(&mut load, &daemon, &begin);
+    assert_eq!(said.code, 0, "{}", said.err);
+    step_until(&mut load, || daemon.disk("data")["swap"]["copied"].as_u64() > Some(0));
+    exporter.kill9();
+    step_until(&mut load, || state(&daemon) == "failed");
+    let disk = daemon.disk("data");
+    let error = disk["swap"]["error"].as_str().unwrap();
+    assert!(error.contains("the new backing failed: Connection timed out"), "{error}");
+    load.settle().unwrap();
+    assert_eq!((path_of(&disk), disk["totals"]["errors"]["io"].as_u64()), (text(&old), Some(0)), "{disk}");
+    rest_is_right(&old);
+    assert!(!is_marked(&old, "superseded"));
+    // What got there is known to be no copy, and may be overwritten.
+    exporter.start();
+    let refused = daemon.refused(&["disk", "add", "again", "--remote", &to]);
+    assert!(refused.contains("is an unfinished copy"), "{refused}");
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", &to]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    let refused = daemon.refused(&["swap", "data", "--to", &to]);
+    assert!(refused.contains("is on") && refused.contains("already"), "{refused}");
+    load.settle().unwrap();
+    rest_is_right(&exporter.path("other.img"));
 }
 
 /// Room for a part of it.
