@@ -312,6 +312,10 @@ fn what_cannot_be_swapped_to_is_said() {
     let longer = daemon.image("longer.img", 2 * BYTES);
     refused(&[text(&longer)], "one size");
     refused(&["memory", "--rate", "1"], "never end");
+    // Another disk uses it: it keeps its length.
+    let said = daemon.cli(&["disk", "add", "other", "--path", text(&longer)]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    refused(&[text(&longer), "--overwrite"], "in use");
     assert_eq!(daemon.disk("data")["swap"], Value::Null);
     assert_eq!(std::fs::metadata(&longer).unwrap().len(), 2 * BYTES);
 }

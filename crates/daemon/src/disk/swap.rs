@@ -7,6 +7,7 @@
 //! Whatever fails takes the mirror out again, and the disk is on its old backing. A daemon that dies leaves that to the next one
 //! ([`recover`]).
 
+use std::convert::Infallible;
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -403,7 +404,7 @@ impl Disk {
         let (before, import) = (lock(&self.backing).import.clone(), opened.import.clone());
         let outcome = tokio::select! {
             outcome = self.copy_and_switch(&swap, &mirror, opened, &context) => outcome,
-            () = fail_when_unreachable(import, &mirror) => unreachable!("it watches for ever"),
+            never = fail_when_unreachable(import, &mirror) => match never {},
         };
         match outcome {
             Ok(pause) => {
@@ -488,6 +489,7 @@ impl Disk {
             let outcome;
             (copier, outcome) = synced.await?;
             outcome.map_err(fault)?;
+            has_kept_all(&opened)?;
             swap_kill::here(SwapKillPoint::Synced);
             swap.enter(SwapWord::Switching);
             match self.switch(swap, mirror, &opened, context).await {
@@ -599,7 +601,7 @@ impl Disk {
 
 /// Ends the copy when the server of the new backing has been unreachable for [`UNREACHABLE`]: the guest would wait for it as long as that
 /// takes. Watches for ever.
-async fn fail_when_unreachable(import: Option<Arc<Import>>, mirror: &Mirror) {
+async fn fail_when_unreachable(import: Option<Arc<Import>>, mirror: &Mirror) -> Infallible {
     let Some(import) = import else { return std::future::pending().await };
     loop {
         tokio::time::sleep(LOOK).await;
@@ -608,6 +610,18 @@ async fn fail_when_unreachable(import: Option<Arc<Import>>, mirror: &Mirror) {
         if seen.state != RemoteWord::Connected && unreachable {
             mirror.fail(Errno::TIMEDOUT.raw_os_error());
         }
+    }
+}
+
+/// Asked after a flush. A server that cannot say that it is another instance may have lost what it had not yet flushed, and nobody has copies.
+fn has_kept_all(opened: &Opened) -> Result<(), Refusal> {
+    let Some(seen) = opened.import.as_deref().map(remote::report) else { return Ok(()) };
+    match seen.instance.is_none() && seen.losses > 0 {
+        false => Ok(()),
+        true => Err(Refusal::failed(
+            "the connection to the server was lost, and it cannot say whether it has kept everything",
+            "see to the network, then swap again",
+        )),
     }
 }
 
