@@ -112,7 +112,9 @@ pub fn clear(backing: &BackingSpec, mark: Mark, state_file: &StateFile) -> Resul
             Err(error) => return Err(failed(path, error)),
         }
     }
-    if let Some(key) = key(backing, mark) {
+    if let Some(key) = key(backing, mark)
+        && state_file.entries().marks.contains_key(&key)
+    {
         state_file.change(|entries| {
             entries.marks.remove(&key);
         })?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   begin: state file, target marked unfinished, mirror put in --> copy --> mirror --> sync --> old marked superseded
-//!            --> quiescent point: equal? state file says the new one; mirror out, new one in --> new one's mark taken away
+//!            --> quiescent point: equal? new one's mark taken away; state file says the new one; mirror out, new one in
 //! ```
 //! Whatever fails takes the mirror out again, and the disk is on its old backing. A daemon that dies leaves that to the next one
 //! ([`recover`]).
@@ -248,15 +248,21 @@ fn fault(fault: MirrorFault) -> Refusal {
     Refusal::failed(fault.to_string(), remedy)
 }
 
+fn unfinished_text(name: &str, from: &BackingSpec) -> String {
+    format!("disk {name} was being copied here from {}", from.name())
+}
+
 /// What is noted of a swap of a dead daemon: finishes it if the switch was recorded, else rolls it back. Blocks.
 pub(super) fn recover(record: &DiskRecord, state_file: &StateFile) -> Result<(), Refusal> {
     let name = &record.now.name;
     let Some(swap) = state_file.entries().swaps.remove(name) else { return Ok(()) };
-    // Once it is switched the new one has everything, whatever has become of the disk since.
     if swap.switched {
-        mark::clear(&swap.to, Mark::Unfinished, state_file)?;
         tracing::info!(disk = name, backing = swap.to.name(), "the swap of a daemon that died is done");
     } else {
+        // It may have been taken away just before the switch would have been recorded. An image that was removed needs none.
+        if !matches!(&swap.to, BackingSpec::File { path, .. } if !path.exists()) {
+            mark::set(&swap.to, Mark::Unfinished, &unfinished_text(name, &swap.from), state_file)?;
+        }
         mark::clear(&swap.from, Mark::Superseded, state_file)?;
         let (from, to) = (swap.from.name(), swap.to.name());
         tracing::warn!(disk = name, from, to, "the swap of a daemon that died is rolled back: begin it anew");
@@ -359,7 +365,7 @@ impl Disk {
         let name = self.served.note.read().now.name;
         let state_file = context.state_file.clone();
         blocking(move || {
-            let text = format!("disk {name} was being copied here from {}", note.from.name());
+            let text = unfinished_text(&name, &note.from);
             let to = note.to.clone();
             state_file.change(|entries| {
                 entries.swaps.insert(name, note);
@@ -408,10 +414,10 @@ impl Disk {
         };
         match outcome {
             Ok(pause) => {
+                self.finish(&context).await;
                 if let Some(before) = before {
                     remote::leave(&before).await;
                 }
-                self.finish(&swap, &context).await;
                 tracing::info!(
                     disk = name,
                     backing = swap.to.name(),
@@ -532,15 +538,25 @@ impl Disk {
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let (to, fresh) = (swap.to.clone(), opened.clone());
         let device = matches!(&to, BackingSpec::File { path, .. } if !path.is_file());
+        let unfinished = unfinished_text(&name, &swap.from);
+        let state_file = context.state_file.clone();
         let noted = move || {
+            // Before the guest can write to it alone, so that after a power failure the marks say which one is right. Up to here both are equal.
+            mark::clear(&to, Mark::Unfinished, &state_file)?;
+            swap_kill::here(SwapKillPoint::Unmarked);
             let bytes = device.then(|| fresh.backing.info().bytes);
+            let target = to.clone();
             let change = |record: &mut DiskRecord| {
-                record.now.backing = to;
+                record.now.backing = target;
                 (record.bytes, record.image) = (bytes, fresh.image);
             };
-            note.change_beside(change, |entries| {
+            let recorded = note.change_beside(change, |entries| {
                 entries.swaps.entry(name).and_modify(|swap| swap.switched = true);
-            })?;
+            });
+            if let Err(refused) = recorded {
+                mark::set(&to, Mark::Unfinished, &unfinished, &state_file)?;
+                return Err(refused);
+            }
             swap_kill::here(SwapKillPoint::Recorded);
             *lock(&shown) = Shown { report: fresh.report.clone(), import: fresh.import.clone() };
             Ok(())
@@ -557,20 +573,17 @@ impl Disk {
         Ok(pause)
     }
 
-    /// The disk is on the new backing: takes its mark away. If that cannot be done now, the next daemon does it.
-    async fn finish(&self, swap: &Swap, context: &DaemonContext) {
-        let (to, name, state_file) =
-            (swap.to.clone(), self.served.note.read().now.name, context.state_file.clone());
+    /// The disk is on the new backing, and the swap is forgotten. If that cannot be done now, the next daemon does it.
+    async fn finish(&self, context: &DaemonContext) {
+        let (name, state_file) = (self.served.note.read().now.name, context.state_file.clone());
         let finished = blocking(move || {
-            mark::clear(&to, Mark::Unfinished, &state_file)?;
-            swap_kill::here(SwapKillPoint::Unmarked);
             state_file.change(|entries| {
                 entries.swaps.remove(&name);
             })?;
             Ok(())
         });
         if let Err(error) = finished.await {
-            tracing::error!(%error, "the new backing is still marked unfinished; a restart of the daemon takes the mark away");
+            tracing::error!(%error, "a swap that is done is still noted");
         }
     }
 

@@ -12,10 +12,10 @@ pub enum SwapKillPoint {
     Synced,
     /// The old backing is marked superseded.
     Marked,
+    /// The new backing is not marked unfinished any more; the guest waits.
+    Unmarked,
     /// The state file names the new backing; the guest waits.
     Recorded,
-    /// The new backing is not marked unfinished any more.
-    Unmarked,
 }
 
 /// Dies here if the test wants that.
