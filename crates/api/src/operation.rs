@@ -11,8 +11,8 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UnpinForm,
-    UpgradeForm,
+    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, SwapForm,
+    UnpinForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -244,6 +244,10 @@ operations! {
         => 201 DiskReport, 200 DiskReport;
     /// Takes the migration socket of a disk away.
     RemoveMigrationSocket: Delete "/v1/disks/{name}/migration-socket" (was "/v1/disks/{name}/twin") [FORCE] => 200 DiskReport;
+    /// Copies a disk to another backing while a guest uses it, and then goes on with that one; answers when the copying has begun.
+    StartSwap: Post "/v1/disks/{name}/swap" body SwapForm => 200 DiskReport;
+    /// Ends the swap of a disk: it goes on with the backing that it has.
+    CancelSwap: Delete "/v1/disks/{name}/swap" => 200 DiskReport;
     /// The exports: disks of this host that other machines use.
     Exports: Get "/v1/exports" => 200 Vec<ExportReport>;
     /// One export.

@@ -91,6 +91,32 @@ body! {
 }
 
 body! {
+    /// A swap of a disk to another backing.
+    #[derive(Default)]
+    #[serde(default)]
+    SwapForm {
+        /// To this image; it is made if it is not there.
+        path: Option<PathBuf>,
+        /// To memory of the daemon: the size of the disk.
+        memory: Option<Size>,
+        /// To this export of an NBD server.
+        remote: Option<NbdUri>,
+        /// Of that export: fail requests when its server has not been reachable for so many seconds.
+        timeout_s: Option<u64>,
+        /// Of that image: `raw`, whatever it will look like.
+        format: Option<FormatWord>,
+        /// Past the page cache.
+        direct: Option<DirectWord>,
+        /// Who does the I/O.
+        engine: Option<EngineWord>,
+        /// Bytes per second to copy at most.
+        rate: Option<Size>,
+        /// What is there may be lost: an image that holds something, a device, an export.
+        overwrite: bool,
+    }
+}
+
+body! {
     /// How queues learn of requests.
     #[derive(Default)]
     #[serde(default)]

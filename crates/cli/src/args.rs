@@ -7,6 +7,7 @@ mod identity;
 mod pci;
 mod publish;
 mod run;
+mod swap;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +31,7 @@ pub use identity::{IdentityArgs, IdentityCommand};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
+pub use swap::{SwapArgs, SwapTarget};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -113,6 +115,8 @@ pub enum Command {
     /// Add, remove, list, show and change disks while the daemon runs
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Copy a disk to another backing while its guest uses it, and then go on with that one; Ctrl-C cancels
+    Swap(SwapArgs),
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),

@@ -29,6 +29,8 @@ pub struct Opener {
     pub socket: PathBuf,
     /// Who this host is to those that ask for a certificate.
     pub identity: IdentityDirectory,
+    /// Where it is noted which backings are not to be used.
+    pub state_file: Arc<StateFile>,
 }
 
 /// What every served thing needs of its daemon.
@@ -86,7 +88,11 @@ impl DaemonContext {
 
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
-        Opener { socket: self.socket(spec), identity: self.identity.clone() }
+        Opener {
+            socket: self.socket(spec),
+            identity: self.identity.clone(),
+            state_file: self.state_file.clone(),
+        }
     }
 
     /// Where front ends connect.

@@ -438,6 +438,7 @@ impl<K: ServedKind> Registry<K> {
         }
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
+            one.may_be_removed()?;
             one.service().stop(force).await?;
             one.leave().await;
         }

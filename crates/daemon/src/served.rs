@@ -73,6 +73,11 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
         async { Ok(()) }
     }
 
+    /// Refuses while something is being done with it that has to end first.
+    fn may_be_removed(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     /// It is served no more, and its name will be free: what is behind it is left as it should be found.
     fn leave(&self) -> impl Future<Output = ()> + Send {
         async {}
@@ -192,6 +197,23 @@ impl<K: ServedKind> StateRecord<K> {
         let mut next = record.clone();
         change(&mut next);
         write::<K>(&self.state_file, &next)?;
+        *record = next;
+        Ok(())
+    }
+
+    /// As [`StateRecord::change`], together with a change of what else is in the state file: both or neither.
+    pub fn change_beside(
+        &self,
+        change: impl FnOnce(&mut Record<K::Spec>),
+        beside: impl FnOnce(&mut Entries),
+    ) -> Result<(), Refusal> {
+        let mut record = self.lock();
+        let mut next = record.clone();
+        change(&mut next);
+        self.state_file.change(|entries| {
+            K::records(entries).insert(next.now.name().to_owned(), next.clone());
+            beside(entries);
+        })?;
         *record = next;
         Ok(())
     }

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::spec::{
-    CoreSpec, DiskSpec, ExportSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec, SwitchSpec,
+    BackingSpec, CoreSpec, DiskSpec, ExportSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec,
+    SwitchSpec,
 };
 use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,16 @@ pub struct CoreRecord {
     pub now: Option<CoreSpec>,
 }
 
+/// A swap of a disk: whoever finds it after a crash rolls it back, or finishes it once it is `switched`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwapRecord {
+    pub from: BackingSpec,
+    pub to: BackingSpec,
+    /// The disk is on the new backing: written together with the disk's record that says so.
+    pub switched: bool,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entries {
@@ -103,6 +114,12 @@ pub struct Entries {
     /// Configured exports that were removed at run time, as they were configured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub removed_exports: BTreeMap<String, ExportSpec>,
+    /// Swaps of disks, by name, from their beginning until nothing is left to do for them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub swaps: BTreeMap<String, SwapRecord>,
+    /// What is to be said of backings that cannot be marked themselves, by mark and place.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub marks: BTreeMap<String, String>,
     /// TAP devices that the daemon has made, by name, with the numbers that they got then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub taps: BTreeMap<String, u32>,

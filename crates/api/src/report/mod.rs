@@ -23,6 +23,7 @@ mod network;
 mod pool;
 mod queue;
 mod remote;
+mod swap;
 
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
@@ -40,6 +41,7 @@ pub use network::{
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
 pub use remote::{RemoteReport, RemoteWord};
+pub use swap::{SwapReport, SwapWord};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -262,6 +264,9 @@ pub struct DiskReport {
     pub waiting: Option<DiskSocket>,
     /// What is behind it.
     pub backing: BackingReport,
+    /// The swap that is under way, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapReport>,
     /// Size, as the guest sees it.
     pub size: u64,
     /// Writes are refused.

@@ -9,6 +9,7 @@ mod pci;
 mod publish;
 pub mod qemu;
 pub mod show;
+mod swap;
 pub mod table;
 mod top;
 mod vm;
@@ -96,6 +97,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
             print(json, &status, show::status)?;
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
+        Command::Swap(args) => swap::run(&client()?, args, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Identity(args) => return host.identity(&args, json),
         Command::Nic(command) => network::nic(&client()?, command, json)?,

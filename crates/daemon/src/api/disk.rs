@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::request::{ChangeForm, MigrationSocketForm};
+use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm};
 use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
@@ -68,7 +68,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     };
     whole(daemon.may_change()?, async move {
         let text = backing.name();
-        daemon.disks.served(&name)?.replace(backing, daemon.disks.context().identity()).await?;
+        daemon.disks.served(&name)?.replace(backing, daemon.disks.context()).await?;
         tracing::info!(disk = name, backing = text, "backing replaced");
         daemon.disks.tell(EventWord::Changed, &name, &format!("backing replaced: {text}"));
         json(daemon.report_of(&daemon.disks, &name).await?)
@@ -90,6 +90,27 @@ pub async fn accept(State(daemon): Own, Path(name): Path<String>) -> Answer {
         daemon.disks.served(&name)?.accept()?;
         tracing::info!(disk = name, "accepted as it is");
         daemon.disks.tell(EventWord::Changed, &name, "accepted as it is");
+        json(daemon.report_of(&daemon.disks, &name).await?)
+    })
+    .await
+}
+
+pub async fn start_swap(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: SwapForm = form(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.disks.served(&name)?.begin_swap(form, daemon.disks.context()).await?;
+        let report = daemon.report_of(&daemon.disks, &name).await?;
+        let to = report.swap.as_ref().map_or("", |swap| &swap.to);
+        tracing::info!(disk = name, to, "being swapped");
+        daemon.disks.tell(EventWord::Changed, &name, &format!("being swapped to {to}"));
+        json(report)
+    })
+    .await
+}
+
+pub async fn cancel_swap(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        daemon.disks.served(&name)?.cancel_swap().await?;
         json(daemon.report_of(&daemon.disks, &name).await?)
     })
     .await

@@ -95,6 +95,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::AcceptDisk => routing::on(method, disk::accept),
         Operation::PutMigrationSocket => routing::on(method, disk::open_migration_socket),
         Operation::RemoveMigrationSocket => routing::on(method, disk::close_migration_socket),
+        Operation::StartSwap => routing::on(method, disk::start_swap),
+        Operation::CancelSwap => routing::on(method, disk::cancel_swap),
         Operation::Exports => routing::on(method, export::exports),
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),

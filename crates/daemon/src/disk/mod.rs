@@ -1,7 +1,10 @@
 //! One disk: opened, served, changed, reported.
 
+mod mark;
 mod migration_socket;
 mod remote;
+mod swap;
+mod swap_kill;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +20,6 @@ use ioplane_api::spec::{
     set_group,
 };
 use ioplane_device::QuiescenceProof;
-use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::import::Import;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::DeviceLimits;
@@ -174,8 +176,21 @@ pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
     Ok(opened)
 }
 
-/// Opens a backing for `device`, on whose behalf `owner` is written into locks. Blocks as [`open`] does.
+/// Opens a backing for `device`, on whose behalf `owner` is written into locks, unless it says that it is not to be used. Blocks as
+/// [`open`] does.
 pub fn open_backing(
+    device: &str,
+    backing: &BackingSpec,
+    shape: (bool, Option<u32>),
+    known: Option<ImageId>,
+    owner: &Opener,
+) -> Result<Opened, Refusal> {
+    mark::check(backing, &owner.state_file)?;
+    open_unchecked(device, backing, shape, known, owner)
+}
+
+/// The same, whatever it says.
+fn open_unchecked(
     device: &str,
     backing: &BackingSpec,
     shape: (bool, Option<u32>),
@@ -210,6 +225,8 @@ pub fn open_backing(
 pub struct Disk {
     pub(super) served: Served<Disk>,
     pub(super) backing: Arc<Mutex<Shown>>,
+    /// The swap that is under way, or the last one.
+    pub(super) swap: Mutex<Option<Arc<swap::Swap>>>,
 }
 
 /// What a report says of a disk's backing.
@@ -286,6 +303,7 @@ impl Disk {
     /// Changes the size while the guest uses the disk, and tells the guest.
     pub async fn resize(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
+        self.not_swapping()?;
         let note = self.served.note.clone();
         let change = move |model: &mut Blk| {
             let before = model.bytes();
@@ -330,25 +348,27 @@ impl Disk {
     /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The state file is
     /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
     /// come back with the one that has everything.
-    pub async fn replace(&self, backing: BackingSpec, identity: &IdentityDirectory) -> Result<(), Refusal> {
+    pub async fn replace(&self, backing: BackingSpec, context: &DaemonContext) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
+        self.not_swapping()?;
         let spec = DiskSpec { backing, ..self.served.note.read().now };
         if let Some(flaw) = spec.flaws().first() {
             return Err(Refusal::flaws(std::slice::from_ref(flaw)));
         }
-        let owner = Opener { socket: self.served.handle.socket().to_owned(), identity: identity.clone() };
+        let owner = context.opener(&spec);
         let next = spec.backing.clone();
         let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
         let image = opened.image;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
-        let exchange = move |model: &mut Blk, proof: &QuiescenceProof| {
-            let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
-            if bytes < before {
+        let (field, size) = (next.field(), fresh.info().bytes);
+        let allowed = move |model: &Blk| {
+            let before = model.bytes();
+            if size < before {
                 return Err(Refusal::conflict(
                     format!(
                         "it has {}, and the guest has a disk of {}: it would lose what lies beyond",
-                        Size(bytes),
+                        Size(size),
                         Size(before)
                     ),
                     format!(
@@ -356,16 +376,43 @@ impl Disk {
                     ),
                 )
                 .coded(Code::LosesData)
-                .at(next.field()));
+                .at(field));
             }
-            let old = model.replace_backing(proof, opened.backing).map_err(|why| {
-                Refusal::conflict(why, "give a backing that keeps what the guest was promised")
-            })?;
-            let noted = note.change(|record| {
+            Ok(())
+        };
+        let noted = move || {
+            note.change(|record| {
                 record.now.backing = next;
                 (record.bytes, record.image) = (None, image);
-            });
-            if let Err(refused) = noted {
+            })?;
+            *lock(&shown) = Shown { report: opened.report, import: opened.import };
+            Ok(())
+        };
+        let old = self.exchange(fresh, allowed, noted).await?;
+        // Closing an image may wait for its last I/O.
+        blocking(move || {
+            drop(old);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Puts `fresh` behind the disk at a quiescent point, if `allowed` has nothing against it there, and gives the one before. `noted` writes
+    /// down that it is there, before the guest's next request; if that fails, the one before comes back.
+    async fn exchange(
+        &self,
+        fresh: Arc<dyn Backing>,
+        allowed: impl FnOnce(&Blk) -> Result<(), Refusal> + Send + 'static,
+        noted: impl FnOnce() -> Result<(), Refusal> + Send + 'static,
+    ) -> Result<Arc<dyn Backing>, Refusal> {
+        let new = fresh.clone();
+        let exchange = move |model: &mut Blk, proof: &QuiescenceProof| {
+            let before = model.bytes();
+            allowed(model)?;
+            let old = model.replace_backing(proof, new).map_err(|why| {
+                Refusal::conflict(why, "give a backing that keeps what the guest was promised")
+            })?;
+            if let Err(refused) = noted() {
                 return match model.replace_backing(proof, old) {
                     Ok(_) => Err(refused),
                     Err(why) => Err(Refusal::failed(
@@ -374,7 +421,6 @@ impl Disk {
                     )),
                 };
             }
-            *lock(&shown) = Shown { report: opened.report, import: opened.import };
             Ok((old, before != model.bytes()))
         };
         let exchange =
@@ -385,16 +431,10 @@ impl Disk {
                 Err(refused) => (Err(refused), false),
             };
         let first = &self.served.handle;
-        let old = match self.served.second() {
-            None => first.at_quiescence(exchange).await??,
-            Some(second) => migration_socket::exchange_both(first, &second, fresh, exchange).await?,
-        };
-        // Closing an image may wait for its last I/O.
-        blocking(move || {
-            drop(old);
-            Ok(())
-        })
-        .await
+        match self.served.second() {
+            None => first.at_quiescence(exchange).await?,
+            Some(second) => migration_socket::exchange_both(first, &second, fresh, exchange).await,
+        }
     }
 }
 
@@ -442,7 +482,12 @@ impl ServedKind for Disk {
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         let record = self.note().read();
-        self.limit(DiskRecord { configured: next.configured, now: next.now, ..record }).await
+        let mut now = next.now;
+        // It may have been swapped since somebody found that nothing but limits changes.
+        if !now.backing.same_content(&record.now.backing) {
+            now.backing = record.now.backing.clone();
+        }
+        self.limit(DiskRecord { configured: next.configured, now, ..record }).await
     }
 
     async fn rejoin(&self) -> Result<(), Refusal> {
@@ -464,12 +509,21 @@ impl ServedKind for Disk {
         _below: &Arc<()>,
     ) -> Result<Disk, Refusal> {
         let (wanted, owner) = (record.clone(), context.opener(&record.now));
-        let opened = blocking(move || open(&wanted, &owner)).await?;
+        let state_file = context.state_file.clone();
+        let opened = blocking(move || {
+            swap::recover(&wanted, &state_file)?;
+            open(&wanted, &owner)
+        })
+        .await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
-        Ok(Disk { served: Served::start(model, record, context)?, backing })
+        Ok(Disk { served: Served::start(model, record, context)?, backing, swap: Mutex::default() })
+    }
+
+    fn may_be_removed(&self) -> Result<(), Refusal> {
+        self.not_swapping()
     }
 
     async fn leave(&self) {
@@ -483,6 +537,7 @@ impl ServedKind for Disk {
     async fn report(&self) -> DiskReport {
         let mut report = self.busy();
         report.backing = lock(&self.backing).report();
+        report.swap = self.swap_report();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };
@@ -528,6 +583,7 @@ impl ServedKind for Disk {
             owner: None,
             waiting: None,
             backing,
+            swap: None,
             size,
             read_only: spec.read_only,
             serial: spec.serial.clone(),

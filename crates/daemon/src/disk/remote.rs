@@ -51,6 +51,16 @@ fn mark(uri: &NbdUri, owner: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
+/// What was written to an export and not flushed is of no consequence any more. Nobody of this daemon has it open for this disk.
+pub fn forget_mark(uri: &NbdUri, owner: &Path) {
+    let mark = mark(uri, owner);
+    if let Err(error) = std::fs::remove_file(&mark)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(mark = %mark.display(), %error, "a mark file could not be removed");
+    }
+}
+
 /// Flushes what no flush of the guest has covered, since nobody has copies of it from now on.
 pub async fn leave(import: &Import) {
     let address = import.status().address;

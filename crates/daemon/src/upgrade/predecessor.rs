@@ -178,6 +178,7 @@ impl Daemon {
         };
         self.functions_are_free().await?;
         self.exports_are_free().await?;
+        self.no_disk_is_swapped()?;
         // Switches first: NICs are plugged into them.
         let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
         let (mut all, mut failed) = switch::sources(&self.switches)?;
@@ -275,6 +276,16 @@ impl Daemon {
                     format!("a guest is using PCI function {name}, and functions cannot be handed over yet"),
                     "shut its guest down or unplug the function first, then upgrade; this daemon keeps serving",
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A swap has two backings and a copier, which are not handed over.
+    fn no_disk_is_swapped(&self) -> Result<(), Refusal> {
+        for name in self.disks.records().into_keys() {
+            if let Ok(disk) = self.disks.served(&name) {
+                disk.not_swapping()?;
             }
         }
         Ok(())

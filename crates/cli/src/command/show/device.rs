@@ -154,6 +154,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
     text.extend(disk.backing.remote.as_ref().map(|one| remote(name, one)));
+    text.extend(disk.swap.as_ref().map(|swap| fact("swap", swap.words())));
     text += &fact(
         "requests",
         format!(

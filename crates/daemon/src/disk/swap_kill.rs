@@ -1,0 +1,35 @@
+//! Moments of a swap at which a test kills the daemon. With the feature `kill-points` the file that the environment variable
+//! `IOPLANE_UPGRADE_KILL` names says at which one (`swap marked`); without it nothing of this is in the binary.
+
+/// A moment in a swap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapKillPoint {
+    /// The mirror is in, and nothing has been copied.
+    Begun,
+    /// Writes go to both, and something is left to copy.
+    Mirroring,
+    /// Both are equal, and durable.
+    Synced,
+    /// The old backing is marked superseded.
+    Marked,
+    /// The new backing is not marked unfinished any more; the guest waits.
+    Unmarked,
+    /// The state file names the new backing; the guest waits.
+    Recorded,
+}
+
+/// Dies here if the test wants that.
+pub fn here(point: SwapKillPoint) {
+    #[cfg(feature = "kill-points")]
+    if let Some(file) = std::env::var_os("IOPLANE_UPGRADE_KILL")
+        && let Ok(wanted) = std::fs::read_to_string(file)
+        && wanted.trim().eq_ignore_ascii_case(&format!("swap {point:?}"))
+    {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        loop {
+            std::thread::park();
+        }
+    }
+    #[cfg(not(feature = "kill-points"))]
+    let _ = point;
+}

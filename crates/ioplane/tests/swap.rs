@@ -1,0 +1,364 @@
+//! Swaps of running disks: a guest writes all the time, every read finds the last write, and all other bytes are where they were.
+
+mod daemon;
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use daemon::{Said, TestDaemon};
+use ioplane_testkit::crash::CrashLoad;
+use serde_json::Value;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 16;
+/// More than the guest writes to.
+const BYTES: u64 = 12 << 20;
+/// Longer than anything here takes on a loaded machine.
+const LONG: Duration = Duration::from_secs(120);
+
+/// What the image holds where the guest writes nothing.
+fn pattern() -> Vec<u8> {
+    let mut state = 7u64;
+    let words = (CrashLoad::image_bytes(QUEUES)..BYTES).step_by(8).flat_map(|at| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(at);
+        // Holes, too.
+        if at / (1 << 20) % 3 == 1 { [0; 8] } else { state.to_le_bytes() }
+    });
+    words.collect()
+}
+
+/// An image, and a daemon whose disk `data` it is, with a configuration that has nothing else.
+fn with_image() -> (TestDaemon, PathBuf) {
+    let mut daemon = TestDaemon::new_beside_the_build("");
+    let image = daemon.image("old.img", BYTES);
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.write_all_at(&pattern(), CrashLoad::image_bytes(QUEUES)).unwrap();
+    daemon.configure(&format!(
+        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\npath = {image:?}\nqueues = {QUEUES}\n"
+    ));
+    daemon.start();
+    (daemon, image)
+}
+
+fn load_on(daemon: &TestDaemon, seed: u64) -> CrashLoad {
+    let mut load = CrashLoad::new(QUEUES, DEPTH, seed).unwrap();
+    load.lost_after = LONG;
+    load.attach(&daemon.path("data.sock")).unwrap();
+    load
+}
+
+/// The guest goes on until `met`.
+fn step_until(load: &mut CrashLoad, mut met: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !met() {
+        assert!(Instant::now() < end, "it does not come");
+        let turn = Instant::now() + Duration::from_millis(5);
+        while Instant::now() < turn {
+            load.step().unwrap();
+        }
+    }
+}
+
+/// A command, while the guest goes on.
+fn beside(load: &mut CrashLoad, daemon: &TestDaemon, args: &[&str]) -> Said {
+    let command = std::thread::spawn(daemon.later(args));
+    step_until(load, || command.is_finished());
+    command.join().unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// What the guest does not write to is what it was.
+fn rest_is_right(image: &Path) {
+    let mut rest = vec![0; (BYTES - CrashLoad::image_bytes(QUEUES)) as usize];
+    std::fs::File::open(image).unwrap().read_exact_at(&mut rest, CrashLoad::image_bytes(QUEUES)).unwrap();
+    assert!(rest == pattern(), "{} differs", image.display());
+}
+
+fn state(daemon: &TestDaemon) -> String {
+    daemon.disk("data")["swap"]["state"].as_str().unwrap_or("none").to_owned()
+}
+
+fn path_of(disk: &Value) -> &str {
+    disk["backing"]["path"].as_str().unwrap_or_default()
+}
+
+/// Whether an image has a mark.
+fn is_marked(image: &Path, mark: &str) -> bool {
+    let mut text = [0u8; 4096];
+    rustix::fs::getxattr(image, format!("user.ioplane.{mark}"), &mut text[..]).is_ok()
+}
+
+#[test]
+fn a_running_disk_goes_on_with_another_image() {
+    let (mut daemon, old) = with_image();
+    let new = daemon.path("new.img");
+    let mut load = load_on(&daemon, 21);
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    println!("{}", said.out.trim());
+    let disk = daemon.disk("data");
+    assert_eq!((path_of(&disk), &disk["swap"]["state"]), (text(&new), &"done".into()), "{disk}");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+    load.settle().unwrap();
+    rest_is_right(&new);
+    // The old one says what has become of it, to whoever asks.
+    let refused = daemon.refused(&["disk", "add", "other", "--path", text(&old)]);
+    assert!(refused.contains("is superseded") && refused.contains("setfattr -x"), "{refused}");
+    let refused = daemon.refused(&["publish", "disk", "other", "--path", text(&old)]);
+    assert!(refused.contains("is superseded"), "{refused}");
+    assert!(!is_marked(&new, "unfinished") && is_marked(&old, "superseded"));
+    // It stays so.
+    daemon.kill9();
+    daemon.start();
+    load.attach(&daemon.path("data.sock")).unwrap();
+    load.settle().unwrap();
+    assert_eq!(path_of(&daemon.disk("data")), text(&new));
+    // And back, over what is there.
+    let refused = daemon.refused(&["swap", "data", "--to", text(&old)]);
+    assert!(refused.contains("--overwrite"), "{refused}");
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&old), "--overwrite"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    load.settle().unwrap();
+    rest_is_right(&old);
+    assert!(!is_marked(&old, "superseded") && is_marked(&new, "superseded"));
+}
+
+#[test]
+fn a_disk_goes_to_memory_and_back() {
+    let (daemon, old) = with_image();
+    let mut load = load_on(&daemon, 22);
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", "memory"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    load.settle().unwrap();
+    let new = daemon.path("new.img");
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    load.settle().unwrap();
+    rest_is_right(&new);
+    assert!(is_marked(&old, "superseded"));
+}
+
+/// A daemon that publishes two empty images, `data` and `other`.
+fn exporter() -> TestDaemon {
+    let mut exporter = TestDaemon::new_beside_the_build("");
+    let mut text = "[[core]]\n".to_owned();
+    for name in ["data", "other"] {
+        let image = exporter.image(&format!("{name}.img"), BYTES);
+        text += &format!("[[export]]\nname = {name:?}\npath = {image:?}\n");
+    }
+    exporter.configure(&text);
+    exporter.start();
+    exporter
+}
+
+fn uri(exporter: &TestDaemon, name: &str) -> String {
+    let socket = exporter.path(&format!("{name}.sock"));
+    format!("nbd+unix:///{name}?socket={}", socket.display())
+}
+
+/// The point of it: a disk of another machine becomes a local one, and the network is not needed any more. And the other way.
+#[test]
+fn a_disk_of_another_machine_becomes_a_local_one() {
+    let mut exporter = exporter();
+    let other = exporter.path("other.img");
+    let data = std::fs::File::options().write(true).open(exporter.path("data.img")).unwrap();
+    data.write_all_at(&pattern(), CrashLoad::image_bytes(QUEUES)).unwrap();
+    let uri = |name: &str| uri(&exporter, name);
+    let mut importer = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 200\n");
+    importer.start();
+    let queues = QUEUES.to_string();
+    let said = importer.cli(&["disk", "add", "data", "--remote", &uri("data"), "--queues", &queues]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut load = load_on(&importer, 23);
+    let new = importer.path("new.img");
+    let said = beside(&mut load, &importer, &["swap", "data", "--to", text(&new)]);
+    assert_eq!(said.code, 0, "{}{}", said.err, importer.log());
+    println!("{}", said.out.trim());
+    let refused = importer.refused(&["disk", "add", "again", "--remote", &uri("data")]);
+    assert!(refused.contains("is superseded"), "{refused}");
+    let refused = importer.refused(&["swap", "data", "--to", &uri("other")]);
+    assert!(refused.contains("--overwrite"), "{refused}");
+    let said = beside(&mut load, &importer, &["swap", "data", "--to", &uri("other"), "--overwrite"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, importer.log());
+    let said = beside(&mut load, &importer, &["swap", "data", "--to", text(&new), "--overwrite"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, importer.log());
+    exporter.kill9();
+    load.settle().unwrap();
+    rest_is_right(&new);
+    rest_is_right(&other);
+    assert_eq!(importer.disk("data")["totals"]["errors"]["io"], 0);
+}
+
+#[test]
+fn a_swap_that_is_cancelled_leaves_the_disk_as_it_was() {
+    let (daemon, old) = with_image();
+    let new = daemon.path("new.img");
+    let mut load = load_on(&daemon, 24);
+    let begin = ["swap", "data", "--to", text(&new), "--rate", "4K", "--detach"];
+    let said = beside(&mut load, &daemon, &begin);
+    assert_eq!(said.code, 0, "{}", said.err);
+    step_until(&mut load, || daemon.disk("data")["swap"]["copied"].as_u64() > Some(0));
+    assert_eq!(state(&daemon), "copying");
+    assert!(is_marked(&new, "unfinished"));
+    // One thing at a time.
+    for args in [
+        &["disk", "resize", "data", "16M"][..],
+        &["disk", "replace", "data", "--memory", "16M"],
+        &["disk", "remove", "data", "--force"],
+        &["swap", "data", "--to", "memory"],
+        &["upgrade"],
+    ] {
+        let refused = daemon.refused(args);
+        assert!(refused.contains("is being swapped"), "{args:?}: {refused}");
+    }
+    let said = beside(&mut load, &daemon, &["swap", "data", "--cancel"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(state(&daemon), "cancelled");
+    assert!(!new.exists(), "what was made for it is gone");
+    // Ctrl-C does the same.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ioplane"));
+    command.arg("--socket").arg(daemon.path("control.sock")).args(&begin[..6]);
+    let mut command = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    step_until(&mut load, || {
+        daemon.disk("data")["swap"]["copied"].as_u64() > Some(0) && state(&daemon) == "copying"
+    });
+    daemon.signal_to(command.id().into(), "INT");
+    step_until(&mut load, || command.try_wait().unwrap().is_some());
+    assert_eq!(command.wait().unwrap().code(), Some(1));
+    assert_eq!(state(&daemon), "cancelled");
+    assert!(daemon.refused(&["swap", "data", "--cancel"]).contains("not being swapped"));
+    load.settle().unwrap();
+    assert_eq!(path_of(&daemon.disk("data")), text(&old));
+    assert!(!is_marked(&old, "superseded"));
+    rest_is_right(&old);
+    assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+}
+
+/// The guest does not wait for a network that it does not need.
+#[test]
+fn a_target_whose_server_dies_leaves_the_disk_as_it_was() {
+    let mut exporter = exporter();
+    let (daemon, old) = with_image();
+    let to = uri(&exporter, "other");
+    let mut load = load_on(&daemon, 27);
+    let begin = ["swap", "data", "--to", &to, "--overwrite", "--detach", "--rate", "64K"];
+    let said = beside(&mut load, &daemon, &begin);
+    assert_eq!(said.code, 0, "{}", said.err);
+    step_until(&mut load, || daemon.disk("data")["swap"]["copied"].as_u64() > Some(0));
+    exporter.kill9();
+    step_until(&mut load, || state(&daemon) == "failed");
+    let disk = daemon.disk("data");
+    let error = disk["swap"]["error"].as_str().unwrap();
+    assert!(error.contains("the new backing failed: Connection timed out"), "{error}");
+    load.settle().unwrap();
+    assert_eq!((path_of(&disk), disk["totals"]["errors"]["io"].as_u64()), (text(&old), Some(0)), "{disk}");
+    rest_is_right(&old);
+    assert!(!is_marked(&old, "superseded"));
+    // What got there is known to be no copy, and may be overwritten.
+    exporter.start();
+    let refused = daemon.refused(&["disk", "add", "again", "--remote", &to]);
+    assert!(refused.contains("is an unfinished copy"), "{refused}");
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", &to]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    let refused = daemon.refused(&["swap", "data", "--to", &to]);
+    assert!(refused.contains("is on") && refused.contains("already"), "{refused}");
+    load.settle().unwrap();
+    rest_is_right(&exporter.path("other.img"));
+}
+
+/// Room for a part of it.
+#[test]
+fn a_target_that_is_full_leaves_the_disk_as_it_was() {
+    let (daemon, old) = with_image();
+    let small = daemon.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted =
+        rustix::mount::mount("small", &small, "tmpfs", rustix::mount::MountFlags::empty(), Some(c"size=4m"));
+    if let Err(why) = mounted {
+        eprintln!("SKIPPED: a swap to a full file system was NOT tested: mounting one: {why}");
+        return;
+    }
+    let new = small.join("new.img");
+    let mut load = load_on(&daemon, 25);
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+    let settled = load.settle();
+    let (disk, gone) = (daemon.disk("data"), !new.exists());
+    let unmounted = rustix::mount::unmount(&small, rustix::mount::UnmountFlags::DETACH);
+    settled.unwrap();
+    unmounted.unwrap();
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.err.contains("No space left") && said.err.contains("make room"), "{}", said.err);
+    assert!(gone, "what was made for it is gone");
+    assert_eq!((path_of(&disk), &disk["swap"]["state"]), (text(&old), &"failed".into()), "{disk}");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+    rest_is_right(&old);
+}
+
+#[test]
+fn what_cannot_be_swapped_to_is_said() {
+    let (daemon, old) = with_image();
+    let refused = |args: &[&str], words: &str| {
+        let said = daemon.refused(&[&["swap", "data", "--to"], args].concat());
+        assert!(said.contains(words), "{args:?}: {said}");
+    };
+    refused(&[text(&old)], "--overwrite");
+    refused(&[text(&old), "--overwrite"], "in use");
+    refused(&["/nowhere/new.img"], "/nowhere/new.img");
+    let longer = daemon.image("longer.img", 2 * BYTES);
+    refused(&[text(&longer)], "one size");
+    refused(&["memory", "--rate", "1"], "never end");
+    // Another disk uses it: it keeps its length.
+    let said = daemon.cli(&["disk", "add", "other", "--path", text(&longer)]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    refused(&[text(&longer), "--overwrite"], "in use");
+    assert_eq!(daemon.disk("data")["swap"], Value::Null);
+    assert_eq!(std::fs::metadata(&longer).unwrap().len(), 2 * BYTES);
+}
+
+/// Killed at a moment of the swap: the next daemon serves the one backing that has everything, and the other is not to be used.
+#[cfg(feature = "kill-points")]
+#[test]
+fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
+    for (moment, switched) in [
+        ("begun", false),
+        ("mirroring", false),
+        ("synced", false),
+        ("marked", false),
+        ("unmarked", false),
+        ("recorded", true),
+    ] {
+        let (mut daemon, old) = with_image();
+        let new = daemon.path("new.img");
+        let mut load = load_on(&daemon, 26);
+        std::fs::write(daemon.path("kill"), format!("swap {moment}")).unwrap();
+        let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+        assert_ne!(said.code, 0, "{moment}: {}", said.out);
+        daemon.kill9();
+        std::fs::remove_file(daemon.path("kill")).unwrap();
+        assert_eq!(is_marked(&new, "unfinished"), !["unmarked", "recorded"].contains(&moment), "{moment}");
+        daemon.start();
+        let end = Instant::now() + LONG;
+        while load.attach(&daemon.path("data.sock")).is_err() {
+            assert!(Instant::now() < end, "{moment}: {}", daemon.log());
+        }
+        let (right, wrong) = if switched { (&new, &old) } else { (&old, &new) };
+        assert_eq!(path_of(&daemon.disk("data")), text(right), "{moment}");
+        load.settle().unwrap_or_else(|why| panic!("{moment}: {why}"));
+        rest_is_right(right);
+        let refused = daemon.refused(&["disk", "add", "other", "--path", text(wrong)]);
+        let why = if switched { "is superseded" } else { "is an unfinished copy" };
+        assert!(refused.contains(why), "{moment}: {refused}");
+        if !switched {
+            // Begun anew, over what the dead one has left.
+            let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+            assert_eq!(said.code, 0, "{moment}: {}{}", said.err, daemon.log());
+            load.settle().unwrap();
+            rest_is_right(&new);
+        }
+    }
+}
