@@ -1,4 +1,5 @@
-//! `--remote`: a guest whose disk is on another host. That host's daemon is killed and the cable is pulled, and the guest sees pauses.
+//! `--remote`: a guest whose disk is on another host. That host's daemon is killed and the cable is pulled, and the guest sees pauses. At the end the
+//! disk is swapped to an image of this host, and the other one is not needed any more.
 //!
 //! ```text
 //!   this host                                     the far host (a network namespace)
@@ -7,6 +8,8 @@
 //!     and checks all the time        2. the far daemon is killed and started again
 //!                                    3. the cable is pulled, and plugged in before anybody misses it
 //!                                    4. the same for longer than a connection lives
+//!                                    5. ioplane swap data --to IMAGE
+//!                                    6. the cable is pulled for good
 //! ```
 
 mod outcome;
@@ -17,7 +20,7 @@ use crate::show::Show;
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::cable::{Cable, FAR};
 use ioplane_e2e::process::{ended, scratch};
-use ioplane_e2e::protocol::{LoadSpec, Mix};
+use ioplane_e2e::protocol::{LoadSpec, Mix, Report};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE};
 use ioplane_e2e::{Accelerator, Daemon, Qemu, RunningLoad, Version, Vm, assets};
 use outcome::{Remote, Step};
@@ -40,18 +43,17 @@ struct Hosts {
     guest: Vm,
     near: Daemon,
     cable: Cable,
-    _images: tempfile::TempDir,
+    images: tempfile::TempDir,
 }
 
 /// Lays the cable, starts both daemons, boots the guest, and does all of the above to it.
 pub fn run(show: &Show) -> Result<RemoteOutcome> {
     let accelerator = Accelerator::detect();
     let (hosts, mut far) = build(&accelerator, show)?;
-    let (steps, blocks) = play(&hosts, &mut far, show).map_err(|error| {
+    let (steps, blocks, remote) = play(&hosts, &mut far, show).map_err(|error| {
         hosts.guest.explain(error).context(format!("this host's daemon: {}", hosts.near.log()))
     })?;
     let complaints = hosts.guest.agent().dmesg_errors()?;
-    let remote = hosts.remote()?;
     show.busy("the guest shuts down");
     hosts.guest.poweroff()?;
     Ok(RemoteOutcome::judge(accelerator, steps, blocks, complaints, remote))
@@ -83,7 +85,7 @@ fn build(accelerator: &Accelerator, show: &Show) -> Result<(Hosts, Daemon)> {
     let qemu = Qemu::new("guest").version(Version::Host).memory_mib(MEMORY_MIB).args(&args);
     let guest = qemu.news(&|line| show.busy(line)).start(&image)?;
     show.line(&format!("the guest is up after {:.1} s", guest.boot_time.as_secs_f64()));
-    Ok((Hosts { guest, near, cable, _images: images }, far))
+    Ok((Hosts { guest, near, cable, images }, far))
 }
 
 impl Hosts {
@@ -117,16 +119,8 @@ fn pause(time: Duration, text: &str, show: &Show) -> Result<()> {
     Ok(())
 }
 
-/// One step is over when requests end again; what it cost the guest.
-fn step(
-    what: &'static str,
-    hosts: &Hosts,
-    load: &RunningLoad<'_>,
-    before: &Remote,
-    show: &Show,
-) -> Result<Step> {
-    hosts.until("the disk is connected", |remote| remote.state == "connected")?;
-    // What waited has ended, and more has come after it.
+/// What the guest has met since it was asked last. Returns when what waited has ended, and more has come after it.
+fn met(load: &RunningLoad<'_>) -> Result<Report> {
     let mut report = load.mark()?;
     let mut marks_left = 2;
     while marks_left > 0 {
@@ -139,22 +133,28 @@ fn step(
         report.mismatches += more.mismatches;
         report.max_us = report.max_us.max(more.max_us);
     }
+    Ok(report)
+}
+
+/// One step is over when requests end again; what it cost the guest.
+fn step(
+    what: &'static str,
+    hosts: &Hosts,
+    load: &RunningLoad<'_>,
+    before: &Remote,
+    show: &Show,
+) -> Result<Step> {
+    hosts.until("the disk is connected", |remote| remote.state == "connected")?;
+    let report = met(load)?;
     let now = hosts.remote()?;
-    let step = Step {
-        what,
-        requests: report.requests,
-        longest_ms: report.max_us as f64 / 1000.0,
-        connections_lost: now.losses - before.losses,
-        sent_again: now.replays - before.replays,
-        errors: report.errors,
-        mismatches: report.mismatches,
-    };
+    let step =
+        Step::of(what, &report).with_connections(now.losses - before.losses, now.replays - before.replays);
     show.line(&step.sentence());
     Ok(step)
 }
 
-/// The steps, and how many blocks were read once more at the end and were right.
-fn play(hosts: &Hosts, far: &mut Daemon, show: &Show) -> Result<(Vec<Step>, u64)> {
+/// The steps, how many blocks were read once more at the end and were right, and the remote disk when it was left.
+fn play(hosts: &Hosts, far: &mut Daemon, show: &Show) -> Result<(Vec<Step>, u64, Remote)> {
     let guest = &hosts.guest;
     let spec = LoadSpec {
         load: DISK.into(),
@@ -197,12 +197,24 @@ fn play(hosts: &Hosts, far: &mut Daemon, show: &Show) -> Result<(Vec<Step>, u64)
         steps.push(step(what, hosts, &load, &before, show)?);
     }
 
+    let left = hosts.remote()?;
+    let local = hosts.images.path().join("data.img");
+    show.busy("ioplane swap data --to an image of this host");
+    hosts.near.cli(&["swap", DISK, "--to", local.to_str().context("TMPDIR is not UTF-8")?])?;
+    let swapped = Step::of("swapped to a local image", &met(&load)?);
+    show.line(&swapped.sentence());
+    hosts.cable.pull()?;
+    pause(RUNS, "the cable is pulled for good", show)?;
+    let pulled = Step::of("cable pulled for good", &met(&load)?);
+    show.line(&pulled.sentence());
+    steps.extend([swapped, pulled]);
+
     show.busy("reading everything once more");
     let report = load.stop(MINUTE)?;
     ensure!(report.errors == 0 && report.mismatches == 0, "the load went wrong: {report:?}");
     let verified = guest.agent().verify(DISK, 2 * MINUTE)?;
     ensure!(verified.errors == 0 && verified.mismatches == 0, "the disk is wrong: {verified:?}");
-    Ok((steps, verified.blocks))
+    Ok((steps, verified.blocks, left))
 }
 
 /// What was published by command is in the daemon's state, so it is there again.

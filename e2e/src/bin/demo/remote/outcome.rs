@@ -1,6 +1,7 @@
 //! What each step cost the guest: a table for people, an object for programs.
 
 use ioplane_e2e::Accelerator;
+use ioplane_e2e::protocol::Report;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fmt::Write;
@@ -31,6 +32,24 @@ pub struct Step {
 }
 
 impl Step {
+    /// As the guest has met it.
+    pub fn of(what: &'static str, report: &Report) -> Step {
+        Step {
+            what,
+            requests: report.requests,
+            longest_ms: report.max_us as f64 / 1000.0,
+            connections_lost: 0,
+            sent_again: 0,
+            errors: report.errors,
+            mismatches: report.mismatches,
+        }
+    }
+
+    /// With what this host's daemon counted.
+    pub fn with_connections(self, connections_lost: u64, sent_again: u64) -> Step {
+        Step { connections_lost, sent_again, ..self }
+    }
+
     pub fn sentence(&self) -> String {
         format!(
             "{}: the longest request took {:.1} s, {} connections were lost, {} requests were sent again, {} failed",
@@ -117,7 +136,7 @@ impl RemoteOutcome {
 }
 
 fn line(what: &str, requests: &str, longest: &str, lost: &str, again: &str, failed: &str) -> String {
-    format!("{what:24}{requests:>10}{longest:>12}{lost:>7}{again:>12}{failed:>8}\n")
+    format!("{what:26}{requests:>10}{longest:>12}{lost:>7}{again:>12}{failed:>8}\n")
 }
 
 #[cfg(test)]
