@@ -87,6 +87,12 @@ impl Core {
         self.shared.read(self.queues())
     }
 
+    /// Time in which its thread could have run and had no processor so far, ns; 0 of one that has ended, and where the kernel does not say
+    /// (CONFIG_SCHED_INFO). Reads a file of /proc: for reports, not for what looks at a core all the time.
+    pub fn run_delay_ns(&self) -> u64 {
+        thread::run_delay(self.shared.tid.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
     /// Queues that are attached or about to be.
     pub fn queues(&self) -> u32 {
         self.mailbox.upgrade().map_or(0, |m| m.queues())

@@ -47,8 +47,6 @@ macro_rules! counts {
             pub busy_permille: u32,
             /// Processor time of the thread, user and system, ns.
             pub cpu_ns: u64,
-            /// Time in which the thread could have run and had no processor, ns; 0 where the kernel does not say (CONFIG_SCHED_INFO).
-            pub run_delay_ns: u64,
             /// Time since it was started, ns.
             pub age_ns: u64,
             $($(#[$doc])* pub $name: u64,)*

@@ -68,8 +68,6 @@ pub(crate) struct CoreShared {
     pub(crate) tid: AtomicI32,
     /// Processor time at the end of the thread.
     pub(crate) cpu_ns: AtomicU64,
-    /// As last read from the kernel, by whoever read the meters.
-    run_delay_ns: AtomicU64,
     counts: PublishedCounts,
     awake: AtomicU32,
     permille: AtomicU32,
@@ -94,7 +92,6 @@ impl CoreShared {
             cpu: AtomicI64::new(-1),
             tid: AtomicI32::new(0),
             cpu_ns: AtomicU64::new(0),
-            run_delay_ns: AtomicU64::new(0),
             counts: PublishedCounts::default(),
             awake: AtomicU32::new(0),
             permille: AtomicU32::new(0),
@@ -184,10 +181,6 @@ impl CoreShared {
             Some(ns) if tid != 0 && !self.ended() => ns,
             _ => self.cpu_ns.load(Ordering::Relaxed),
         };
-        // A core that has ended keeps what was known last.
-        if let Some(ns) = (tid != 0 && !self.ended()).then(|| thread::run_delay(tid)).flatten() {
-            self.run_delay_ns.store(ns, Ordering::Relaxed);
-        }
         self.counts.read(CoreReading {
             core: self.id.0,
             cpu: usize::try_from(self.cpu.load(Ordering::Relaxed)).ok(),
@@ -197,7 +190,6 @@ impl CoreShared {
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
             cpu_ns,
-            run_delay_ns: self.run_delay_ns.load(Ordering::Relaxed),
             age_ns: self.born.elapsed().as_nanos() as u64,
             ..CoreReading::default()
         })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::report::{CoreReport, ObjectiveWord};
 use ioplane_api::spec::{CORES, CoreSpec};
-use ioplane_cores::{CoreReading, Notify, Pool};
+use ioplane_cores::{Core, CoreReading, Notify, Pool};
 use ioplane_device::{CoreId, CoreSender, Placement};
 use ioplane_scheduler::ObjectiveReport;
 
@@ -172,7 +172,8 @@ impl Cores {
     /// How each is. `ending`: those that the pool is ending.
     pub fn report(&self, ending: &BTreeSet<u32>) -> Vec<CoreReport> {
         let specs = self.specs();
-        let report = |reading: CoreReading| {
+        let report = |core: Arc<Core>| {
+            let reading = core.read();
             let spec = specs.get(&reading.core)?;
             let (objective, missed_percent) = outcome(spec, &reading);
             let cpu = reading.cpu.and_then(|cpu| u32::try_from(cpu).ok());
@@ -198,13 +199,13 @@ impl Cores {
                 wakes: reading.wakes,
                 units: reading.units,
                 cpu_us: reading.cpu_ns / 1000,
-                run_delay_us: reading.run_delay_ns / 1000,
+                run_delay_us: core.run_delay_ns() / 1000,
                 busy_us: reading.busy_ns / 1000,
                 slept_us: reading.slept_ns / 1000,
                 age_us: reading.age_ns / 1000,
             })
         };
-        self.pool.read().into_iter().filter_map(report).collect()
+        self.pool.cores().filter_map(report).collect()
     }
 }
 
