@@ -26,6 +26,8 @@ mod events;
 mod exports;
 mod functions;
 mod groups;
+#[cfg(feature = "kill-points")]
+mod kill;
 mod lower;
 mod metrics;
 mod nic;

@@ -21,14 +21,8 @@ pub enum SwapKillPoint {
 /// Dies here if the test wants that.
 pub fn here(point: SwapKillPoint) {
     #[cfg(feature = "kill-points")]
-    if let Some(file) = std::env::var_os("IOPLANE_UPGRADE_KILL")
-        && let Ok(wanted) = std::fs::read_to_string(file)
-        && wanted.trim().eq_ignore_ascii_case(&format!("swap {point:?}"))
-    {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        loop {
-            std::thread::park();
-        }
+    if crate::kill::wanted().is_some_and(|wanted| wanted.eq_ignore_ascii_case(&format!("swap {point:?}"))) {
+        crate::kill::die();
     }
     #[cfg(not(feature = "kill-points"))]
     let _ = point;

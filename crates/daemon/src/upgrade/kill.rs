@@ -24,17 +24,12 @@ pub enum HandoverKillPoint {
 /// Dies here if the test wants that, or lets its predecessor die, which has started it.
 pub fn here(point: HandoverKillPoint) {
     #[cfg(feature = "kill-points")]
-    if let Some(file) = std::env::var_os("IOPLANE_UPGRADE_KILL")
-        && let Ok(wanted) = std::fs::read_to_string(file)
-    {
-        use rustix::process::{Signal, getpid, getppid, kill_process};
+    if let Some(wanted) = crate::kill::wanted() {
+        use rustix::process::{Signal, getppid, kill_process};
 
-        let (wanted, name) = (wanted.trim(), format!("{point:?}"));
+        let name = format!("{point:?}");
         if wanted.eq_ignore_ascii_case(&name) {
-            let _ = kill_process(getpid(), Signal::KILL);
-            loop {
-                std::thread::park();
-            }
+            crate::kill::die();
         }
         // Some points are passed more than once, and whoever has become our parent meanwhile is not the predecessor.
         static KILLED: std::sync::Once = std::sync::Once::new();
