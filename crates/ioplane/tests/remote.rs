@@ -3,19 +3,15 @@
 mod daemon;
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use daemon::{LIMIT, TestDaemon};
+use daemon::TestDaemon;
+use daemon::load::{free_port, step_for, step_until_remote};
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::driver::DiskOp;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
-
-/// A port of this host that nobody listens on now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Where disks have O_DIRECT and the two never share a folder.
 fn daemon(config: &str) -> TestDaemon {
@@ -39,22 +35,6 @@ fn pair() -> (TestDaemon, TestDaemon) {
     let said = importer.cli(&["disk", "add", "data", "--remote", &uri, "--queues", &QUEUES.to_string()]);
     assert_eq!(said.code, 0, "{}", said.err);
     (exporter, importer)
-}
-
-fn step_for(load: &mut CrashLoad, time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        load.step().unwrap();
-    }
-}
-
-/// A load on the importer's disk that goes on for as long as it takes until `met`.
-fn step_until(load: &mut CrashLoad, importer: &TestDaemon, mut met: impl FnMut(&serde_json::Value) -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !met(&importer.disk("data")["backing"]["remote"]) {
-        assert!(Instant::now() < end, "it does not come: {}", importer.disk("data"));
-        step_for(load, Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -86,9 +66,9 @@ fn an_exporter_that_is_killed_again_and_again_loses_nothing() {
         // A write that no flush has covered may be lost with a machine, not with a process.
         step_for(&mut load, Duration::from_millis(20 + 17 * round));
         exporter.kill9();
-        step_until(&mut load, &importer, |remote| remote["state"] == "reconnecting");
+        step_until_remote(&mut load, &importer, |remote| remote["state"] == "reconnecting");
         exporter.start();
-        step_until(&mut load, &importer, |remote| {
+        step_until_remote(&mut load, &importer, |remote| {
             remote["state"] == "connected" && remote["losses"].as_u64() >= Some(round * u64::from(QUEUES))
         });
     }

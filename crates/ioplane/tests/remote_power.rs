@@ -5,12 +5,12 @@
 
 mod daemon;
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use daemon::TestDaemon;
+use daemon::load::{free_port, step_for, step_until_remote};
 use daemon::reader::Reader;
+use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::driver::DiskOp;
 use ioplane_testkit::fuse::FuseDisk;
@@ -18,8 +18,6 @@ use serde_json::Value;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
-/// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(90);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A host with one image, published as `data`, whose power can fail.
@@ -43,7 +41,7 @@ impl Host {
                 return None;
             }
         };
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         exporter.configure(&format!(
             "[[core]]\n[[export]]\nname = \"data\"\npath = {:?}\ndirect = \"on\"\nlisten = \"127.0.0.1:{port}\"\nplain = true\n",
             disk.path()
@@ -93,17 +91,10 @@ fn remote(importer: &TestDaemon) -> Value {
 }
 
 fn wait_for(importer: &TestDaemon, what: &str, mut met: impl FnMut(&Value) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while !met(&remote(importer)) {
         assert!(Instant::now() < end, "it is not {what}: {}", remote(importer));
         std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn step_for(load: &mut CrashLoad, time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        load.step().unwrap();
     }
 }
 
@@ -119,15 +110,10 @@ fn a_host_that_loses_power_again_and_again_loses_nothing() {
         host.lose_power(round);
         host.boot();
         let boot = host.boot_id();
-        let end = Instant::now() + PATIENCE;
-        let back = |remote: &Value| {
+        step_until_remote(&mut load, &importer, |remote| {
             let instance = remote["instance"].as_str().unwrap_or_default();
             remote["state"] == "connected" && instance.ends_with(&boot)
-        };
-        while !back(&remote(&importer)) {
-            assert!(Instant::now() < end, "it does not come back: {}", remote(&importer));
-            step_for(&mut load, Duration::from_millis(5));
-        }
+        });
     }
     load.settle().unwrap();
     let disk = importer.disk("data");

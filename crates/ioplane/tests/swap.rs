@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use daemon::load;
 use daemon::{Said, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 use serde_json::Value;
@@ -50,15 +51,8 @@ fn load_on(daemon: &TestDaemon, seed: u64) -> CrashLoad {
 }
 
 /// The guest goes on until `met`.
-fn step_until(load: &mut CrashLoad, mut met: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !met() {
-        assert!(Instant::now() < end, "it does not come");
-        let turn = Instant::now() + Duration::from_millis(5);
-        while Instant::now() < turn {
-            load.step().unwrap();
-        }
-    }
+fn step_until(load: &mut CrashLoad, met: impl FnMut() -> bool) {
+    load::step_until(load, met, String::new);
 }
 
 /// A command, while the guest goes on.

@@ -2,22 +2,16 @@
 
 mod daemon;
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use daemon::{Said, TestDaemon};
+use daemon::load::{free_port, step_for, step_until_remote};
+use daemon::{LIMIT, Said, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
-/// For what waits for two daemons on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 fn identity(daemon: &TestDaemon, args: &[&str]) -> Said {
     let output = Command::new(env!("CARGO_BIN_EXE_ioplane"))
@@ -193,21 +187,6 @@ fn a_listener_with_open_and_closed_exports_keeps_them_apart() {
     assert!(copies(&b).join("client-key.pem").exists());
 }
 
-fn step_for(load: &mut CrashLoad, time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        load.step().unwrap();
-    }
-}
-
-fn step_until(load: &mut CrashLoad, importer: &TestDaemon, mut met: impl FnMut(&serde_json::Value) -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !met(&importer.disk("data")["backing"]["remote"]) {
-        assert!(Instant::now() < end, "it does not come: {}", importer.disk("data"));
-        step_for(load, Duration::from_millis(5));
-    }
-}
-
 /// Every read finds the last write, whichever of the two is killed: what a relay had not passed on when one of its ends was gone is sent again.
 #[test]
 fn daemons_that_are_killed_again_and_again_lose_nothing() {
@@ -219,13 +198,13 @@ fn daemons_that_are_killed_again_and_again_lose_nothing() {
     for round in 1..=4u64 {
         step_for(&mut load, Duration::from_millis(20 + 17 * round));
         exporter.kill9();
-        step_until(&mut load, &importer, |remote| remote["state"] == "reconnecting");
+        step_until_remote(&mut load, &importer, |remote| remote["state"] == "reconnecting");
         if round == 2 {
             // The identity is read at each connection.
             done(identity(&exporter, &["renew"]));
         }
         exporter.start();
-        step_until(&mut load, &importer, |remote| {
+        step_until_remote(&mut load, &importer, |remote| {
             remote["state"] == "connected" && remote["losses"].as_u64() >= Some(round * u64::from(QUEUES))
         });
     }
@@ -240,7 +219,7 @@ fn daemons_that_are_killed_again_and_again_lose_nothing() {
     load.settle().unwrap();
     let disk = importer.disk("data");
     assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while exporter.json(&["publish", "show", "data"])["connections"] != QUEUES {
         assert!(
             Instant::now() < end,

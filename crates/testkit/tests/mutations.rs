@@ -88,15 +88,12 @@ fn without(invariant: Invariant, all: bool) -> Vec<String> {
     wrong
 }
 
-/// Which invariant a process of ours is without.
-const WITHOUT: &str = "IOPLANE_WITHOUT_INVARIANT";
-
-/// What such a process came to: what it said, if anything was not as declared. One that is ended by a signal (without its invariant an I/O
+/// What a process that begins without it ([`mutation::VARIABLE`]) came to: what it said, if anything was not as declared. One that is ended by a signal (without its invariant an I/O
 /// core may meet what it never should, and abort) gets a second run, since it has looked at nothing else.
 fn process_without(test: &str, invariant: Invariant) -> Option<String> {
     let run = || {
         let mut process = Command::new(std::env::current_exe().expect("this program"));
-        process.args([test, "--exact", "--nocapture"]).env(WITHOUT, (invariant as u8).to_string());
+        process.args([test, "--exact", "--nocapture"]).env(mutation::VARIABLE, (invariant as u8).to_string());
         let output = process.output().expect("a process of this program");
         let said =
             [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
@@ -115,7 +112,7 @@ fn process_without(test: &str, invariant: Invariant) -> Option<String> {
 
 #[test]
 fn each_invariant_is_missed_where_it_is_declared_and_nowhere_else() {
-    if let Ok(number) = std::env::var(WITHOUT) {
+    if let Ok(number) = std::env::var(mutation::VARIABLE) {
         let all = std::env::var("IOPLANE_MUTATIONS").is_ok_and(|which| which == "all");
         let mut invariants = Invariant::OF_DEVICES.into_iter();
         let invariant = invariants.find(|one| (*one as u8).to_string() == number).expect("an invariant");

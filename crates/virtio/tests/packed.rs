@@ -1,56 +1,10 @@
 //! Packed rings against the testkit's driver, without a device: laps, chains, places, deaths.
 
-use ioplane_memory::Window;
-use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
-use ioplane_virtio::journal::region_bytes;
-use ioplane_virtio::spec::feature::*;
-use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, RingRequest};
+mod packed_pair;
 
-const FEATURES: u64 = VIRTIO_F_RING_PACKED | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
-
-struct Pair {
-    memory: GuestMemory,
-    place: RingPlace,
-    journal: Window,
-    driver: DriverRing,
-    buffers: u64,
-}
-
-impl Pair {
-    fn new(size: u16) -> Self {
-        let mut memory = GuestMemory::new(1 << 20).unwrap();
-        let place = RingPlace::carve(&mut memory, size).unwrap();
-        let journal = memory.carve(region_bytes(size, FEATURES) as u64, 64).unwrap();
-        let driver = DriverRing::new(memory.view(), place, RingMode::of(FEATURES)).unwrap();
-        let buffers = memory.alloc(4096, 4096).unwrap();
-        Pair { memory, place, journal, driver, buffers }
-    }
-
-    fn open(&self, base: Option<u32>, journal: bool) -> Result<Ring, RingFault> {
-        let RingPlace { size, desc, avail, used } = self.place;
-        let layout = RingLayout { size, desc, avail, used };
-        let journal = journal.then(|| self.journal.clone());
-        Ring::open(self.memory.view().clone(), &layout, FEATURES, base, journal, &[])
-    }
-
-    /// Makes a chain of `count` descriptors available; its buffer ID.
-    fn push(&mut self, count: usize) -> u16 {
-        let parts = vec![Part { gpa: self.buffers, len: 8, write: true }; count];
-        let id = self.driver.chain(&parts).unwrap();
-        self.driver.push(id);
-        id
-    }
-
-    /// What the driver finds used.
-    fn used(&mut self) -> Vec<u16> {
-        let mut ids = Vec::new();
-        while let Some(used) = self.driver.pop().expect("a device that keeps to the protocol") {
-            self.driver.free(used.head);
-            ids.push(used.head);
-        }
-        ids
-    }
-}
+use ioplane_testkit::driver::RingPlace;
+use ioplane_virtio::{Chain, Ring, RingLayout, RingRequest};
+use packed_pair::{FEATURES, Pair};
 
 fn take(ring: &mut Ring) -> RingRequest {
     ring.take(&mut Chain::new()).unwrap().expect("something is available").0

@@ -1,60 +1,17 @@
 //! Batches in packed rings: where they end, what the driver sees of them, and what a fault or a death in the middle of one leaves.
 
-use ioplane_memory::Window;
-use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
-use ioplane_virtio::journal::region_bytes;
-use ioplane_virtio::spec::feature::*;
-use ioplane_virtio::{Batch, BufferAccess, Chain, MOST_PLAIN, Ring, RingLayout};
+mod packed_pair;
 
-const FEATURES: u64 = VIRTIO_F_RING_PACKED | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
+use ioplane_memory::Window;
+use ioplane_virtio::{Batch, BufferAccess, Chain, MOST_PLAIN, Ring};
+use packed_pair::Pair;
+
 /// Bytes of a descriptor.
 const DESC: usize = 16;
 /// Where its second word lies: length, buffer ID, flags.
 const TAIL: usize = 8;
 
-struct Pair {
-    memory: GuestMemory,
-    place: RingPlace,
-    journal: Window,
-    driver: DriverRing,
-    buffers: u64,
-}
-
 impl Pair {
-    fn new(size: u16) -> Self {
-        let mut memory = GuestMemory::new(1 << 20).unwrap();
-        let place = RingPlace::carve(&mut memory, size).unwrap();
-        let journal = memory.carve(region_bytes(size, FEATURES) as u64, 64).unwrap();
-        let driver = DriverRing::new(memory.view(), place, RingMode::of(FEATURES)).unwrap();
-        let buffers = memory.alloc(4096, 4096).unwrap();
-        Pair { memory, place, journal, driver, buffers }
-    }
-
-    fn open(&self, journal: bool) -> Ring {
-        let RingPlace { size, desc, avail, used } = self.place;
-        let layout = RingLayout { size, desc, avail, used };
-        let journal = journal.then(|| self.journal.clone());
-        Ring::open(self.memory.view().clone(), &layout, FEATURES, None, journal, &[]).unwrap()
-    }
-
-    /// Makes a chain of `count` buffers to write available; its buffer ID.
-    fn push(&mut self, count: usize) -> u16 {
-        let parts = vec![Part { gpa: self.buffers, len: 8, write: true }; count];
-        let id = self.driver.chain(&parts).unwrap();
-        self.driver.push(id);
-        id
-    }
-
-    /// What the driver finds used, and how many bytes of each are written.
-    fn used(&mut self) -> Vec<(u16, u32)> {
-        let mut all = Vec::new();
-        while let Some(used) = self.driver.pop().expect("a device that keeps to the protocol") {
-            self.driver.free(used.head);
-            all.push((used.head, used.len));
-        }
-        all
-    }
-
     /// The ring's descriptors.
     fn desc(&self) -> Window {
         let bytes = u64::from(self.place.size) * DESC as u64;
@@ -88,7 +45,7 @@ fn batches_of_any_length_from_any_place_wrap() {
         for journal in [false, true] {
             for most in [1, 3, 4, 5, MOST_PLAIN] {
                 let mut pair = Pair::new(size);
-                let mut ring = pair.open(journal);
+                let mut ring = pair.open(None, journal).unwrap();
                 for turn in 0..3 * usize::from(size) {
                     let count = turn % usize::from(size) + 1;
                     let ids: Vec<_> = (0..count).map(|_| pair.push(1)).collect();
@@ -99,7 +56,7 @@ fn batches_of_any_length_from_any_place_wrap() {
                     assert!(sizes[..whole].iter().all(|length| *length == most), "{sizes:?}");
                     ring.publish();
                     let wanted: Vec<_> = ids.into_iter().map(|id| (id, turn as u32)).collect();
-                    assert_eq!(pair.used(), wanted);
+                    assert_eq!(pair.used_bytes(), wanted);
                 }
                 assert_eq!((ring.in_flight(), pair.driver.in_flight()), (0, 0));
             }
@@ -112,13 +69,13 @@ fn batches_of_any_length_from_any_place_wrap() {
 fn a_chain_across_the_wrap_ends_a_batch() {
     for journal in [false, true] {
         let mut pair = Pair::new(8);
-        let mut ring = pair.open(journal);
+        let mut ring = pair.open(None, journal).unwrap();
         for _ in 0..6 {
             pair.push(1);
         }
         assert_eq!(serve(&mut ring, MOST_PLAIN, 8), [6]);
         ring.publish();
-        assert_eq!(pair.used().len(), 6);
+        assert_eq!(pair.used_bytes().len(), 6);
         // Its three descriptors are the last two of the ring and the first one.
         let ids = [1, 3, 1, 1].map(|count| pair.push(count));
         assert_eq!(serve(&mut ring, MOST_PLAIN, 1), [1]);
@@ -128,7 +85,7 @@ fn a_chain_across_the_wrap_ends_a_batch() {
         assert_eq!(serve(&mut ring, MOST_PLAIN, 2), [2]);
         ring.complete(taken, 3);
         ring.publish();
-        assert_eq!(pair.used(), [(ids[0], 1), (ids[2], 2), (ids[3], 2), (ids[1], 3)]);
+        assert_eq!(pair.used_bytes(), [(ids[0], 1), (ids[2], 2), (ids[3], 2), (ids[1], 3)]);
     }
 }
 
@@ -136,15 +93,15 @@ fn a_chain_across_the_wrap_ends_a_batch() {
 #[test]
 fn a_batch_is_shown_at_once() {
     let mut pair = Pair::new(16);
-    let mut ring = pair.open(false);
+    let mut ring = pair.open(None, false).unwrap();
     for _ in 0..5 {
         let ids: Vec<_> = (0..7).map(|_| pair.push(1)).collect();
         let before = pair.tails();
         assert_eq!(serve(&mut ring, MOST_PLAIN, 4), [7]);
         assert_eq!((pair.tails(), ring.unpublished()), (before, 7));
-        assert_eq!(pair.used(), []);
+        assert_eq!(pair.used_bytes(), []);
         ring.publish();
-        assert_eq!(pair.used().into_iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
+        assert_eq!(pair.used_bytes().into_iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
     }
 }
 
@@ -158,7 +115,7 @@ fn a_fault_in_the_middle_of_a_batch_leaves_what_was_before_it() {
         {
             for journal in [false, true] {
                 let mut pair = Pair::new(8);
-                let mut ring = pair.open(journal);
+                let mut ring = pair.open(None, journal).unwrap();
                 let ids: Vec<_> = (0..8).map(|_| pair.push(1)).collect();
                 let desc = pair.desc();
                 match what {
@@ -176,7 +133,7 @@ fn a_fault_in_the_middle_of_a_batch_leaves_what_was_before_it() {
                 assert_eq!(fault.name(), name, "at {at}");
                 batch.settle(&mut ring, std::iter::repeat_n(8, at));
                 ring.publish();
-                let used: Vec<_> = pair.used().into_iter().map(|(id, _)| id).collect();
+                let used: Vec<_> = pair.used_bytes().into_iter().map(|(id, _)| id).collect();
                 assert_eq!(used, ids[..at], "{what} at {at}, journal {journal}");
                 assert_eq!(ring.in_flight(), 0);
             }
@@ -189,7 +146,7 @@ fn a_fault_in_the_middle_of_a_batch_leaves_what_was_before_it() {
 fn a_batch_that_is_cut_is_taken_again_from_there() {
     for journal in [false, true] {
         let mut pair = Pair::new(7);
-        let mut ring = pair.open(journal);
+        let mut ring = pair.open(None, journal).unwrap();
         for turn in 0..20u32 {
             let ids: Vec<_> = (0..6).map(|_| pair.push(1)).collect();
             let done = turn as usize % 6;
@@ -201,7 +158,7 @@ fn a_batch_that_is_cut_is_taken_again_from_there() {
             assert_eq!(ring.in_flight(), 0, "those given back are not in flight");
             assert_eq!(serve(&mut ring, MOST_PLAIN, turn), [6 - done]);
             ring.publish();
-            assert_eq!(pair.used(), ids.into_iter().map(|id| (id, turn)).collect::<Vec<_>>());
+            assert_eq!(pair.used_bytes(), ids.into_iter().map(|id| (id, turn)).collect::<Vec<_>>());
         }
     }
 }
@@ -212,7 +169,7 @@ fn a_batch_that_dies_is_taken_again_whole() {
     for completed in 0..=5 {
         let mut pair = Pair::new(8);
         let ids: Vec<_> = (0..5).map(|_| pair.push(1)).collect();
-        let mut ring = pair.open(true);
+        let mut ring = pair.open(None, true).unwrap();
         let mut batch = Batch::default();
         ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
         for (nth, (taken, _)) in batch.take().enumerate() {
@@ -220,8 +177,8 @@ fn a_batch_that_dies_is_taken_again_whole() {
             if nth < completed { ring.complete(taken, 8) } else { taken.abandon() }
         }
         drop(ring);
-        assert_eq!(pair.used(), [], "nothing was shown");
-        let mut ring = pair.open(true);
+        assert_eq!(pair.used_bytes(), [], "nothing was shown");
+        let mut ring = pair.open(None, true).unwrap();
         assert_eq!(ring.in_flight_heads(), ids);
         let mut chain = Chain::new();
         for _ in &ids {
@@ -230,6 +187,6 @@ fn a_batch_that_dies_is_taken_again_whole() {
             ring.complete(taken, 8);
         }
         ring.publish();
-        assert_eq!(pair.used().into_iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
+        assert_eq!(pair.used_bytes().into_iter().map(|(id, _)| id).collect::<Vec<_>>(), ids);
     }
 }

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::cable::{Cable, FAR};
 use ioplane_e2e::process::{ended, scratch};
 use ioplane_e2e::protocol::{LoadSpec, Mix, Report};
-use ioplane_e2e::stage::{MEMORY_MIB, MINUTE};
+use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, finish, mixed};
 use ioplane_e2e::{Accelerator, Daemon, Qemu, RunningLoad, Version, Vm, assets};
 use outcome::{Remote, Step};
 use serde_json::Value;
@@ -157,16 +157,11 @@ fn step(
 fn play(hosts: &Hosts, far: &mut Daemon, show: &Show) -> Result<(Vec<Step>, u64, Remote)> {
     let guest = &hosts.guest;
     let spec = LoadSpec {
-        load: DISK.into(),
-        device: format!("serial:{DISK}"),
-        seconds: None,
-        depth: 8,
         block_sizes: vec![4096, 16384],
         mix: Mix { read: 50, write: 46, sync: 2, discard: 1, zero: 1 },
-        bytes: LOAD_BYTES,
         direct: true,
         prefill: true,
-        ..LoadSpec::default()
+        ..mixed(DISK, LOAD_BYTES)
     };
     show.busy("the guest fills its disk");
     let load = guest.agent().load(spec)?;
@@ -210,10 +205,7 @@ fn play(hosts: &Hosts, far: &mut Daemon, show: &Show) -> Result<(Vec<Step>, u64,
     steps.extend([swapped, pulled]);
 
     show.busy("reading everything once more");
-    let report = load.stop(MINUTE)?;
-    ensure!(report.errors == 0 && report.mismatches == 0, "the load went wrong: {report:?}");
-    let verified = guest.agent().verify(DISK, 2 * MINUTE)?;
-    ensure!(verified.errors == 0 && verified.mismatches == 0, "the disk is wrong: {verified:?}");
+    let (_, verified) = finish(guest.agent(), load)?;
     Ok((steps, verified.blocks, left))
 }
 
