@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 pub mod blk_request;
+pub mod directory;
 pub mod frames;
 pub mod guest;
 pub mod late;
@@ -61,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_client", run: nbd::client::run },
     Target { name: "nbd_requests", run: nbd::requests::run },
     Target { name: "nbd_replies", run: nbd::replies::run },
+    Target { name: "directory", run: directory::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

@@ -71,6 +71,11 @@ fn net_control() {
 }
 
 #[test]
+fn directory() {
+    smoke("directory");
+}
+
+#[test]
 fn symbols() {
     smoke("symbols");
 }

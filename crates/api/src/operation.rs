@@ -5,9 +5,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DecisionsReport, DiskReport, DoneReport, ExplainReport, ExportReport,
-    FunctionReport, GroupReport, HealthReport, MovedReport, NicReport, PoolReport, QuiesceReport,
-    SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport, ExplainReport,
+    ExportReport, FunctionReport, GroupReport, HealthReport, MovedReport, NicReport, PoolReport,
+    QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
+    VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -256,6 +257,10 @@ operations! {
     PutExport: Put "/v1/exports/{name}" body ExportForm => 201 ExportReport, 200 ExportReport;
     /// Takes an export away.
     RemoveExport: Delete "/v1/exports/{name}" [FORCE] => 200 DoneReport;
+    /// The devices that all hosts publish, as the directory has them.
+    Devices: Get "/v1/devices" => 200 DevicesReport;
+    /// Frees the name of a device in the directory whose host does not come back.
+    ForgetDevice: Delete "/v1/devices/{name}" => 200 DoneReport;
     /// The switches.
     Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
     /// One switch, with the addresses that it has learned.

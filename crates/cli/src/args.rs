@@ -1,6 +1,7 @@
 //! What can be typed.
 
 mod configuration;
+mod devices;
 mod duration;
 mod exits;
 mod identity;
@@ -23,6 +24,7 @@ use ioplane_api::spec::{
 use duration::duration;
 
 pub use configuration::ConfigCommand;
+pub use devices::{DevicesArgs, DevicesCommand};
 pub use exits::{
     ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, DiffArgs, ExitsArgs, ExitsCommand, ExitsTopArgs,
     ReachArgs, RecordArgs, WatchArgs,
@@ -120,6 +122,8 @@ pub enum Command {
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),
+    /// List the devices that all hosts publish, as the directory has them
+    Devices(DevicesArgs),
     /// Make, show, renew and hand out the identities by which hosts know each other (TLS); no daemon needed
     Identity(IdentityArgs),
     /// Add, remove, list, show and set NICs while the daemon runs

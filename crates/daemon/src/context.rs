@@ -10,6 +10,7 @@ use ioplane_identity::IdentityDirectory;
 
 use super::access::SocketAccess;
 use super::cores::{CorePlacement, Cores};
+use super::devices::DirectoryClient;
 use super::events::Events;
 use super::groups::Groups;
 use super::state_file::{Record, StateFile};
@@ -29,6 +30,8 @@ pub struct Opener {
     pub socket: PathBuf,
     /// Who this host is to those that ask for a certificate.
     pub identity: IdentityDirectory,
+    /// Who knows where the disks of other machines are.
+    pub devices: Arc<DirectoryClient>,
     /// Where it is noted which backings are not to be used.
     pub state_file: Arc<StateFile>,
 }
@@ -43,7 +46,7 @@ pub struct DaemonContext {
     run_dir: PathBuf,
     control: PathBuf,
     access: SocketAccess,
-    identity: IdentityDirectory,
+    devices: Arc<DirectoryClient>,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -52,7 +55,7 @@ pub struct DaemonContext {
 }
 
 impl DaemonContext {
-    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own; `identity` is for TLS.
+    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
     pub fn new(
         cores: Arc<Cores>,
         groups: Arc<Groups>,
@@ -60,7 +63,7 @@ impl DaemonContext {
         run_dir: PathBuf,
         control: PathBuf,
         access: SocketAccess,
-        identity: IdentityDirectory,
+        devices: Arc<DirectoryClient>,
     ) -> Self {
         DaemonContext {
             cores,
@@ -69,7 +72,7 @@ impl DaemonContext {
             run_dir,
             control,
             access,
-            identity,
+            devices,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
             events: Events::default(),
@@ -83,14 +86,20 @@ impl DaemonContext {
 
     /// Where the identity of this host is.
     pub fn identity(&self) -> &IdentityDirectory {
-        &self.identity
+        self.devices.identity()
+    }
+
+    /// The hold on the directory of devices.
+    pub fn devices(&self) -> &Arc<DirectoryClient> {
+        &self.devices
     }
 
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
         Opener {
             socket: self.socket(spec),
-            identity: self.identity.clone(),
+            identity: self.identity().clone(),
+            devices: self.devices.clone(),
             state_file: self.state_file.clone(),
         }
     }

@@ -21,6 +21,7 @@ mod choices;
 pub mod config;
 mod context;
 mod cores;
+mod devices;
 mod disk;
 mod events;
 mod exports;
@@ -66,6 +67,7 @@ use crate::config::{Config, Problems};
 use choices::{Choices, WithChoices};
 use context::DaemonContext;
 use cores::Cores;
+use devices::DirectoryClient;
 use disk::Disk;
 use exports::{Listeners, PublishedDisk};
 use functions::{Card, Functions};
@@ -172,6 +174,8 @@ impl Daemon {
         let identity = identity.unwrap_or_else(|| ioplane_identity::DEFAULT_DIRECTORY.into());
         let identity = IdentityDirectory::new(identity);
         let listeners = Arc::new(Listeners::new(identity.clone()));
+        let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
+        let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir));
         let context = Arc::new(DaemonContext::new(
             cores.clone(),
             groups.clone(),
@@ -179,7 +183,7 @@ impl Daemon {
             run_dir,
             control,
             access,
-            identity,
+            devices,
         ));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
@@ -378,6 +382,7 @@ impl Daemon {
 
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
+        self.devices().leave().await;
         tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop(), self.exports.stop());
         self.switches.stop().await;
     }

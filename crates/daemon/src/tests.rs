@@ -13,6 +13,7 @@ use ioplane_identity::IdentityDirectory;
 use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::cores::Cores;
+use super::devices::DirectoryClient;
 use super::groups::Groups;
 use super::registry::{OnFailure, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord};
@@ -234,9 +235,10 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let cores = Arc::new(Cores::new(state_file.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
     let groups = Arc::new(Groups::new(state_file.clone()));
-    let (access, identity) =
-        (SocketAccess::default(), IdentityDirectory::new(folder.path().join("identity")));
-    let context = Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, access, identity));
+    let identity = IdentityDirectory::new(folder.path().join("identity"));
+    let (access, devices) =
+        (SocketAccess::default(), Arc::new(DirectoryClient::new(None, identity, &run_dir)));
+    let context = Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, access, devices));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

@@ -229,3 +229,40 @@ fn daemons_that_are_killed_again_and_again_lose_nothing() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// By its name alone: the directory says where and who, the certificates that it is so.
+#[test]
+fn a_directory_with_tls_leads_to_hosts_that_show_who_they_are() {
+    let (mut a, image) = (authority(), "data.img");
+    let (directory, port, image) = (free_port(), free_port(), a.image(image, 1 << 20));
+    let file = a.path("directory.redb");
+    let here = format!("[directory]\nlisten = \"127.0.0.1:{directory}\"\nfile = {file:?}\n");
+    let export =
+        format!("[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\ntls = true\n");
+    a.configure(&config(&a, &format!("{here}{export}")));
+    a.start();
+    let there = format!("[directory]\nat = \"127.0.0.1:{directory}\"\ntls_hostname = \"host-a\"\n");
+    let mut b = member(&a, "host-b");
+    b.terminate();
+    b.configure(&config(&b, &there));
+    b.start();
+    b.until(|| b.json(&["devices"])["devices"][0]["state"] == "present");
+    let seen = &b.json(&["devices"])["devices"][0];
+    assert_eq!((&seen["name"], &seen["host"]), (&"data".into(), &"host-a".into()));
+    done(b.cli(&["disk", "add", "data", "--remote", "data"]));
+    let shown = b.disk("data");
+    let uri = shown["backing"]["remote"]["uri"].as_str().unwrap();
+    assert!(uri.starts_with("nbds://127.0.0.1") && uri.ends_with("tls-hostname=host-a"), "{uri}");
+    // In plain text, and the directory is asked with TLS.
+    let open = format!("127.0.0.1:{}", free_port());
+    done(a.cli(&["publish", "disk", "open", "--memory", "1M", "--listen", &open, "--plain"]));
+    b.until(|| b.json(&["devices"])["devices"].as_array().unwrap().len() == 2);
+    let told = b.refused(&["disk", "add", "open", "--remote", "open"]);
+    assert!(told.contains("in plain text, and the directory is asked with TLS"), "{told}");
+    // Nobody of another authority.
+    let mut stranger = authority();
+    stranger.configure(&config(&stranger, &there));
+    stranger.start();
+    let told = stranger.refused(&["devices"]);
+    assert!(told.contains("another authority") && told.contains("ioplane identity show"), "{told}");
+}

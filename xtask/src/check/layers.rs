@@ -9,12 +9,14 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 25] = [
+const ORDER: [&str; 26] = [
     "ioplane-api",
     // Knows the interface and nothing else, so it stands before all else.
     "ioplane-cli",
     // Files and certificates: knows nothing of what is said over TLS.
     "ioplane-identity",
+    // Before all that know what a device is: it carries names.
+    "ioplane-netbus",
     "ioplane-memory",
     // Before all that will ask it (docs/decisions/0041-scheduling.md).
     "ioplane-scheduler",

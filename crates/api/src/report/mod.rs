@@ -15,6 +15,7 @@ use crate::spec::{LimitsSpec, limits_of};
 mod choice;
 mod configuration;
 mod daemon;
+mod devices;
 mod explain;
 mod export;
 mod function;
@@ -28,6 +29,7 @@ mod swap;
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
+pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::ExportReport;
 pub use function::{

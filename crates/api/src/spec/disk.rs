@@ -166,8 +166,8 @@ macro_rules! backing_form {
                 /// Memory of the daemon, of this size; its content goes with the daemon
                 [long, value_name = "SIZE", conflicts_with = "remote"]
                 memory: Size,
-                /// A disk of another machine: an export of an NBD server, such as nbd://host-a/data
-                [long, value_name = "URI"]
+                /// A disk of another machine: its name in the directory (`ioplane devices`), or the URI of an NBD server's export, such as nbds://host-a/data
+                [long, value_name = "NAME|URI"]
                 remote: NbdUri,
                 /// Fail requests when the server has not been reachable for so many seconds [default: never, they wait]
                 [long, value_name = "SECONDS", requires = "remote"]

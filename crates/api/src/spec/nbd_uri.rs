@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::address::{as_text, from_text};
+use super::checks::name_flaw;
 
 /// Longest URI: a name has up to 4096 bytes in the protocol, and each may take three characters here.
 const LONGEST: usize = 3 * 4096 + 512;
@@ -11,13 +12,14 @@ const LONGEST: usize = 3 * 4096 + 512;
 const SCHEMES: [&str; 3] = ["nbd://", "nbds://", "nbd+unix://"];
 
 /// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Whoever connects reads the rest of it.
+/// Or the name of a device, as the directory has it: whoever connects asks the directory where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri(String);
 
 /// A text that is no such URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not an NBD URI: write nbd://HOST/EXPORT, nbds://HOST/EXPORT with TLS, or nbd+unix:///EXPORT?socket=PATH"
+    "`{0}` is neither the name of a device nor an NBD URI: write NAME as `ioplane devices` has it, nbds://HOST/EXPORT, nbd://HOST/EXPORT without TLS, or nbd+unix:///EXPORT?socket=PATH"
 )]
 pub struct NotAnNbdUri(String);
 
@@ -25,6 +27,11 @@ impl NbdUri {
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The name of a device, if it is no URI.
+    pub fn device(&self) -> Option<&str> {
+        (!self.0.contains("://")).then_some(self.as_str())
     }
 }
 
@@ -35,6 +42,7 @@ impl FromStr for NbdUri {
         let rest = SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme));
         let graphic = text.bytes().all(|byte| byte.is_ascii_graphic());
         let good = graphic && text.len() <= LONGEST && rest.is_some_and(|rest| !rest.is_empty());
+        let good = good || name_flaw(text).is_none();
         if good { Ok(NbdUri(text.to_owned())) } else { Err(NotAnNbdUri(text.chars().take(60).collect())) }
     }
 }
@@ -47,8 +55,8 @@ impl fmt::Display for NbdUri {
 
 as_text!(NbdUri, {
     "type": "string",
-    "description": "An NBD URI, as nbd://host-a/data.",
-    "pattern": "^nbd(s|\\+unix)?://.",
+    "description": "An NBD URI, as nbds://host-a/data, or the name of a device in the directory, as data.",
+    "pattern": "^(nbd(s|\\+unix)?://.|[0-9A-Za-z][0-9A-Za-z._-]{0,39}$)",
 });
 from_text!(NbdUri);
 super::values!(NbdUri: parsed | "remote" => NbdUri("nbd://localhost/".to_owned()););
@@ -67,9 +75,12 @@ mod tests {
         ] {
             assert_eq!(good.parse::<NbdUri>().unwrap().to_string(), good);
         }
+        assert_eq!("data-1".parse::<NbdUri>().unwrap().device(), Some("data-1"));
+        assert_eq!("nbds://host-a/data".parse::<NbdUri>().unwrap().device(), None);
         for bad in [
             "",
-            "data",
+            "-data",
+            "data/x",
             "nbd://",
             "nbds+unix://host/data",
             "http://host/data",

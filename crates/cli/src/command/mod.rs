@@ -1,6 +1,7 @@
 //! The commands. All but those of [`Host`] ask the daemon.
 
 mod configuration;
+mod devices;
 mod group;
 pub mod kvm;
 mod libvirt;
@@ -99,6 +100,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Swap(args) => swap::run(&client()?, args, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
+        Command::Devices(args) => devices::run(&client()?, args, json)?,
         Command::Identity(args) => return host.identity(&args, json),
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,

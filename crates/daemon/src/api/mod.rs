@@ -9,6 +9,7 @@
 mod configuration;
 mod cores;
 mod daemon;
+mod devices;
 mod disk;
 mod export;
 mod form;
@@ -101,6 +102,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),
         Operation::RemoveExport => routing::on(method, export::remove),
+        Operation::Devices => routing::on(method, devices::devices),
+        Operation::ForgetDevice => routing::on(method, devices::forget),
         Operation::Switches => routing::on(method, network::switches),
         Operation::Switch => routing::on(method, network::switch),
         Operation::PutSwitch => routing::on(method, network::add_switch),

@@ -1,13 +1,14 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, pool, cores, groups, disks, switches, nics, functions, exports } + where each is
+//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, directory, pool, cores, groups, disks, switches, nics, functions, exports } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
 //! whoever opens it, and reported with the same lines: [`Config::served_problem`].
 
 mod append;
+mod directory;
 mod function;
 mod group;
 mod network;
@@ -30,6 +31,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 pub use append::Appended;
+pub use directory::{DirectoryPlace, DirectorySpec};
 pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{SourceText, TableReader};
@@ -56,6 +58,8 @@ pub struct Config {
     pub daemon: DaemonSpec,
     /// Where that is.
     pub daemon_place: Place,
+    /// `[directory]`, if there is one.
+    pub directory: Option<(DirectorySpec, Place)>,
     /// `[pool]`, if there is one.
     pub pool: Option<(PoolSpec, Place)>,
     /// Every `[[core]]`; one if there is neither one nor a pool.
@@ -73,8 +77,7 @@ pub struct Config {
 }
 
 /// The parts of a configuration, for those who look for them.
-const PARTS: &str =
-    "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]";
+const PARTS: &str = "there are [daemon], [directory], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -111,7 +114,7 @@ impl Config {
                 Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [directory], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]".to_owned(),
             }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
@@ -176,11 +179,17 @@ fn build<'t>(
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "pool", "core", "group", "disk", "switch", "nic", "pci", "export"];
+        let known =
+            ["daemon", "directory", "pool", "core", "group", "disk", "switch", "nic", "pci", "export"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = TableReader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
+            }
+            ("directory", DeValue::Table(table)) => {
+                let reader = TableReader::new(source, "[directory]", table, &key.span(), problems);
+                let (directory, place) = directory::directory(reader);
+                config.directory = directory.map(|directory| (directory, place));
             }
             ("pool", DeValue::Table(table)) => {
                 let reader = TableReader::new(source, "[pool]", table, &key.span(), problems);
@@ -223,7 +232,7 @@ fn build<'t>(
                     remedy: format!("write [[{name}]]"),
                 })
             }
-            (name @ ("daemon" | "pool"), _) => problems.push(Problem {
+            (name @ ("daemon" | "directory" | "pool"), _) => problems.push(Problem {
                 line,
                 reason: format!("{name} is not one table"),
                 remedy: format!("write [{name}] once"),
@@ -232,7 +241,7 @@ fn build<'t>(
                 line,
                 reason: format!("{name:?} is no part of a configuration"),
                 remedy: match nearest(name, &known) {
-                    Some(one @ ("daemon" | "pool")) => format!("write [{one}]"),
+                    Some(one @ ("daemon" | "directory" | "pool")) => format!("write [{one}]"),
                     Some(near) => format!("write [[{near}]]"),
                     None => PARTS.to_owned(),
                 },

@@ -103,7 +103,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
     let whole = folder.path().display().to_string();
     let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let cpus = format!("this host has {}; leave cpu out to run unpinned", cpus.trim());
-    let toml = "write TOML: `key = value` lines under [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]";
+    let toml = "write TOML: `key = value` lines under [daemon], [directory], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]";
     let name = "use 1 to 40 letters, digits, '-', '_' and '.', beginning with a letter or a digit";
     let metrics =
         "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
@@ -120,7 +120,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "x = 1\n".into(),
             1,
             "\"x\" is no part of a configuration".into(),
-            "there are [daemon], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]"
+            "there are [daemon], [directory], [pool], [[core]], [[group]], [[disk]], [[switch]], [[nic]], [[pci]] and [[export]]"
                 .into(),
         ),
         (

@@ -16,9 +16,15 @@ use crate::refusal::Refusal;
 /// How long a disk that is closed is flushed.
 const LEAVE: Duration = Duration::from_secs(3);
 
-/// Connects to the server and asks it what the export is. Blocks for as long as that takes, 10 s at most.
+/// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
+/// takes, 10 s at most for each.
 pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
-    let address: Address = uri.as_str().parse().map_err(|error: NbdError| {
+    let runtime = tokio::runtime::Handle::current();
+    let located = match uri.device() {
+        Some(name) => tokio::task::block_in_place(|| runtime.block_on(owner.devices.locate(name)))?,
+        None => uri.clone(),
+    };
+    let address: Address = located.as_str().parse().map_err(|error: NbdError| {
         Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
             .at("remote")
     })?;
@@ -29,15 +35,14 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         mark: Some(mark(uri, &owner.socket)),
         ..ImportOptions::new(address)
     };
-    let runtime = tokio::runtime::Handle::current();
     let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
     opened.map_err(|error| {
         let remedy = match &error {
             NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
             NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
-            _ => format!("see whether the server runs and can be reached: nbdinfo '{uri}'"),
+            _ => format!("see whether the server runs and can be reached: nbdinfo '{located}'"),
         };
-        Refusal::failed(format!("{uri}: {error}"), remedy)
+        Refusal::failed(format!("{located}: {error}"), remedy)
     })
 }
 

@@ -78,6 +78,12 @@ impl Daemon {
                 problems.push(place.problem(Flaw::new(field, reason, "put it back, or restart the daemon")));
             }
         }
+        let spec = |config: &Config| config.directory.as_ref().map(|(spec, _)| spec.clone());
+        if spec(&old) != spec(config) {
+            let place = config.directory.as_ref().map_or(place, |(_, place)| place);
+            let reason = "the directory cannot be changed while the daemon runs";
+            problems.push(place.problem(Flaw::new("at", reason, "put it back, or restart the daemon")));
+        }
         let mut plan = ReloadPlan {
             disks: Steps::plan(self, config, &mut problems).await,
             nics: Steps::plan(self, config, &mut problems).await,

@@ -1,0 +1,112 @@
+//! The directory of devices: what one host publishes another finds by name, whoever of them comes and goes.
+
+mod daemon;
+
+use std::time::Duration;
+
+use daemon::TestDaemon;
+use daemon::load::{free_port, step_for};
+use ioplane_testkit::crash::CrashLoad;
+use serde_json::Value;
+
+/// A host of a directory in plain text; `directory` says where that is.
+fn host(name: &str, directory: &str) -> TestDaemon {
+    let daemon = TestDaemon::new_beside_the_build("");
+    let file = daemon.path("directory.redb");
+    let file = if directory.starts_with("listen") { format!("file = {file:?}\n") } else { String::new() };
+    daemon.configure(&format!(
+        "[directory]\n{directory}\n{file}plain = true\nhost = \"{name}\"\n[[core]]\nspin_us = 200\n"
+    ));
+    let mut daemon = daemon;
+    daemon.start();
+    daemon
+}
+
+fn publish(host: &TestDaemon, name: &str, image: &str, bytes: u64) {
+    let image = host.image(image, bytes).display().to_string();
+    // Every address of the host: others are told the one by which the directory knows it.
+    let listen = format!("0.0.0.0:{}", free_port());
+    let said = host.cli(&["publish", "disk", name, "--path", &image, "--listen", &listen, "--plain"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+}
+
+/// A device as a host sees it; `null` if it is not there.
+fn device(host: &TestDaemon, name: &str) -> Value {
+    let report = host.json(&["devices"]);
+    let devices = report["devices"].as_array().unwrap();
+    devices.iter().find(|device| device["name"] == name).cloned().unwrap_or_default()
+}
+
+#[test]
+fn hosts_find_each_others_disks_by_name() {
+    let port = free_port();
+    let mut a = host("host-a", &format!("listen = \"127.0.0.1:{port}\""));
+    let mut b = host("host-b", &format!("at = \"127.0.0.1:{port}\""));
+    let c = host("host-c", &format!("at = \"127.0.0.1:{port}\""));
+    let none = b.refused(&["disk", "add", "data", "--remote", "data"]);
+    assert!(none.contains("no host publishes data"), "{none}");
+
+    let bytes = CrashLoad::image_bytes(1);
+    publish(&a, "data", "data.img", bytes);
+    c.until(|| device(&c, "data")["state"] == "present");
+    let seen = device(&c, "data");
+    assert_eq!(
+        (&seen["kind"], &seen["size"], &seen["host"]),
+        (&"disk".into(), &bytes.into(), &"host-a".into())
+    );
+    let location = seen["location"].as_str().unwrap();
+    assert!(location.starts_with("nbd://127.0.0.1:") && location.ends_with("/data"), "{location}");
+
+    // A name is one host's.
+    publish(&b, "data", "other.img", 1 << 20);
+    b.until(|| b.json(&["devices"])["taken"][0]["by"] == "host-a");
+    let said = b.cli(&["devices"]);
+    assert!(said.out.contains("data of this host is not listed: host-a publishes"), "{}", said.out);
+    let present = c.refused(&["devices", "forget", "data"]);
+    assert!(present.contains("host-a publishes data and is there"), "{present}");
+
+    // By its name on a third host, under load; the directory says that it is used.
+    let said = c.cli(&["disk", "add", "mine", "--remote", "data"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut load = CrashLoad::new(1, 16, 32).unwrap();
+    load.attach(&c.path("mine.sock")).unwrap();
+    step_for(&mut load, Duration::from_millis(50));
+    b.until(|| device(&b, "data")["users"].as_u64() >= Some(1));
+
+    // The directory is started again: names are kept, and everybody comes back by itself.
+    a.kill9();
+    let gone = b.refused(&["devices"]);
+    assert!(gone.contains(&format!("the directory at 127.0.0.1:{port}")), "{gone}");
+    a.start();
+    c.until(|| c.cli(&["devices"]).code == 0 && device(&c, "data")["state"] == "present");
+    load.settle().unwrap();
+    assert_eq!(c.disk("mine")["totals"]["errors"]["io"], 0);
+
+    // A host that ends keeps its names until somebody forgets them.
+    publish(&b, "more", "more.img", 1 << 20);
+    c.until(|| device(&c, "more")["state"] == "present");
+    b.terminate();
+    c.until(|| device(&c, "more")["state"] == "lost");
+    let said = c.cli(&["devices", "forget", "more"]);
+    assert!(said.out.contains("its name is free"), "{}{}", said.out, said.err);
+    assert!(device(&c, "more").is_null());
+
+    // What is no more published is not listed.
+    let said = c.cli(&["disk", "remove", "mine", "--force"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = a.cli(&["publish", "remove", "data", "--force"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    c.until(|| device(&c, "data").is_null());
+}
+
+#[test]
+fn a_name_needs_a_directory() {
+    let mut alone = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 200\n");
+    alone.start();
+    let told = alone.refused(&["devices"]);
+    assert!(told.contains("no directory of devices") && told.contains("[directory]"), "{told}");
+    let told = alone.refused(&["disk", "add", "data", "--remote", "data"]);
+    assert!(told.contains("no directory of devices"), "{told}");
+    let (status, body) = alone.http("GET", "/v1/devices", "");
+    assert_eq!((status, &body["code"]), (409, &"conflict".into()), "{body}");
+}

@@ -1,0 +1,162 @@
+//! What a host says of a device that it publishes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::MOST_DEVICES;
+
+/// Longest text of a device, bytes.
+const LONGEST: usize = 640;
+
+/// A device that a host publishes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceRecord {
+    /// Its name, of which there is one in a directory.
+    pub name: String,
+    /// What kind of device it is, such as `disk`. The directory knows no kinds.
+    pub kind: String,
+    /// Bytes, for those that have a size.
+    pub size: Option<u64>,
+    /// Where it is used: whatever a program that knows the kind needs to reach it.
+    pub location: String,
+    /// Nobody can change it.
+    pub read_only: bool,
+    /// Who uses it: connections at the moment.
+    pub users: u32,
+    /// What is wrong with it, if anything.
+    pub trouble: Option<String>,
+}
+
+/// What is wrong with what a peer says of a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceFlaw {
+    /// No name, or none that can be shown, or be part of a path.
+    #[error("{0:?} is no name of a device")]
+    Name(String),
+    /// A text that is too long or has characters that cannot be shown.
+    #[error("the {1} of {0} is {2} bytes long, or has characters that cannot be shown")]
+    Text(String, &'static str, usize),
+    /// More devices than a host may have.
+    #[error("{0} devices of one host; there are at most {MOST_DEVICES}")]
+    Many(usize),
+    /// One host, one name, two devices.
+    #[error("{0} is named twice")]
+    Twice(String),
+}
+
+/// Letters, digits, '-', '_' and '.', beginning with a letter or a digit: 40 at most.
+pub(crate) fn is_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=40).contains(&text.len())
+        && text.bytes().all(plain)
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+}
+
+/// What is shown of a text that is refused.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+impl DeviceRecord {
+    /// What is wrong with it. Peers and files are not trusted: what they say is shown on terminals, and names become parts of paths.
+    pub fn check(&self) -> Result<(), DeviceFlaw> {
+        if !is_name(&self.name) {
+            return Err(DeviceFlaw::Name(shown(&self.name)));
+        }
+        let trouble = self.trouble.as_deref().unwrap_or_default();
+        let texts = [("kind", self.kind.as_str()), ("location", &self.location), ("trouble", trouble)];
+        for (what, text) in texts {
+            let good = text.len() <= LONGEST && !text.chars().any(char::is_control);
+            let good = good && (what == "trouble" || text.bytes().all(|byte| byte.is_ascii_graphic()));
+            if !good || (what == "kind" && !is_name(text)) {
+                return Err(DeviceFlaw::Text(self.name.clone(), what, text.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// As far as it is kept: neither who uses it nor how it is.
+    pub(crate) fn lasting(&self) -> DeviceRecord {
+        DeviceRecord { users: 0, trouble: None, ..self.clone() }
+    }
+}
+
+/// What is wrong with all that one host publishes.
+pub(crate) fn check_all(devices: &[DeviceRecord]) -> Result<(), DeviceFlaw> {
+    if devices.len() > MOST_DEVICES {
+        return Err(DeviceFlaw::Many(devices.len()));
+    }
+    let mut names = std::collections::BTreeSet::new();
+    for device in devices {
+        device.check()?;
+        if !names.insert(&device.name) {
+            return Err(DeviceFlaw::Twice(device.name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a host is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostPresence {
+    /// It renews its lease.
+    Now,
+    /// Not for so many milliseconds.
+    Lost(u64),
+    /// Not since the directory was started.
+    Never,
+}
+
+/// A device as the directory lists it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedDevice {
+    /// The host that publishes it.
+    pub host: String,
+    /// Whether that host is there.
+    pub seen: HostPresence,
+    /// What that host last said of it.
+    pub device: DeviceRecord,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str) -> DeviceRecord {
+        DeviceRecord {
+            name: name.to_owned(),
+            kind: "disk".to_owned(),
+            size: Some(1 << 30),
+            location: "nbds://host-a/data".to_owned(),
+            read_only: false,
+            users: 1,
+            trouble: None,
+        }
+    }
+
+    #[test]
+    fn what_a_terminal_or_a_path_would_suffer_from_is_refused() {
+        device("data-1.img").check().unwrap();
+        for name in ["", "../etc", "a/b", "-x", ".", "a\u{1b}[2J", &"x".repeat(41)] {
+            assert!(matches!(device(name).check(), Err(DeviceFlaw::Name(_))), "{name:?}");
+        }
+        let long = "x".repeat(LONGEST + 1);
+        for bad in [
+            DeviceRecord { kind: "a b".to_owned(), ..device("d") },
+            DeviceRecord { kind: String::new(), ..device("d") },
+            DeviceRecord { location: "nbd://h/\n".to_owned(), ..device("d") },
+            DeviceRecord { location: long.clone(), ..device("d") },
+            DeviceRecord { trouble: Some("\u{7}".to_owned()), ..device("d") },
+            DeviceRecord { trouble: Some(long), ..device("d") },
+        ] {
+            assert!(matches!(bad.check(), Err(DeviceFlaw::Text(..))), "{bad:?}");
+        }
+        let two = [device("d"), device("d")];
+        assert_eq!(check_all(&two), Err(DeviceFlaw::Twice("d".to_owned())));
+        let many: Vec<DeviceRecord> = (0..=MOST_DEVICES).map(|n| device(&format!("d{n}"))).collect();
+        assert_eq!(check_all(&many), Err(DeviceFlaw::Many(MOST_DEVICES + 1)));
+        check_all(&many[1..]).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! What goes wrong between a host and a directory.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use ioplane_identity::{IdentityError, TlsFault};
+
+use crate::device::DeviceFlaw;
+use crate::limits::{LONGEST_MESSAGE, MOST_HOSTS, MOST_NAMES};
+
+/// How a connection looks whose peer is gone.
+const ENDS: [ErrorKind; 4] = [
+    ErrorKind::UnexpectedEof,
+    ErrorKind::BrokenPipe,
+    ErrorKind::ConnectionReset,
+    ErrorKind::ConnectionAborted,
+];
+
+/// An error of a directory or of a session with one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetbusError {
+    /// The system refused.
+    #[error("{doing}: {source}")]
+    Os {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// TLS did not start, or ended.
+    #[error(transparent)]
+    Tls(#[from] TlsFault),
+    /// This host's identity cannot be used.
+    #[error("TLS needs an identity of this host: {0}")]
+    Identity(#[from] IdentityError),
+    /// What a peer says of devices cannot be used.
+    #[error("what the peer says of a device cannot be used: {0}")]
+    Device(#[from] DeviceFlaw),
+    /// A message beyond the limit.
+    #[error("a message of {0} bytes; there are at most {LONGEST_MESSAGE}")]
+    Long(usize),
+    /// Not a message of this protocol.
+    #[error("the peer does not speak the protocol of directories: {0}")]
+    Malformed(String),
+    /// The peer has another version.
+    #[error("the peer speaks version {0} of the protocol of directories, and this host version 1")]
+    Version(u32),
+    /// The directory does not want to.
+    #[error("the directory refuses: {0}")]
+    Refused(String),
+    /// The name that a host gives itself.
+    #[error("{0:?} is no name of a host")]
+    Host(String),
+    /// All places are taken.
+    #[error("{MOST_HOSTS} hosts have devices in this directory already")]
+    Hosts,
+    /// All names are taken.
+    #[error("there are {MOST_NAMES} devices in this directory already")]
+    Names,
+    /// Another daemon speaks for the same host.
+    #[error("another daemon of {0} has a session with the directory")]
+    Busy(String),
+    /// The peer takes too long.
+    #[error("no answer for {0:?}")]
+    Slow(Duration),
+    /// The other side has closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The file of a directory.
+    #[error("{path}: {source}")]
+    Store {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: Box<redb::Error>,
+    },
+    /// What the file holds.
+    #[error("{path}: what it says of {name:?} cannot be read: {why}")]
+    Kept {
+        /// Which file.
+        path: String,
+        /// Of which device.
+        name: String,
+        /// Why.
+        why: String,
+    },
+}
+
+impl NetbusError {
+    /// An error of a stream that TLS may have a part in.
+    pub(crate) fn stream(doing: &'static str) -> impl Fn(std::io::Error) -> NetbusError {
+        move |source| match TlsFault::of(&source) {
+            Some(fault) => NetbusError::Tls(fault),
+            None if ENDS.contains(&source.kind()) => NetbusError::Closed,
+            None => NetbusError::Os { doing, source },
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections, in plain text or with TLS 1.3.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, TlsFault};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::address::DirectoryAddress;
+use crate::error::NetbusError;
+
+/// How long a client that was refused may take to hear why.
+const HEARS: Duration = Duration::from_secs(1);
+
+/// How a host speaks with a directory.
+#[derive(Debug, Clone)]
+pub enum Security {
+    /// In plain text, under a name that nobody checks.
+    Plain {
+        /// How this host is called.
+        host: String,
+    },
+    /// With TLS 1.3 and certificates on both sides, whose names count. The identity is read anew for each connection.
+    Tls(IdentityDirectory),
+}
+
+/// Either kind of connection.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Reads the identity of this host: a few small files.
+async fn load(directory: &IdentityDirectory) -> Result<HostIdentity, NetbusError> {
+    let directory = directory.clone();
+    let loaded = tokio::task::spawn_blocking(move || directory.load()).await;
+    let gone = |error: tokio::task::JoinError| NetbusError::Os {
+        doing: "reading an identity",
+        source: error.into(),
+    };
+    Ok(loaded.map_err(gone)??)
+}
+
+/// As a client. Says also by which address of this host the directory was reached, and how this host calls itself.
+pub(crate) async fn connect(
+    address: &DirectoryAddress,
+    security: &Security,
+) -> Result<(Box<dyn Stream>, IpAddr, String), NetbusError> {
+    let failed = NetbusError::stream("connecting");
+    let stream = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(&failed)?;
+    stream.set_nodelay(true).map_err(&failed)?;
+    let local = stream.local_addr().map_err(&failed)?.ip();
+    match security {
+        Security::Plain { host } => Ok((Box::new(stream), local, host.clone())),
+        Security::Tls(identity) => {
+            let identity = load(identity).await?;
+            let name = address.tls_hostname.as_ref().unwrap_or(&address.host);
+            let name = ServerName::try_from(name.clone()).map_err(|_| NetbusError::Host(name.clone()))?;
+            let started = TlsConnector::from(identity.client()).connect(name, stream).await;
+            let stream = started.map_err(NetbusError::stream("starting TLS"))?;
+            Ok((Box::new(stream), local, identity.name().to_string()))
+        }
+    }
+}
+
+/// As a server. Says who the client is if there is TLS; without, it says so itself.
+pub(crate) async fn accept(
+    stream: TcpStream,
+    identity: Option<&IdentityDirectory>,
+) -> Result<(Box<dyn Stream>, Option<String>), NetbusError> {
+    // Answers of a few bytes are not to wait for each other.
+    stream.set_nodelay(true).map_err(NetbusError::stream("taking a connection"))?;
+    let Some(identity) = identity else { return Ok((Box::new(stream), None)) };
+    let identity = load(identity).await?;
+    let accepted = TlsAcceptor::from(identity.server()).accept(stream).into_fallible().await;
+    let stream = match accepted {
+        Ok(stream) => stream,
+        Err((error, stream)) => {
+            let_hear(stream).await;
+            return Err(NetbusError::stream("starting TLS")(error));
+        }
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let facts = certificate.ok_or(TlsFault::Missing).and_then(|certificate| {
+        let name = CertificateFacts::of(certificate).and_then(|facts| facts.host());
+        name.map_err(TlsFault::Certificate)
+    })?;
+    Ok((Box::new(stream), Some(facts.to_string())))
+}
+
+/// The client is told in an alert what is wrong. A connection that is closed with something unread is reset, and the alert would be lost.
+async fn let_hear(mut stream: TcpStream) {
+    let ended = async {
+        let _ = stream.shutdown().await;
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+    };
+    let _ = tokio::time::timeout(HEARS, ended).await;
+}
