@@ -81,7 +81,7 @@ nightly_exitless() { judged exitless --quick; }
 nightly_core() { judged core --quick; }
 nightly_network() { judged network --quick; }
 nightly_neighbour() { judged neighbour; }
-nightly_elvis() { judged elvis; }
+nightly_elvis() { judged elvis && judged elvis-awake; }
 nightly_exits() { judged exits --no-clusters; }
 nightly_exits-clusters() { judged exits-clusters; }
 nightly_passthrough() { judged passthrough; }

@@ -16,7 +16,7 @@ use crate::network::backend::mac;
 use crate::network::frame::Stamp;
 use crate::network::load::wait;
 use crate::network::nic::Nic;
-use ioplane_figures::machine::{Account, Books};
+use ioplane_figures::machine::{Account, Books, processor_interrupts};
 
 /// Frames a guest may have under way: less than a ring, as TCP's window allows for small writes.
 const WINDOW: u64 = 128;
@@ -83,10 +83,30 @@ pub struct Outcome {
     pub kicks: u64,
     /// Interrupts likewise.
     pub interrupts: u64,
+    /// Interrupts by which the processors of this machine woke or called each other, where the kernel counts them.
+    pub between: Option<u64>,
     /// From a request to its response, ns.
     pub latency: Histogram<u64>,
     /// Time and processor time.
     pub account: Account,
+}
+
+/// Counts so far, as an [`Outcome`] has them.
+#[derive(Debug, Clone, Copy)]
+struct Notifications {
+    kicks: u64,
+    interrupts: u64,
+    between: Option<u64>,
+}
+
+impl Notifications {
+    fn since(self, before: Self) -> Self {
+        Notifications {
+            kicks: self.kicks - before.kicks,
+            interrupts: self.interrupts - before.interrupts,
+            between: self.between.zip(before.between).map(|(now, then)| now.saturating_sub(then)),
+        }
+    }
 }
 
 /// A guest, as far as the loads go.
@@ -133,8 +153,8 @@ impl Party {
             guest.due = begin + PACE * index as u32 / count;
         }
         let (mut frames, mut until, mut progress) = (0u64, begin + span.warm, begin);
-        let mut before: Option<(Books, u64, u64)> = None;
-        let (account, kicks, interrupts) = loop {
+        let mut before: Option<(Books, Notifications)> = None;
+        let (account, noted) = loop {
             let now = Instant::now();
             let mut moved = self.guests_turn(work, now, &mut latency)?;
             let came = self.remote_turn()?;
@@ -152,23 +172,23 @@ impl Party {
                     None => {
                         latency.reset();
                         frames = 0;
-                        let (kicks, interrupts) = self.notifications();
+                        let noted = self.notifications();
                         let books = Books::open(pids);
                         progress = books.opened();
                         until = progress + span.time;
-                        before = Some((books, kicks, interrupts));
+                        before = Some((books, noted));
                     }
-                    Some((books, kicks, interrupts)) => {
+                    Some((books, noted)) => {
                         let account = books.close(pids);
-                        let (k, i) = self.notifications();
-                        break (account, k - kicks, i - interrupts);
+                        break (account, self.notifications().since(noted));
                     }
                 }
             }
             ensure!(now.saturating_duration_since(progress) < PATIENCE, "nothing came for {PATIENCE:?}");
         };
         self.drain()?;
-        Ok(Outcome { frames, kicks, interrupts, latency, account })
+        let Notifications { kicks, interrupts, between } = noted;
+        Ok(Outcome { frames, kicks, interrupts, between, latency, account })
     }
 
     /// Guests take acknowledgements and responses, and send what they may.
@@ -257,13 +277,19 @@ impl Party {
             let due = waits.map(|guest| guest.due).min();
             let time = due.map(|due| due.saturating_duration_since(Instant::now()));
             wait(&all, time.unwrap_or(SLEEP).min(SLEEP))?;
-            self.notifications();
+            self.taken();
         }
         self.quiet();
         Ok(())
     }
 
-    fn notifications(&mut self) -> (u64, u64) {
+    fn notifications(&mut self) -> Notifications {
+        let (kicks, interrupts) = self.taken();
+        Notifications { kicks, interrupts, between: processor_interrupts() }
+    }
+
+    /// Kicks and interrupts so far. Lowers the interrupts.
+    fn taken(&mut self) -> (u64, u64) {
         let (mut kicks, mut calls) = self.remote.notifications();
         for guest in &mut self.guests {
             let (k, c) = guest.nic.notifications();

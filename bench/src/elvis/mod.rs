@@ -37,6 +37,12 @@ use report::Report;
 /// As many as the paper's machine had processors for.
 const GUESTS: u16 = 7;
 
+/// Rounds after which the processes are started anew: where a process lies in memory can change its speed by more than its mode does.
+const ROUNDS_PER_START: usize = 2;
+
+/// The name of the second polled core.
+const AGAIN: &str = "again";
+
 /// Of each load in one of a pair of runs.
 const PAIR_SPAN: Span = Span { warm: Duration::from_millis(10), time: Duration::from_millis(100) };
 
@@ -58,6 +64,13 @@ pub struct Options {
     /// Most guests.
     #[arg(long, default_value_t = GUESTS, value_parser = clap::value_parser!(u16).range(1..=14))]
     guests: u16,
+    /// Only rows with so many guests, as 1,2,3; the default is all
+    #[arg(long, value_name = "GUESTS", value_delimiter = ',', conflicts_with_all = ["baseline", "from"])]
+    only: Vec<u16>,
+    /// Drivers look at their rings all the time, in place of sleeping until an interrupt: without the interrupts from processor to processor that
+    /// wake them, what the core does by itself is compared. The report's name is elvis-awake
+    #[arg(long, conflicts_with_all = ["baseline", "from"])]
+    awake: bool,
     /// Where sockets and logs are made; the default is the directory of the build.
     #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
@@ -71,28 +84,34 @@ pub fn run(options: &Options) -> Result<Report> {
     let begin = Instant::now();
     let ms = Duration::from_millis;
     let (rounds, span) = if options.quick {
-        (3, Span { warm: ms(10), time: ms(60) })
+        (4, Span { warm: ms(10), time: ms(60) })
     } else {
-        (10, Span { warm: ms(20), time: ms(200) })
+        (8, Span { warm: ms(20), time: ms(200) })
     };
     let cpus = Cpus::choose()?;
     machine::pin(cpus.front)?;
     let place = Place { cpus, room: CpuRoom::new(cpus.back) };
-    let mut report = Report::new(cpus, place.room.describe());
+    let mut report = Report::new(cpus, place.room.describe(), options.awake);
     let folder = scratch(options.folder.as_deref())?;
     for guests in 1..=options.guests {
+        if !options.wants(guests) {
+            continue;
+        }
         eprintln!("{guests} guests");
         let mut sessions = Vec::new();
-        for mode in Mode::ALL {
-            let backend = Ioplane { mode, binary: None };
-            let folder = folder.path().join(format!("{}-{guests}", backend.name()));
-            sessions.push(Session::open(&backend, guests, &folder, &place)?);
-        }
         for round in 0..rounds {
-            // Another one first each time: how soon a processor wakes depends on how long it slept in the round before.
-            sessions.rotate_left(usize::from(round > 0));
+            if round % ROUNDS_PER_START == 0 {
+                sessions.clear();
+                for (name, mode) in contenders() {
+                    let backend = Ioplane { mode, binary: None };
+                    let folder = folder.path().join(format!("{name}-{guests}-{round}"));
+                    let session = Session::open(&backend, guests, !options.awake, &folder, &place)?;
+                    sessions.push(Session { name, ..session });
+                }
+            }
             for work in Work::ALL {
-                for session in &mut sessions {
+                for at in order(round, sessions.len()) {
+                    let session = &mut sessions[at];
                     report.outcome(guests, work, session.name, session.round(work, span)?);
                 }
             }
@@ -105,7 +124,27 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
+/// Each mode, and polled a second time: how far two of the same differ is what a row cannot tell.
+fn contenders() -> impl Iterator<Item = (&'static str, Mode)> {
+    Mode::ALL.map(|mode| (mode.contender(), mode)).into_iter().chain([(AGAIN, Mode::Polled)])
+}
+
+/// Whose turn it is in a round, by places. How soon a processor wakes depends on how long it slept in the turn before, so in the second half of the
+/// rounds each has another one before it than in the first, and each is the first equally often.
+fn order(round: usize, count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).map(|at| (at + round) % count).collect();
+    if (round / count) % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
 impl Options {
+    /// Whether rows with so many guests are to be measured.
+    fn wants(&self, guests: u16) -> bool {
+        self.only.is_empty() || self.only.contains(&guests)
+    }
+
     /// The table of a run whose JSON is there, as documents have it, if that is what is asked for; writes its plot.
     pub fn page(&self) -> Result<Option<String>> {
         let Some(from) = &self.from else { return Ok(None) };
@@ -133,7 +172,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
                 pair.go_on()?;
                 let backend = Ioplane { mode, binary: Some(pair.binary(side).to_owned()) };
                 let folder = folder.path().join(format!("{}-{}-{guests}", side.name(), backend.name()));
-                sessions.push((side, Session::open(&backend, guests, &folder, pair.place)?));
+                sessions.push((side, Session::open(&backend, guests, true, &folder, pair.place)?));
             }
             for work in Work::ALL {
                 for (side, session) in &mut sessions {
@@ -155,7 +194,8 @@ struct Session {
 }
 
 impl Session {
-    fn open(backend: &dyn Backend, guests: u16, folder: &Path, place: &Place) -> Result<Self> {
+    /// `sleeps`: its drivers sleep until an interrupt.
+    fn open(backend: &dyn Backend, guests: u16, sleeps: bool, folder: &Path, place: &Place) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let shape = Shape { packed: false, size: Size::Segment, pairs: 1 };
         let count = usize::from(guests);
@@ -167,7 +207,7 @@ impl Session {
             let nic = |index, to| Nic::connect(&socket(folder, index), shape, mac(index), mac(to));
             let remote = nic(count, 0)?;
             let each: Result<Vec<_>> = (0..count).map(|index| nic(index, count)).collect();
-            Ok(Party::new(each?, remote, true))
+            Ok(Party::new(each?, remote, sleeps))
         };
         let party = connect().with_context(|| format!("{}\n{}", backend.name(), served.log_tail()))?;
         let mut session = Session { name: backend.name(), served, party };
@@ -183,5 +223,28 @@ impl Session {
             outcome.with_context(|| format!("{}: {work:?}\n{}", self.name, self.served.log_tail()))?;
         self.served.freeze();
         Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_contender_is_first_equally_often_and_has_no_fixed_predecessor() {
+        let orders: Vec<_> = (0..8).map(|round| order(round, 4)).collect();
+        for one in 0..4 {
+            assert_eq!(orders.iter().filter(|order| order[0] == one).count(), 2);
+            let before =
+                |order: &Vec<usize>| Some(order[order.iter().position(|at| *at == one)?.checked_sub(1)?]);
+            let befores: std::collections::BTreeSet<_> = orders.iter().filter_map(before).collect();
+            assert_eq!(befores.len(), 2);
+        }
+    }
+
+    #[test]
+    fn the_second_polled_core_is_no_mode_of_its_own() {
+        let names: Vec<_> = contenders().map(|(name, _)| name).collect();
+        assert_eq!(names, ["ioplane", "adaptive", "notified", AGAIN]);
     }
 }

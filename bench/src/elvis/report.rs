@@ -17,6 +17,8 @@ const WRITE: f64 = 64.0;
 #[derive(Default)]
 pub struct Report {
     outcomes: BTreeMap<(Work, u16, &'static str), Vec<Outcome>>,
+    /// Drivers do not sleep.
+    awake: bool,
     setup: Map<String, Value>,
 }
 
@@ -31,6 +33,8 @@ struct Medians {
     interrupts: f64,
     /// Both, a second: what would be exits of a guest without hardware help.
     notifications: f64,
+    /// Interrupts from one processor of this machine to another, a second, where they are counted.
+    between: Option<f64>,
     /// Processor time of the back end, percent of one.
     cpu_percent: f64,
     /// The same per frame, us.
@@ -108,6 +112,10 @@ impl Medians {
             kicks: of(&|o| per(o, o.kicks)),
             interrupts: of(&|o| per(o, o.interrupts)),
             notifications: of(&|o| rate(o, o.kicks + o.interrupts)),
+            between: outcomes
+                .iter()
+                .all(|o| o.between.is_some())
+                .then(|| of(&|o| rate(o, o.between.unwrap_or_default()))),
             cpu_percent: of(&|o| o.account.cpu_ns as f64 / 1e7 / o.account.seconds),
             cpu_us: of(&cpu_us),
         }
@@ -115,7 +123,8 @@ impl Medians {
 }
 
 impl Report {
-    pub fn new(cpus: Cpus, room: String) -> Self {
+    /// `awake`: drivers do not sleep.
+    pub fn new(cpus: Cpus, room: String, awake: bool) -> Self {
         let mut setup = Map::new();
         setup.insert("guests_cpu".into(), json!(cpus.front));
         setup.insert("back_end_cpu".into(), json!(cpus.back));
@@ -124,7 +133,9 @@ impl Report {
             "ioplane_process".into(),
             json!("bench lan: switch and vhost-user host alone, not the daemon"),
         );
-        Report { setup, ..Report::default() }
+        let drivers = if awake { "look at their rings all the time" } else { "sleep until an interrupt" };
+        setup.insert("drivers".into(), json!(drivers));
+        Report { setup, awake, ..Report::default() }
     }
 
     pub fn outcome(&mut self, guests: u16, work: Work, name: &'static str, outcome: Outcome) {
@@ -136,7 +147,7 @@ impl Report {
     }
 
     pub fn json(&self) -> Value {
-        envelope("elvis", &self.setup, self.figures())
+        envelope(if self.awake { "elvis-awake" } else { "elvis" }, &self.setup, self.figures())
     }
 
     /// What was measured, by number of guests, and the worst row of what is asked of an adaptive core.
@@ -158,6 +169,9 @@ impl Report {
             put("kicks_per_frame", m.kicks);
             put("interrupts_per_frame", m.interrupts);
             put("notifications_per_s", m.notifications);
+            if let Some(between) = m.between {
+                put("processor_interrupts_per_s", between);
+            }
             put("back_end_cpu_percent", m.cpu_percent);
             put("cpu_us_per_frame", m.cpu_us);
             let of = |name| self.outcomes.get(&(*work, *guests, name)).map(Vec::as_slice);
@@ -172,6 +186,10 @@ impl Report {
                     };
                     let load = if *work == Work::Paced { "paced_" } else { "" };
                     cell[format!("polled_vs_notified_{load}{part}")] = json!(rounded(ratio));
+                }
+                ("again", Some(polled), _) => {
+                    let same = ratio(outcomes, polled, work.goodness());
+                    cell[format!("again_vs_polled_{load}")] = json!(rounded(same));
                 }
                 ("adaptive", Some(polled), Some(notified)) => {
                     let better = against_better(outcomes, polled, notified, work.goodness());
@@ -190,7 +208,17 @@ impl Report {
     /// The same for people.
     pub fn table(&self) -> String {
         let mut out = setup_lines(&self.setup, 14);
-        let titles = ["Mbit/s", "frames/s", "mean us", "p99 us", "kicks/fr", "irqs/fr", "notif/s", "CPU %"];
+        let titles = [
+            "Mbit/s",
+            "frames/s",
+            "mean us",
+            "p99 us",
+            "kicks/fr",
+            "irqs/fr",
+            "notif/s",
+            "cpu-irqs/s",
+            "CPU %",
+        ];
         let _ = write!(out, "\n{:10}{:>7}  {:9}", "", "guests", "");
         for title in titles {
             let _ = write!(out, "{title:>11}");
@@ -204,7 +232,7 @@ impl Report {
                 |value: f64| if *work == Work::Stream { String::new() } else { format!("{value:.2}") };
             let _ = writeln!(
                 out,
-                "{:>11.0}{:>11.0}{:>11}{:>11}{:>11.4}{:>11.4}{:>11.0}{:>11.0}",
+                "{:>11.0}{:>11.0}{:>11}{:>11}{:>11.4}{:>11.4}{:>11.0}{:>11}{:>11.0}",
                 m.mbit,
                 m.frames,
                 latency(m.mean_us),
@@ -212,6 +240,7 @@ impl Report {
                 m.kicks,
                 m.interrupts,
                 m.notifications,
+                m.between.map_or(String::new(), |between| format!("{between:.0}")),
                 m.cpu_percent,
             );
         }
@@ -236,7 +265,12 @@ mod tests {
                 kernel_ns: 0,
                 foreign: 0.0,
             };
-            report.outcome(guests, work, name, Outcome { frames, kicks: 0, interrupts: 0, latency, account });
+            report.outcome(
+                guests,
+                work,
+                name,
+                Outcome { frames, kicks: 0, interrupts: 0, between: Some(7), latency, account },
+            );
         }
         report
     }
@@ -256,6 +290,7 @@ mod tests {
         ]);
         let figures = report.figures();
         let part = |guests: &str, part: &str| figures[guests][part].as_f64().unwrap();
+        assert_eq!(part("guests1", "notified_stream_processor_interrupts_per_s"), 7.0);
         assert_eq!(part("guests1", "adaptive_vs_best_stream"), 0.9);
         // A histogram of two digits.
         assert!((part("guests2", "adaptive_vs_best_requests") - 0.8).abs() < 0.02);

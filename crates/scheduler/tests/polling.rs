@@ -38,6 +38,8 @@ const ADAPTIVE: Mode = Mode::Adaptive(CoreObjective { p99_ns: None, cpu_permille
 enum Load {
     /// The driver is at work for half of each period, from its begin on.
     Square { period: u64 },
+    /// The driver is at work all the time, but for a silence of random length, `mean` on average, after one in `every` requests on average.
+    Holes { every: u64, mean: u64, rng: Rng },
     /// At random times, so far apart on average, whatever becomes of those before.
     Random { mean: u64, rng: Rng },
 }
@@ -53,6 +55,10 @@ impl Load {
             Load::Square { period } => {
                 let next = done + THINK;
                 if next % *period < *period / 2 { next } else { (next / *period + 1) * *period }
+            }
+            Load::Holes { every, mean, rng } => {
+                let hole = rng.next() % *every == 0;
+                done + THINK + if hole { rng.exponential(*mean as f64) } else { 0 }
             }
             Load::Random { mean, rng } => came + rng.exponential(*mean as f64).max(1),
         }
@@ -208,6 +214,32 @@ fn square_waves_are_served_as_the_better_mode_serves_them() {
     assert!(worst >= 0.9, "{worst}");
 }
 
+#[test]
+fn a_rare_hole_in_a_load_arms_nobody() {
+    for (every, mean) in [(2_000, 20_000), (2_000, 100_000), (20_000, 300_000), (200_000, 1_000_000)] {
+        let load = || Load::Holes { every, mean, rng: Rng::new(every + mean) };
+        let (polled, adaptive) = (run(Mode::Polled, load(), 4 * SECOND), run(ADAPTIVE, load(), 4 * SECOND));
+        let holes = adaptive.requests / every;
+        println!("one of {mean} ns in {every}: {} kicks in some {holes} holes", adaptive.kicks);
+        assert!(adaptive.kicks * 4 <= holes, "one of {mean} ns in {every}: {} of {holes}", adaptive.kicks);
+        assert!(adaptive.requests * 100 >= polled.requests * 98);
+    }
+}
+
+#[test]
+fn a_load_that_stops_is_polled_after_for_a_twenty_fourth_of_its_time() {
+    for period_ms in [1, 5, 20, 40, 100, 1_000] {
+        let period = period_ms * 1_000_000;
+        let until = period * 20;
+        let adaptive = run(ADAPTIVE, Load::Square { period }, until);
+        // Half of the time is the load's. What its queue is polled for before it is armed anyway comes in addition.
+        let spare = (period / 2 / 24).min(2_000_000) * until / period;
+        let spins = 100_000 * until / period;
+        println!("{period_ms} ms: {} permille", adaptive.cpu_ns * 1000 / until);
+        assert!(adaptive.cpu_ns <= until / 2 + spare + spins, "{period_ms} ms: {}", adaptive.cpu_ns);
+    }
+}
+
 /// A request goes to one queue of the core and its answer to another; whoever made it makes the next one then, `think` later. Each end sleeps until its
 /// interrupt, and is up again after `END_WAKE`. Requests so far, kicks so far, and time that the core was awake, from `begin` to `end` with the queues as they are.
 fn closed_loop(
@@ -267,6 +299,25 @@ fn queues_whose_gaps_are_long_only_because_they_are_armed_are_polled() {
     let begin = 3 * SECOND + 50_000_000;
     let [requests, kicks, _] = closed_loop(&mut queues, &mut trials, (begin, begin + SECOND), 0);
     assert!(kicks < requests / 50, "{kicks} kicks for {requests} requests");
+}
+
+#[test]
+fn a_slow_load_that_begins_takes_little_more_than_what_notified_takes() {
+    let costs = PollingCosts { wake_ns: 25_000, ..PollingCosts::default() };
+    let fresh = || QueuePolling::new(&costs, &CoreObjective::default());
+    for think in [100_000, 200_000, 450_000] {
+        let (mut queues, mut trials) = ([fresh(), fresh()], PollTrials::default());
+        // After a busy load, some thousand requests per second for 200 ms: trials come most often then.
+        closed_loop(&mut queues, &mut trials, (0, SECOND), 0);
+        let span = (SECOND, SECOND + SECOND / 5);
+        let [requests, _, awake] = closed_loop(&mut queues, &mut trials, span, think);
+        let work = requests * 2 * (SERVICE + costs.arm_ns);
+        println!("{think}: awake for {awake} ns, of which {work} for {requests} requests");
+        assert!(
+            awake < work + 7_000_000,
+            "{think}: awake for {awake} ns, of which {work} for {requests} requests"
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! [`QueuePolling`] decides, from the gaps between the requests of one queue. Here is what it is told: when a queue has run dry, when its next
 //! request came, whether it had asked to be kicked meanwhile, and what looking on costs the core.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ioplane_device::SlotMeter;
 use ioplane_scheduler::{
@@ -11,9 +11,36 @@ use ioplane_scheduler::{
 };
 
 use super::PollLoop;
+use crate::shared::CoreShared;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
 const LOOK_NS: u64 = 60;
+
+/// How old the core is, in ns. All polls between two looks at the clock have the same time: it is converted once.
+#[derive(Debug)]
+pub(super) struct Age {
+    now: Instant,
+    ns: Option<u64>,
+}
+
+impl Age {
+    pub(super) fn new(now: Instant) -> Self {
+        Age { now, ns: None }
+    }
+
+    /// At `now`, the last look.
+    #[inline]
+    pub(super) fn at(&mut self, now: Instant, shared: &CoreShared) -> u64 {
+        match self.ns {
+            Some(ns) if self.now == now => ns,
+            _ => {
+                let ns = shared.age_ns(now);
+                *self = Age { now, ns: Some(ns) };
+                ns
+            }
+        }
+    }
+}
 
 /// What an adaptive core knows of one slot.
 #[derive(Debug)]

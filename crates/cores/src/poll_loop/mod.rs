@@ -50,7 +50,7 @@ use crate::settings::{CoreSettings, Notify, YieldPolicy};
 use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
-use adaptive::Adaptive;
+use adaptive::{Adaptive, Age};
 use charge::SettleRate;
 use objective::Objective;
 use slot::{SlotEntry, SlotState};
@@ -101,6 +101,8 @@ pub(crate) struct PollLoop {
     objective: Objective,
     /// When an adaptive core polls what it would arm.
     trials: PollTrials,
+    /// Of an adaptive core, at the last poll with work.
+    age: Age,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
@@ -156,6 +158,7 @@ impl PollLoop {
             wake_ups: WakeUps::default(),
             objective: Objective::new(CoreObjective::default(), now),
             trials: PollTrials::default(),
+            age: Age::new(now),
             waited: false,
             unkicked_until: now,
             asks: false,
@@ -423,7 +426,7 @@ impl PollLoop {
                     let now = self.context.look();
                     self.objective.took(requests, now.saturating_duration_since(entry.looked));
                 }
-                let now_ns = self.shared.age_ns(self.context.now());
+                let now_ns = self.age.at(self.context.now(), &self.shared);
                 let (asked, meter) = (self.objective.asked(), entry.slot.meter());
                 entry.adaptive.worked(now_ns, requests, asked, &mut self.trials, meter);
             }

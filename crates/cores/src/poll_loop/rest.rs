@@ -38,9 +38,10 @@ impl PollLoop {
     /// Rests every slot that has had no work for long enough; on a notified core, every slot that has none.
     pub(super) fn rest_idle(&mut self) {
         let now = self.context.now();
+        let now_ns = if self.notify == Notify::Adaptive { self.shared.age_ns(now) } else { 0 };
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let (notify, spin, shared, trials) = (self.notify, self.spin, &self.shared, &self.trials);
+            let (notify, spin, trials) = (self.notify, self.spin, &self.trials);
             let may_poll = self.objective.may_poll();
             let is_over = |entry: &mut SlotEntry| {
                 let idle = now.saturating_duration_since(entry.idle_since?);
@@ -48,8 +49,7 @@ impl PollLoop {
                     Notify::Notified => Some(QueueMode::Fixed),
                     Notify::Polled => (idle >= spin).then_some(QueueMode::Fixed),
                     Notify::Adaptive => {
-                        let over = entry.spin_is_over(shared.age_ns(now), idle, spin, may_poll, trials);
-                        over.map(QueueMode::Armed)
+                        entry.spin_is_over(now_ns, idle, spin, may_poll, trials).map(QueueMode::Armed)
                     }
                 }
             };

@@ -11,7 +11,7 @@ const FULL: u32 = 512 * ONE;
 
 /// A core that polls for nearly all of the time anyway polls on where arming would save less than one part in so many: who waits for a wake-up
 /// now and then has his processor asleep as well, and is slower for longer than that.
-const SAVES: u128 = 24;
+pub(super) const SAVES: u64 = 24;
 
 /// The bucket of a gap.
 fn bucket(ns: u64) -> usize {
@@ -62,6 +62,13 @@ pub(super) struct Prices {
     pub(super) polling_permille: u64,
     /// What one arrival costs that finds the queue armed, ns.
     pub(super) armed_ns: u64,
+}
+
+impl Prices {
+    /// What looking in vain for so long costs, ns of a processor.
+    fn polled_ns(&self, ns: u64) -> u64 {
+        ns.saturating_mul(self.polling_permille) / 1000
+    }
 }
 
 impl GapHistogram {
@@ -117,20 +124,25 @@ impl GapHistogram {
                 Some(last) if at <= last => (middle(at), 0),
                 _ => (spin, prices.armed_ns),
             };
-            let polled = looked.saturating_mul(prices.polling_permille) / 1000;
-            cost += u128::from(count) * u128::from(polled.saturating_add(armed));
+            cost += u128::from(count) * u128::from(prices.polled_ns(looked).saturating_add(armed));
         }
         cost
     }
 
     /// The bucket up to whose end looking is cheapest: the first of those that cost the same, `None` for arming at once. Looks at
-    /// those whose end is at most `most_ns`.
+    /// those whose end is at most `most_ns`. One pass over the buckets: a busy queue asks every 64 gaps.
     pub(super) fn cheapest(&self, prices: &Prices, most_ns: u64) -> (Option<usize>, u128) {
         let mut best = (None, self.cost(None, prices));
+        // What the gaps cost that are polled through, and how many are longer.
+        let (mut through, mut longer) = (0u128, u128::from(self.total));
         for last in (0..BUCKETS).take_while(|last| edge(*last) <= most_ns) {
             // Only the end of a bucket that has gaps can be better than a shorter time.
-            if self.counts[last] > 0 {
-                let cost = self.cost(Some(last), prices);
+            let count = u128::from(self.counts[last]);
+            if count > 0 {
+                through += count * u128::from(prices.polled_ns(middle(last)));
+                longer -= count;
+                let each = prices.polled_ns(edge(last)).saturating_add(prices.armed_ns);
+                let cost = through + longer * u128::from(each);
                 if cost < best.1 {
                     best = (Some(last), cost);
                 }
@@ -152,7 +164,7 @@ impl GapHistogram {
                 }
             }
         }
-        if saved * SAVES < all { longest } else { last }
+        if saved * u128::from(SAVES) < all { longest } else { last }
     }
 
     /// Whether no remembered gap is longer than those of that bucket.
@@ -206,6 +218,21 @@ mod tests {
         // Looking that costs next to nothing, because the core is awake for others.
         let cheap = Prices { polling_permille: 10, ..prices };
         assert!(gaps.cheapest(&cheap, 1 << 30).0.is_some());
+    }
+
+    #[test]
+    fn the_cheapest_is_the_first_that_costs_least() {
+        let mut gaps = GapHistogram::default();
+        for turn in 0..2_000u64 {
+            gaps.add((turn * 2_654_435_761) % (1 << (8 + turn % 24)));
+            let prices = Prices { polling_permille: 1 + turn % 1000, armed_ns: 30_000 + turn * 7 };
+            let ends = (0..BUCKETS).filter(|at| edge(*at) <= 2_000_000 && gaps.counts[*at] > 0);
+            let each = std::iter::once(None).chain(ends.map(Some));
+            let least = each
+                .map(|last| (last, gaps.cost(last, &prices)))
+                .reduce(|best, one| if one.1 < best.1 { one } else { best });
+            assert_eq!(Some(gaps.cheapest(&prices, 2_000_000)), least);
+        }
     }
 
     #[test]

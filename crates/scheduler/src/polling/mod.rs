@@ -15,10 +15,12 @@
 //! would decide for long about the slow one that follows. Sixteen long gaps in a row, where most were short before, make the queue forget the short ones;
 //! sixteen short ones in a row, where most were long, the long ones.
 //!
-//! Gaps may be long only because the queues are armed: see [`PollTrials`].
+//! Gaps may be long only because the queues are armed: see [`PollTrials`]. A rare gap that is longer than the spin arms no queue that has been polled for long: a
+//! twenty-fourth of the time polled, 2 ms at most, may be polled past the spin.
 
 mod ceiling;
 mod gaps;
+mod spare;
 mod trial;
 
 pub use ceiling::{CoreObjective, CpuCeiling, ObjectiveMeter, ObjectiveReport};
@@ -26,6 +28,7 @@ pub use ceiling::{CoreObjective, CpuCeiling, ObjectiveMeter, ObjectiveReport};
 pub use trial::PollTrials;
 
 use gaps::{GapHistogram, Prices, edge};
+use spare::SpareTime;
 
 /// What notifications and looking cost on a core, and what the core would do otherwise. One per core; times in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +129,11 @@ const FEWEST_GAPS: u32 = 8;
 const GAPS_PER_CHOICE: u32 = 16;
 const GAPS_PER_LATER_CHOICE: u32 = 64;
 
+/// The queues of a closed loop have equally many gaps, and would all choose in one turn: so long a turn puts their drivers to sleep. So the next choice of each
+/// comes after up to so many gaps less, by the time of this one.
+const GAPS_APART: u64 = 8;
+const CHOICES_APART_NS: u64 = 128;
+
 /// How exactly the length of a gap is known that a wake-up has ended: to so many parts of the wake-up.
 const WAKE_PARTS: u64 = 4;
 
@@ -145,6 +153,7 @@ const BURST_PARTS: u64 = 32;
 pub struct QueuePolling {
     gaps: GapHistogram,
     spin_ns: u64,
+    spare: SpareTime,
     /// The bucket at whose end the spin ends; none if the queue is armed at once.
     last: Option<usize>,
     reason: SpinReason,
@@ -167,6 +176,7 @@ impl QueuePolling {
         let mut queue = QueuePolling {
             gaps: GapHistogram::default(),
             spin_ns: 0,
+            spare: SpareTime::default(),
             last: None,
             reason: SpinReason::FewGaps,
             idle_since: None,
@@ -201,6 +211,12 @@ impl QueuePolling {
             Some(since) => {
                 let armed = std::mem::take(&mut self.armed);
                 let seen = now_ns.saturating_sub(since);
+                if armed {
+                    self.spare.armed();
+                } else {
+                    self.spare.polled(since, now_ns, seen.saturating_sub(self.spin_ns));
+                    trials.polled(now_ns, seen >= costs.long_ns());
+                }
                 // The request was there before the core was: what a wake-up takes is no part of the gap.
                 let least = seen.min(costs.wake_ns / WAKE_PARTS);
                 let gap = if armed { seen.saturating_sub(costs.wake_ns).max(least) } else { seen };
@@ -212,7 +228,12 @@ impl QueuePolling {
                 if other && !self.long {
                     trials.helped();
                 }
-                (other || self.may_choose()) && self.choose(costs, objective)
+                let chooses = other || self.may_choose();
+                let changed = chooses && self.choose(costs, objective);
+                if chooses {
+                    self.gaps_since_choice = (now_ns / CHOICES_APART_NS % GAPS_APART) as u32;
+                }
+                changed
             }
         }
     }
@@ -301,7 +322,10 @@ impl QueuePolling {
         let idle = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
         if !may_poll {
             IdleChoice::Arm(ArmReason::Ceiling)
-        } else if idle < self.spin_ns || (self.near >= FEWEST_GAPS && trials.polls(now_ns, idle)) {
+        } else if idle < self.spin_ns
+            || self.may_spare(idle)
+            || (self.near >= FEWEST_GAPS && trials.polls(now_ns, idle))
+        {
             IdleChoice::Poll
         } else if self.spin_ns == 0 {
             IdleChoice::Arm(ArmReason::LongGaps)
@@ -310,9 +334,15 @@ impl QueuePolling {
         }
     }
 
+    /// Whether a gap that is longer than the spin is polled through all the same. One that is armed at once is not.
+    fn may_spare(&self, idle_ns: u64) -> bool {
+        self.spin_ns > 0 && self.spare.covers(idle_ns.saturating_sub(self.spin_ns))
+    }
+
     /// A poll found nothing but requests that wait for a disk: what follows is no gap.
     pub fn waits(&mut self) {
         self.idle_since = None;
+        self.spare.waits();
     }
 
     /// The queue has been armed, and the look after that found nothing.
@@ -410,6 +440,29 @@ mod tests {
             changes += u32::from(queue.worked(now, 1, &COSTS, &NONE, &mut trials));
         }
         assert!(changes < 20, "changed {changes} times in {} choices", 10_000 / GAPS_PER_CHOICE);
+    }
+
+    #[test]
+    fn queues_of_one_loop_do_not_all_choose_in_one_turn() {
+        let mut trials = PollTrials::default();
+        let mut queues: Vec<_> = (0..8).map(|_| QueuePolling::new(&COSTS, &NONE)).collect();
+        let (mut now, mut choices, mut together) = (0, 0, 0);
+        for turn in 0..10_000u64 {
+            queues.iter_mut().for_each(|queue| _ = queue.idle(now, true, &trials));
+            now += 3_000 + turn * 37 % 500;
+            let mut chose = 0;
+            for (at, queue) in (0..).zip(&mut queues) {
+                let before = queue.gaps_since_choice;
+                queue.worked(now + at * 150, 1, &COSTS, &NONE, &mut trials);
+                chose += u32::from(queue.gaps_since_choice != before + 1);
+            }
+            choices += chose;
+            together += u32::from(chose > 4);
+            now += 8 * 150;
+        }
+        assert!(choices > 8 * 10_000 / 64, "{choices}");
+        // In the first turns, while few gaps are known, all choose in each.
+        assert!(together < 30, "{together} turns with more than half of the queues");
     }
 
     #[test]

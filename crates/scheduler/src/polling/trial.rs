@@ -2,7 +2,8 @@
 //!
 //! In a closed loop the next request comes when the last one is answered. Where the answer goes over several queues of one core, each armed queue
 //! adds a wake-up to the gaps of all the others: gaps that would be short if all were polled are long while all are armed, and each queue by itself
-//! is right to stay armed. So a core polls its queues together for a while, and those that then have short gaps only are polled from then on.
+//! is right to stay armed. So a core polls its queues together for a while, and those that then have short gaps only are polled from then on. The trial ends early if
+//! gaps that are polled through are long as well.
 
 use super::PollingCosts;
 
@@ -10,6 +11,8 @@ use super::PollingCosts;
 const DOUBT: u64 = 4;
 /// How long a trial is, in long gaps: all gaps of it that matter are shorter.
 const TRIAL_GAPS: u64 = 24;
+/// So many more long gaps than short ones, polled through in a trial, end it.
+const LONG_GAPS: u32 = 4;
 /// From a trial to the next one: twice as long after each that changed nothing, ns.
 const PAUSE_NS: (u64, u64) = (8_000_000, 1_000_000_000);
 
@@ -19,6 +22,8 @@ pub struct PollTrials {
     until_ns: u64,
     next_ns: u64,
     pause_ns: u64,
+    /// Long gaps less the short ones, of those polled through in this trial.
+    long: u32,
     /// Longer than this no gap is looked at in vain.
     most_ns: u64,
 }
@@ -45,7 +50,20 @@ impl PollTrials {
         self.pause_ns = pause.clamp(PAUSE_NS.0, PAUSE_NS.1);
         self.until_ns = now_ns + TRIAL_GAPS * costs.long_ns();
         self.most_ns = DOUBT * costs.long_ns();
+        self.long = 0;
         self.next_ns = self.until_ns + self.pause_ns;
+    }
+
+    /// A gap has ended that was polled through.
+    #[inline]
+    pub(super) fn polled(&mut self, now_ns: u64, long: bool) {
+        if now_ns >= self.until_ns {
+            return;
+        }
+        self.long = if long { self.long + 1 } else { self.long.saturating_sub(1) };
+        if self.long >= LONG_GAPS {
+            self.until_ns = now_ns;
+        }
     }
 
     /// A queue has short gaps now. If that came of a trial, the next may follow soon.
@@ -57,6 +75,22 @@ impl PollTrials {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_ends_when_gaps_are_long_in_it_too() {
+        let costs = PollingCosts::default();
+        let mut trials = PollTrials::default();
+        trials.doubt(1_000, &costs);
+        for _ in 0..LONG_GAPS {
+            assert!(trials.polls(2_000, 0));
+            trials.polled(2_000, false);
+        }
+        for _ in 0..LONG_GAPS {
+            assert!(trials.polls(2_000, 0));
+            trials.polled(2_000, true);
+        }
+        assert!(!trials.polls(2_000, 0));
+    }
 
     #[test]
     fn trials_that_change_nothing_become_rare() {
