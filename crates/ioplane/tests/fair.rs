@@ -406,7 +406,7 @@ fn groups_on_two_cores_share_a_disk_of_the_host_by_weight() {
         (bound("one"), bound("three")) == (Some(2 * MIB), Some(2 * MIB))
     });
     eventually("a person does not see it", &|| {
-        daemon.cli(&["group", "show", "one"]).out.contains(" of at most 2MiB on madeup from core 0")
+        daemon.cli(&["group", "show", "one"]).out.contains(" of at most 2M on madeup from core 0")
     });
     // One that asks for nothing gives its part to the other, and at last it is as if there was no other.
     pump.busy[1].store(false, Ordering::SeqCst);
