@@ -37,6 +37,7 @@ impl Backing for Late {
             read_only: false,
             volatile_cache: true,
             discards: true,
+            block_device: None,
         }
     }
 

@@ -116,7 +116,7 @@ impl CoreSender for Stage {
                     }
                 }
                 // All queues stand on this one core: nothing of a group stands elsewhere.
-                CoreMessage::Group(_) => {}
+                CoreMessage::Group(_) | CoreMessage::Device(_) => {}
             }
             if self.eager {
                 run(slots);

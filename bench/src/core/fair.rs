@@ -1,8 +1,9 @@
 //! Seven modest guests beside a greedy one, each in a group of its own, all of weight 1.
 //!
 //! Two loads: disks in memory, so that the core is full, and files on one disk, so that the disk is. A modest guest asks for half of its fair
-//! share, in an open loop, and the greedy one always asks: for blocks of 1 MiB, or by chains of 1,024 descriptors of one byte, which are
-//! refused after they have been read.
+//! share, and the greedy one for all that makes twice of what there is: in blocks of 1 MiB, or by chains of 1,024 descriptors of one byte, which are
+//! refused after they have been read. All ask in an open loop: what was not served stays wanted. What there is is measured first, with guests that
+//! always ask.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -26,9 +27,10 @@ use crate::measured::Figure;
 
 const MODEST: usize = 7;
 const GUESTS: f64 = MODEST as f64 + 1.0;
-/// What a modest guest asks for, as a part of its fair share. So all seven ask for 7/16 of what there is, and the greedy one for more than the
-/// rest.
+/// What a modest guest asks for, as a part of its fair share.
 const ASKS: f64 = 0.5;
+/// What all ask for together, of what there is: the seven for 7/16, so the greedy one for 25/16.
+const DEMAND: f64 = 2.0;
 /// What a group of average weight may have in a turn by decision 41, bytes.
 const QUANTUM: f64 = 131_072.0;
 /// A second in which the generator, or a core that must always be at work, had less of its processor is not judged: others took it.
@@ -40,6 +42,13 @@ struct Greedy {
     bytes: u32,
     plan: DiskPlan,
     depth: u16,
+}
+
+impl Greedy {
+    /// Requests of no whole number of sectors are refused.
+    fn reaches_the_disk(&self) -> bool {
+        self.bytes.is_multiple_of(512)
+    }
 }
 
 const BLOCKS: Greedy = Greedy {
@@ -60,7 +69,6 @@ const CHAINS: Greedy = Greedy {
 /// What all guests together have too little of.
 struct Load {
     name: &'static str,
-    greedy: &'static [Greedy],
     /// Of a modest guest's request.
     bytes: u32,
     /// Sizes of the disks of a modest and of a greedy guest, bytes.
@@ -70,17 +78,14 @@ struct Load {
 }
 
 /// Where the core is to be full, the modest guests' requests are so large that they cost the core several times what they cost the one
-/// generator. Chains of one-byte descriptors never reach a disk, so they are no load for one.
+/// generator. Chains of one-byte descriptors never reach a disk: where the modest guests' disks are files, such chains make the core what is short.
 const LOADS: [Load; 2] = [
-    Load {
-        name: "core",
-        greedy: &[BLOCKS, CHAINS],
-        bytes: 32 << 10,
-        sizes: [16 << 20, 64 << 20],
-        on_file: false,
-    },
-    Load { name: "backing", greedy: &[BLOCKS], bytes: BLOCK, sizes: [32 << 20, 256 << 20], on_file: true },
+    Load { name: "core", bytes: 32 << 10, sizes: [16 << 20, 64 << 20], on_file: false },
+    Load { name: "backing", bytes: BLOCK, sizes: [32 << 20, 256 << 20], on_file: true },
 ];
+
+/// Each beside the modest guests of each load.
+const KINDS: [Greedy; 2] = [BLOCKS, CHAINS];
 
 impl Load {
     /// The lines of a disk's table, in the group of the disk's name.
@@ -143,8 +148,9 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
     for name in &modest {
         disks.push((name.as_str(), load.lines(bench, name, small)?));
     }
-    for greedy in load.greedy {
-        disks.push((greedy.name, load.lines(bench, greedy.name, large)?));
+    for greedy in &KINDS {
+        let bytes = if greedy.reaches_the_disk() { large } else { small };
+        disks.push((greedy.name, load.lines(bench, greedy.name, bytes)?));
     }
     let configuration =
         disks.iter().fold(Configuration::new(bench.mode), |all, (name, _)| all.group(name, "weight = 1"));
@@ -154,13 +160,13 @@ fn one_load(bench: &Bench, load: &Load) -> Result<Seen> {
         let plan = DiskPlan { max_bytes: load.bytes, ..FORM.plan };
         stage.connect(name, Form { plan, ..FORM })?;
     }
-    for greedy in load.greedy {
+    for greedy in &KINDS {
         stage.connect(greedy.name, Form { ring: 128, queues: 1, plan: greedy.plan })?;
     }
     let capacity = stage.turn(|stage| capacity(stage, bench, load))?;
 
     let mut alone = Vec::new();
-    let mut kinds: Vec<Kind> = load.greedy.iter().map(|_| Kind::default()).collect();
+    let mut kinds = KINDS.map(|_| Kind::default());
     for round in 0..ROUNDS {
         let seed = u64::from(round) * 100;
         alone.push(run(&mut stage, bench, load, &capacity, seed, None)?.p99_us());
@@ -181,16 +187,21 @@ struct Capacity {
     /// Of a modest guest's size, per second: what one gets alone, or what all get together in bytes, whichever is less. One guest alone may have
     /// all of its bytes in a cache, which eight do not.
     requests: f64,
-    /// Per second in blocks of 1 MiB, of the greedy guest alone.
-    bytes: f64,
+    /// What a greedy guest of each kind gets alone, per second.
+    greedy: [f64; KINDS.len()],
 }
 
 fn capacity(stage: &mut Stage, bench: &Bench, load: &Load) -> Result<Capacity> {
     let time = bench.pace.round;
     let backlog = || Offered::Backlog(BLOCKS.depth);
+    let mut greedy = [0.0; KINDS.len()];
+    for (number, kind) in KINDS.iter().enumerate() {
+        let guest = &mut stage.guests[MODEST + number];
+        let mut flow = Flow::new(guest, 0, Offered::Backlog(kind.depth), kind.bytes, 1);
+        flow.may_fail = !kind.reaches_the_disk();
+        greedy[number] = rate(flow, time)?;
+    }
     let alone = rate(Flow::new(&mut stage.guests[0], 0, backlog(), load.bytes, 1), time)?;
-    let greedy = Flow::new(&mut stage.guests[MODEST], 0, backlog(), BLOCKS.bytes, 1);
-    let bytes = rate(greedy, time)? * f64::from(BLOCKS.bytes);
     let size = |flow: usize| if flow == MODEST { BLOCKS.bytes } else { load.bytes };
     // Those who are greedy in another way keep quiet.
     let guests = stage.guests.iter_mut().take(MODEST + 1).enumerate();
@@ -199,7 +210,7 @@ fn capacity(stage: &mut Stage, bench: &Bench, load: &Load) -> Result<Capacity> {
     let mut moved = 0u64;
     drive(&mut flows, time, |completion| moved += u64::from(size(completion.flow)))?;
     let together = moved as f64 / time.as_secs_f64() / f64::from(load.bytes);
-    Ok(Capacity { requests: alone.min(together), bytes })
+    Ok(Capacity { requests: alone.min(together), greedy })
 }
 
 impl Capacity {
@@ -208,9 +219,14 @@ impl Capacity {
         self.requests / GUESTS
     }
 
+    /// What a greedy guest of that kind asks for, requests per second.
+    fn greedy_asks(&self, kind: usize) -> f64 {
+        self.greedy[kind] * (DEMAND - MODEST as f64 * ASKS / GUESTS)
+    }
+
     /// How long the quanta of all groups take, us.
     fn quanta_us(&self) -> f64 {
-        GUESTS * QUANTUM / self.bytes * 1e6
+        GUESTS * QUANTUM / (self.greedy[0] * f64::from(BLOCKS.bytes)) * 1e6
     }
 }
 
@@ -229,12 +245,13 @@ fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> S
         .beside("fair_share_requests_per_s", capacity.share())
         .beside("request_bytes", load.bytes)
         .beside("asked_requests_per_s", capacity.share() * ASKS)
+        .beside("demand_percent", DEMAND * 100.0)
         .beside("seconds_judged", judged.count())
         .beside("seconds_disturbed", disturbed)
         .beside("with_disturbed_seconds", all);
     let quanta_us = capacity.quanta_us();
     let mut worst = Figure::missing("no p99");
-    for (kind, greedy) in kinds.iter().zip(load.greedy) {
+    for (number, (kind, greedy)) in kinds.iter().zip(&KINDS).enumerate() {
         let pairs: Vec<[f64; 2]> = kind
             .p99_us
             .iter()
@@ -251,9 +268,10 @@ fn figures(load: &Load, alone: &[f64], kinds: &[Kind], capacity: &Capacity) -> S
             .beside("quanta_us", quanta_us);
         share = share
             .beside(&format!("beside_{}", greedy.name), kind.judged.iter().copied().reduce(f64::min))
+            .beside(&format!("greedy_{}_asked_per_s", greedy.name), capacity.greedy_asks(number))
             .beside(
-                &format!("greedy_{}_mib_per_s", greedy.name),
-                median(kind.greedy_bytes_per_s.iter().copied()) / f64::from(1 << 20),
+                &format!("greedy_{}_per_s", greedy.name),
+                median(kind.greedy_bytes_per_s.iter().copied()) / f64::from(greedy.bytes),
             );
         if worst.value().is_none_or(|value| figure.value().is_some_and(|this| this > value)) {
             worst = figure;
@@ -381,7 +399,7 @@ fn run(
     greedy: Option<usize>,
 ) -> Result<Run> {
     let share = capacity.share();
-    let greedy = greedy.map(|kind| (kind, &load.greedy[kind]));
+    let greedy = greedy.map(|kind| (kind, &KINDS[kind]));
     let mut greedy_bytes = 0;
     let seconds = bench.pace.seconds;
     let time = Duration::from_secs(seconds as u64);
@@ -409,8 +427,9 @@ fn run(
             modest_guests.iter_mut().take(count).enumerate().map(modest_flow).collect();
         if let Some((kind, what)) = greedy {
             let guest = greedy_guests.get_mut(kind).context("a greedy guest")?;
-            let mut flow = Flow::new(guest, 0, Offered::Backlog(what.depth), what.bytes, seed);
-            flow.may_fail = what.plan.segments > 1;
+            let asks = Arrivals::new(capacity.greedy_asks(kind), seed + MODEST as u64 + 1);
+            let mut flow = Flow::new(guest, 0, Offered::open(asks), what.bytes, seed);
+            flow.may_fail = !what.reaches_the_disk();
             flow.at_once = 1;
             flows.push(flow);
         }
@@ -511,7 +530,7 @@ mod tests {
         };
         kind.add(&run([true, false]));
         assert_eq!((kind.judged.clone(), kind.disturbed, kind.least), (vec![1.0], 1, 0.3));
-        let capacity = Capacity { requests: 1600.0, bytes: 1e9 };
+        let capacity = Capacity { requests: 1600.0, greedy: [1000.0; 2] };
         let none = figures(&LOADS[0], &[10.0; 6], &[Kind::default(), Kind::default()], &capacity);
         assert_eq!(none.share.value(), None);
         kind.add(&run([true, true]));
@@ -520,9 +539,20 @@ mod tests {
     }
 
     #[test]
+    fn all_together_ask_for_twice_of_what_there_is() {
+        let capacity = Capacity { requests: 1600.0, greedy: [160.0, 3200.0] };
+        for kind in 0..KINDS.len() {
+            let modest = MODEST as f64 * capacity.share() * ASKS / capacity.requests;
+            let greedy = capacity.greedy_asks(kind) / capacity.greedy[kind];
+            assert!((modest + greedy - 2.0).abs() < 1e-9, "{modest} and {greedy}");
+        }
+    }
+
+    #[test]
     fn the_quanta_are_taken_off_the_tail() {
         let kind = |p99: f64| Kind { p99_us: vec![p99; 6], ..Kind::default() };
-        let capacity = Capacity { requests: 8.0, bytes: GUESTS * QUANTUM / 50e-6 };
+        let blocks = GUESTS * QUANTUM / 50e-6 / f64::from(BLOCKS.bytes);
+        let capacity = Capacity { requests: 8.0, greedy: [blocks, 1.0] };
         let figures = figures(&LOADS[0], &[10.0; 6], &[kind(70.0), kind(30.0)], &capacity);
         assert!((figures.p99.value().unwrap() - 2.0).abs() < 1e-9);
     }

@@ -43,10 +43,6 @@ impl Cores {
         self.specs().values().cloned().collect()
     }
 
-    pub fn count(&self) -> usize {
-        self.specs().len()
-    }
-
     /// Refuses if there is no such core.
     pub fn check(&self, id: u32) -> Result<(), Refusal> {
         let specs = self.specs();

@@ -28,6 +28,7 @@ pub struct CoreContext {
     /// Bytes that were handed to backings and have yet to end, and bytes that have ended, since the core has asked last.
     submitted: u64,
     completed: u64,
+    lacked_room: bool,
     /// Not 0 while `now` is when work ended: 2 in the poll that has done the work, 1 in the poll after it.
     work_ended: u8,
 }
@@ -50,6 +51,7 @@ impl CoreContext {
             epoch,
             submitted: 0,
             completed: 0,
+            lacked_room: false,
             work_ended: 0,
         }
     }
@@ -155,6 +157,18 @@ impl CoreContext {
     #[inline]
     pub fn completed(&mut self, bytes: u64) {
         self.completed += bytes;
+    }
+
+    /// The queue that is being polled has left something undone that did not fit into [`crate::Budget::room`].
+    #[inline]
+    pub fn lacked_room(&mut self) {
+        self.lacked_room = true;
+    }
+
+    /// The core's side: whether a poll has said so since the last call.
+    #[inline]
+    pub fn take_lacked_room(&mut self) -> bool {
+        std::mem::take(&mut self.lacked_room)
     }
 
     /// The core's side: bytes submitted and bytes completed since the last call, if any.

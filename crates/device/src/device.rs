@@ -7,7 +7,7 @@ use ioplane_scheduler::LimitSet;
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
 use crate::quiescence::proof::QuiescenceProof;
-use crate::share::Share;
+use crate::share::{BlockDevice, Share};
 use crate::state::{SavedState, StateError};
 
 /// Which register space an access goes to.
@@ -139,6 +139,11 @@ pub trait Device: Send + 'static {
         Share::default()
     }
 
+    /// The block device of the host that its backing lies on, for pollers that are made now; `None` if it has none, or if that is not known.
+    fn block_device(&self) -> Option<BlockDevice> {
+        None
+    }
+
     /// Takes a parked poller back; from here on what it knew is the device's state.
     fn deactivate(&mut self, parked: Parked);
 
@@ -191,6 +196,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn share(&self) -> Share {
         (**self).share()
+    }
+    fn block_device(&self) -> Option<BlockDevice> {
+        (**self).block_device()
     }
     fn deactivate(&mut self, parked: Parked) {
         (**self).deactivate(parked);

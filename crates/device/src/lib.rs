@@ -88,7 +88,7 @@ pub use policy::{
 };
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
 pub use quiescence::{Applied, Loaded, Missed, QuiescenceProof, Quiescent, Quiescing, Refused, Running};
-pub use share::{GroupId, GroupPart, Share};
+pub use share::{BlockDevice, DevicePart, GroupId, GroupPart, Share};
 pub use slot::{Ack, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
 pub use slot_meter::SlotMeter;
 pub use state::{SavedState, StateError};

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub use ioplane_scheduler::GroupId;
+pub use ioplane_scheduler::{BlockDevice, GroupId};
 
 /// The group of a queue and its weight, which stand with the queue's slot on a core: where several groups have work, each has a part of the
 /// core's time in proportion to its weight, and its queues share that part. All queues of a group bring the same weight; the last one that
@@ -32,6 +32,17 @@ pub struct GroupPart {
     /// Of its weight, in parts of [`ioplane_scheduler::WHOLE`].
     pub part: u32,
     /// The most that it may have in flight from this core while others compete with it, bytes.
+    pub in_flight: u64,
+}
+
+/// What a group may have in flight from one core on one block device of the host, whoever competes for the core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DevicePart {
+    /// The group.
+    pub group: GroupId,
+    /// The device that backings lie on.
+    pub device: BlockDevice,
+    /// Bytes; `u64::MAX` if nobody else uses the disks that it lies on.
     pub in_flight: u64,
 }
 

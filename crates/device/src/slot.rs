@@ -16,7 +16,7 @@ use crate::limits::SlotLimits;
 use crate::outcome::{PollOutcome, PollState};
 use crate::parked::{Parked, PollerId};
 use crate::poller::{Budget, Change, Poller, Stop, Wakers};
-use crate::share::{GroupPart, Share};
+use crate::share::{BlockDevice, DevicePart, GroupPart, Share};
 use crate::slot_meter::SlotMeter;
 use crate::watch;
 
@@ -47,10 +47,11 @@ impl PollerSlot {
         queue: u16,
         inbox: Arc<ParkedInbox>,
         share: Share,
+        block_device: Option<BlockDevice>,
         limits: LimitSet,
     ) -> Self {
         PollerSlot {
-            meter: Arc::new(SlotMeter::new(info, queue, PollerId::fresh(), share)),
+            meter: Arc::new(SlotMeter::new(info, queue, PollerId::fresh(), share, block_device)),
             queue,
             poller: Some(poller),
             inbox,
@@ -80,6 +81,11 @@ impl PollerSlot {
     /// Its group, and the weight of that.
     pub fn share(&self) -> Share {
         self.share
+    }
+
+    /// The block device of the host that its backing lies on, if that is known.
+    pub fn block_device(&self) -> Option<BlockDevice> {
+        self.meter.block_device()
     }
 
     /// What the limit counts that has held its requests back last.
@@ -271,6 +277,9 @@ pub enum CoreMessage {
     /// What stands on this core of a group that others have queues of, too. Dropped if the core has none of its queues; forgotten with the last
     /// of them.
     Group(GroupPart),
+    /// What a group may have in flight on one block device from this core. Dropped if the core has none of its queues there; forgotten with the
+    /// last of them.
+    Device(DevicePart),
 }
 
 /// The core behind a [`CoreSender`] has ended. Returns the message.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ioplane_scheduler::ChoiceMeter;
+use ioplane_scheduler::{BackingUse, BlockDevice, ChoiceMeter};
 
 use crate::device::DeviceInfo;
 use crate::parked::PollerId;
@@ -21,6 +21,10 @@ pub struct SlotMeter {
     /// The group, and below it the weight.
     share: AtomicU64,
     wants_more: AtomicBool,
+    block_device: Option<BlockDevice>,
+    in_flight: AtomicU64,
+    /// The most that was in flight, twice, and 1 if more would have been.
+    backing: AtomicU64,
     choices: ChoiceMeter,
 }
 
@@ -29,7 +33,13 @@ fn packed(share: Share) -> u64 {
 }
 
 impl SlotMeter {
-    pub(crate) fn new(info: &DeviceInfo, queue: u16, poller: PollerId, share: Share) -> Self {
+    pub(crate) fn new(
+        info: &DeviceInfo,
+        queue: u16,
+        poller: PollerId,
+        share: Share,
+        block_device: Option<BlockDevice>,
+    ) -> Self {
         SlotMeter {
             device: info.name.clone(),
             kind: info.kind,
@@ -38,6 +48,9 @@ impl SlotMeter {
             busy_ns: AtomicU64::new(0),
             share: AtomicU64::new(packed(share)),
             wants_more: AtomicBool::new(false),
+            block_device,
+            in_flight: AtomicU64::new(0),
+            backing: AtomicU64::new(0),
             choices: ChoiceMeter::default(),
         }
     }
@@ -83,6 +96,28 @@ impl SlotMeter {
     /// The core's side: see [`SlotMeter::wants_more`].
     pub fn publish_wants_more(&self, wants_more: bool) {
         self.wants_more.store(wants_more, Ordering::Relaxed);
+    }
+
+    /// The block device of the host that the queue's backing lies on, if that is known.
+    pub fn block_device(&self) -> Option<BlockDevice> {
+        self.block_device
+    }
+
+    /// What the queue has in flight at its backing, bytes. As of the last 10 ms in which the poller was polled.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// What the queues of its group have had in flight on the same device from the same core. Of the last 10 to 20 ms in which the poller was polled.
+    pub fn backing_use(&self) -> BackingUse {
+        let packed = self.backing.load(Ordering::Relaxed);
+        BackingUse { peak: packed >> 1, lacks: packed & 1 == 1 }
+    }
+
+    /// The core's side: see [`SlotMeter::in_flight`] and [`SlotMeter::backing_use`].
+    pub fn publish_backing(&self, in_flight: u64, used: BackingUse) {
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+        self.backing.store(used.peak << 1 | u64::from(used.lacks), Ordering::Relaxed);
     }
 
     pub(crate) fn join(&self, share: Share) {

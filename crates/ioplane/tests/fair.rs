@@ -2,6 +2,9 @@
 
 mod daemon;
 
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use daemon::reader::Reader;
@@ -306,4 +309,111 @@ fn a_weight_holds_over_the_cores_of_a_group() {
     while wide.behind(&mut narrow, true) > 16 {
         assert!(Instant::now() < end, "the weight does not follow a second time");
     }
+}
+
+/// What a group has in flight, and may have, on a disk of the host: (core, disks, bytes, bound).
+fn in_flight(daemon: &TestDaemon, name: &str) -> Vec<(u64, Value, u64, Option<u64>)> {
+    let shown = group(daemon, name);
+    let lanes = shown["in_flight"].as_array().cloned().unwrap_or_default();
+    let number = |lane: &Value, key: &str| lane[key].as_u64();
+    let lane = |lane: &Value| {
+        let bytes = number(lane, "bytes").unwrap();
+        (number(lane, "core").unwrap(), lane["host_disks"].clone(), bytes, number(lane, "bound_bytes"))
+    };
+    lanes.iter().map(lane).collect()
+}
+
+/// Keeps guests at work until it is dropped.
+struct Pump {
+    busy: Arc<[AtomicBool; 2]>,
+    ends: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Pump {
+    fn new(mut guests: [Reader; 2]) -> Self {
+        let busy = Arc::new([true, true].map(AtomicBool::new));
+        let ends = Arc::new(AtomicBool::new(false));
+        let (is_busy, is_over) = (busy.clone(), ends.clone());
+        let thread = std::thread::spawn(move || {
+            while !is_over.load(Ordering::SeqCst) {
+                for (guest, busy) in guests.iter_mut().zip(&*is_busy) {
+                    guest.reap();
+                    if busy.load(Ordering::SeqCst) {
+                        guest.submit(64);
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Pump { busy, ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::SeqCst);
+        let ended = self.thread.take().map(std::thread::JoinHandle::join);
+        assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "the guests have failed");
+    }
+}
+
+#[test]
+fn groups_on_two_cores_share_a_disk_of_the_host_by_weight() {
+    const MIB: u64 = 1 << 20;
+    let daemon = TestDaemon::new_beside_the_build("");
+    let images = ["a.img", "b.img"].map(|image| daemon.path(image));
+    for image in &images {
+        std::fs::write(image, vec![1; 8 << 20]).unwrap();
+    }
+    let [a, b] = images.each_ref().map(|image| image.display());
+    daemon.configure(&format!(
+        "[[core]]\n[[core]]\n[[group]]\nname = \"one\"\n[[group]]\nname = \"three\"\nweight = 3\n\
+         [[disk]]\nname = \"a\"\npath = \"{a}\"\ncore = 0\ngroup = \"one\"\n\
+         [[disk]]\nname = \"b\"\npath = \"{b}\"\ncore = 1\ngroup = \"three\"\n"
+    ));
+    // They lie on a made-up disk, whatever file system the test is run on.
+    let device = std::fs::metadata(&images[0]).unwrap().dev();
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let (disk, link) = (daemon.path("sys/devices/madeup"), daemon.path("sys/dev/block").join(number));
+    std::fs::create_dir_all(&disk).unwrap();
+    std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&disk, &link).unwrap();
+    let tree = format!("IOPLANE_TEST_SYSFS={}", daemon.path("sys").display());
+    let daemon = daemon.start_by(&["env", &tree]);
+
+    let pump = Pump::new(["a", "b"].map(|disk| Reader::of(&daemon, disk, 1 << 20)));
+    let lane = |name: &str| in_flight(&daemon, name).into_iter().next();
+    let bound = |name: &str| lane(name).and_then(|(.., bound)| bound);
+    let eventually = |what: &str, come: &dyn Fn() -> bool| {
+        let end = Instant::now() + LIMIT;
+        while !come() {
+            assert!(Instant::now() < end, "{what}: {:?} {:?}", lane("one"), lane("three"));
+        }
+    };
+    eventually("what may be in flight is not 1 : 3", &|| {
+        (bound("one"), bound("three")) == (Some(MIB), Some(3 * MIB))
+    });
+    let (core, disks, ..) = lane("three").unwrap();
+    assert_eq!((core, disks), (1, json!(["madeup"])));
+    eventually("more is in flight than may be", &|| {
+        [("one", MIB), ("three", 3 * MIB)].iter().all(|(name, most)| {
+            lane(name).is_some_and(|(_, _, bytes, bound)| bytes > 0 && bytes <= *most && bound == Some(*most))
+        })
+    });
+    daemon.json(&["group", "set", "one", "--weight", "3"]);
+    eventually("a new weight changes nothing", &|| {
+        (bound("one"), bound("three")) == (Some(2 * MIB), Some(2 * MIB))
+    });
+    eventually("a person does not see it", &|| {
+        daemon.cli(&["group", "show", "one"]).out.contains(" of at most 2M on madeup from core 0")
+    });
+    // One that asks for nothing gives its part to the other, and at last it is as if there was no other.
+    pump.busy[1].store(false, Ordering::SeqCst);
+    eventually("an idle group keeps its part", &|| lane("one").is_some() && bound("one") != Some(2 * MIB));
+    eventually("an idle group is not forgotten", &|| lane("one").is_some() && bound("one").is_none());
+    pump.busy[1].store(true, Ordering::SeqCst);
+    eventually("a group that comes back has no part", &|| {
+        (bound("one"), bound("three")) == (Some(2 * MIB), Some(2 * MIB))
+    });
 }

@@ -356,7 +356,7 @@ impl CoreSender for SteppedCore {
         match message {
             CoreMessage::Attach(slot) => slots.push(slot),
             CoreMessage::Poller(_, command) => slots[0].handle(context, command),
-            CoreMessage::Group(_) => {}
+            CoreMessage::Group(_) | CoreMessage::Device(_) => {}
         }
         Ok(())
     }

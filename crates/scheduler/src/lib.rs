@@ -4,7 +4,8 @@
 //!   on a core, at every poll or look at its clock            in the daemon, every 10 to 100 ms
 //!   +---------------------------------------------+          +----------------------------------------+
 //!   | QueuePolling  poll or arm, by the gaps      |          | divide       a group's weight by cores |
-//!   | CpuCeiling    how much polling is left      | readings | PoolPlanner  cores and queues          |
+//!   | CpuCeiling    how much polling is left      | readings | DiskShares   a host's disk by weights  |
+//!   |                                             |          | PoolPlanner  cores and queues          |
 //!   | FairTurns     who is next, for how much     |--------->| DecisionLog  what, when, why           |
 //!   | RateBucket    whether a request may pass    |<---------| ChoiceWatch  which choices have lasted |
 //!   | ChoiceMeter   what was chosen, why, how long|  weights +----------------------------------------+
@@ -20,6 +21,7 @@
 //! Must not know: rings, pollers, threads, files but sysfs, the daemon.
 
 mod choice;
+mod disks;
 mod fair;
 mod limit;
 mod log;
@@ -30,9 +32,10 @@ mod topology;
 mod watch;
 
 pub use choice::{ChoiceMeter, ModeCount, QueueChoices, QueueMode};
+pub use disks::{DiskLane, DiskNumber, DiskPart, DiskShares};
 pub use fair::{
-    FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST,
-    TenantReading, WHOLE, poll_cost,
+    BackingUse, BlockDevice, FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled,
+    QUANTUM, REQUEST_COST, TenantReading, WHOLE, poll_cost,
 };
 pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use ioplane_device::CoreContext;
+use ioplane_device::{BlockDevice, CoreContext};
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 
 /// What is known of a backing now. Sizes in bytes.
@@ -24,6 +24,8 @@ pub struct BackingInfo {
     pub volatile_cache: bool,
     /// Discards free space (otherwise they are accepted and do nothing).
     pub discards: bool,
+    /// The block device of this host that it lies on, as `stat` says; it may be no real device (a network file system). `None` if it lies on none.
+    pub block_device: Option<BlockDevice>,
 }
 
 /// Why an operation failed; becomes a virtio status and a counter.

@@ -114,6 +114,7 @@ impl Backing for MemoryBacking {
             read_only: false,
             volatile_cache: false,
             discards: true,
+            block_device: None,
         }
     }
 

@@ -167,6 +167,7 @@ impl Backing for Disorder {
             read_only: false,
             volatile_cache: true,
             discards: true,
+            block_device: None,
         }
     }
 

@@ -89,7 +89,7 @@ impl HandCore {
                         }
                     }
                     // It takes no turns by weight.
-                    CoreMessage::Group(_) => {}
+                    CoreMessage::Group(_) | CoreMessage::Device(_) => {}
                 }
             }
             let (mut done, before) = (0, slots.len());

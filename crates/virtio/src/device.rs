@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof, Share};
+use ioplane_device::{BlockDevice, DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof, Share};
 use ioplane_scheduler::LimitSet;
 
 use crate::ring::{InFlightRequest, Ring, RingFault};
@@ -93,6 +93,11 @@ pub trait VirtioDevice: Send + 'static {
     /// The group of its queues.
     fn share(&self) -> Share {
         Share::default()
+    }
+
+    /// The block device of the host that its backing lies on, if it has one and that is known.
+    fn block_device(&self) -> Option<BlockDevice> {
+        None
     }
 
     /// Makes the poller of a queue.

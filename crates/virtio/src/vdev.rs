@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
-    Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet,
-    QuiescenceProof, RegisterAddress, SavedState, Share, StateError,
+    Access, Activation, BlockDevice, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter,
+    Parked, QueueSet, QuiescenceProof, RegisterAddress, SavedState, Share, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView, Window};
 use ioplane_scheduler::LimitSet;
@@ -299,6 +299,10 @@ impl<V: VirtioDevice> Device for Vdev<V> {
 
     fn share(&self) -> Share {
         self.model.share()
+    }
+
+    fn block_device(&self) -> Option<BlockDevice> {
+        self.model.block_device()
     }
 
     fn deactivate(&mut self, parked: Parked) {

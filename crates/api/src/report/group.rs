@@ -30,12 +30,35 @@ limited! { report! spec [disk_limits tx_limits rx_limits]
         disks: Vec<String>,
         /// The NICs that are in it.
         nics: Vec<String>,
+        /// What its disks have in flight, from each core that serves some whose backing is a file or a device.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        in_flight: Vec<InFlightReport>,
     }
+}
+
+/// What the disks of one group have in flight from one core on what their backings lie on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct InFlightReport {
+    /// Number of the core.
+    pub core: u32,
+    /// Names of the host's disks that the backings lie on. Empty if the host does not tell: then the groups of one core share what is in flight.
+    pub host_disks: Vec<String>,
+    /// The most that they had in flight of late.
+    pub bytes: u64,
+    /// The most that they may have in flight. Nothing if no other group uses these disks, or if they are not known.
+    pub bound_bytes: Option<u64>,
 }
 
 impl GroupReport {
     /// Of a group as it is, and what is in it.
-    pub fn new(spec: &GroupSpec, origin: &str, disks: Vec<String>, nics: Vec<String>) -> Self {
+    pub fn new(
+        spec: &GroupSpec,
+        origin: &str,
+        disks: Vec<String>,
+        nics: Vec<String>,
+        in_flight: Vec<InFlightReport>,
+    ) -> Self {
         let [disk, tx, rx] = spec.limits();
         with_limits!(
             GroupReport {
@@ -43,7 +66,8 @@ impl GroupReport {
                 origin: origin.to_owned(),
                 weight: spec.weight,
                 disks,
-                nics
+                nics,
+                in_flight
             },
             disk_limits = disk,
             tx_limits = tx,

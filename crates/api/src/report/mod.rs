@@ -36,7 +36,7 @@ pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
 };
-pub use group::GroupReport;
+pub use group::{GroupReport, InFlightReport};
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };

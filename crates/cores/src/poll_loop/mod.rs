@@ -39,8 +39,8 @@ use std::time::{Duration, Instant};
 use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{
-    Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
-    PollerSlot, Share,
+    BlockDevice, Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand,
+    PollerId, PollerSlot, Share, SlotMeter,
 };
 use ioplane_scheduler::{CoreObjective, FairTurns, PollTrials, Polled, QueueMode, poll_cost};
 
@@ -249,6 +249,7 @@ impl PollLoop {
                     self.turns.part(share.group, share.part);
                     self.turns.bound(share.group, share.in_flight);
                 }
+                CoreMessage::Device(part) => self.turns.bound_on(part.group, part.device, part.in_flight),
             }
         }
         false
@@ -292,7 +293,7 @@ impl PollLoop {
             ring.reserve(slots);
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
-        self.join_group(at, slot.share());
+        self.join_group(at, slot.share(), slot.block_device());
         let adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
         let now = self.context.now();
         let mode = if self.notify == Notify::Adaptive { QueueMode::Polled } else { QueueMode::Fixed };
@@ -305,8 +306,8 @@ impl PollLoop {
     }
 
     /// The slot, which is no member of a group and not awake there, belongs to this one.
-    fn join_group(&mut self, index: usize, share: Share) {
-        self.turns.attach(index, share.group, 1);
+    fn join_group(&mut self, index: usize, share: Share, device: Option<BlockDevice>) {
+        self.turns.attach_on(index, share.group, 1, device);
         self.turns.weigh(share.group, share.weight.get());
     }
 
@@ -317,13 +318,16 @@ impl PollLoop {
         let Some(entry) = &mut self.slots[at] else { return };
         if let PollerCommand::Apply(Change::Share(share), _) = command {
             let stays = entry.slot.share().group == share.group;
-            let awake = entry.state.is_awake();
+            let (awake, device) = (entry.state.is_awake(), entry.slot.block_device());
             entry.slot.handle(&mut self.context, command);
             if stays {
                 self.turns.weigh(share.group, share.weight.get());
             } else {
+                // What is in flight is the other group's from now on.
+                let in_flight = self.turns.in_flight(at);
                 self.turns.detach(at);
-                self.join_group(at, share);
+                self.join_group(at, share, device);
+                self.turns.moved(at, in_flight, 0);
                 if awake {
                     self.turns.wake(at);
                 }
@@ -351,8 +355,9 @@ impl PollLoop {
     fn step_each<const PAID: bool>(&mut self) -> u64 {
         let mut units = 0;
         let mut at = 0;
+        let bounded = self.turns.bounds_lanes();
         while let Some(&index) = self.awake.get(at) {
-            let outcome = if PAID { self.step(index) } else { self.step_with(index, self.budget) };
+            let outcome = if PAID || bounded { self.step(index) } else { self.step_with(index, self.budget) };
             units += u64::from(outcome.units());
             if outcome.state() == PollState::Parked {
                 // Counts as work: its owner is likely to ask for more. The last one has moved here.
@@ -418,6 +423,9 @@ impl PollLoop {
         self.stepping = None;
         if let Some((submitted, completed)) = self.context.take_moved() {
             self.turns.moved(index, submitted, completed);
+        }
+        if budget.room != Budget::UNBOUNDED && self.context.take_lacked_room() {
+            self.turns.lacked_room(index);
         }
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
@@ -493,10 +501,13 @@ impl PollLoop {
             let Some(entry) = entry else { continue };
             let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
             if entry.state.is_awake() || stepped {
-                entry.slot.meter().publish_wants_more(self.turns.wants_more(index));
+                let meter = entry.slot.meter();
+                meter.publish_wants_more(self.turns.wants_more(index));
+                publish_backing(meter, &self.turns, index);
                 entry.slot.tidy();
             }
         }
+        self.turns.end_period();
         let now = self.context.now();
         if self.notify == Notify::Adaptive {
             self.price_polling();
@@ -599,6 +610,11 @@ impl PollLoop {
             None => self.check_events(looks),
         }
     }
+}
+
+/// Publishes what the slot, and its group from this core, have in flight.
+fn publish_backing(meter: &SlotMeter, turns: &FairTurns, index: usize) {
+    meter.publish_backing(turns.in_flight(index), turns.backing_use(index));
 }
 
 /// What a poll may hand to its backing, of what its group may.

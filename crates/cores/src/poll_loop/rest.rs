@@ -10,7 +10,7 @@ use ioplane_scheduler::QueueMode;
 use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
 use super::wait::Sleep;
-use super::{PollLoop, TIDY, ring};
+use super::{PollLoop, TIDY, publish_backing, ring};
 use crate::readable::Readable;
 use crate::settings::Notify;
 use crate::shared::ENDING;
@@ -55,6 +55,10 @@ impl PollLoop {
             };
             let over = self.slots[index].as_mut().and_then(is_over);
             if over.is_some_and(|mode| self.rest(index, mode)) {
+                // No tidying comes for it until it is woken.
+                if let Some(entry) = &self.slots[index] {
+                    publish_backing(entry.slot.meter(), &self.turns, index);
+                }
                 self.leave_awake(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
                     self.free_slot(index);
@@ -131,6 +135,7 @@ impl PollLoop {
             entry.state = SlotState::Held;
         }
         self.untidy |= newly;
+        publish_backing(entry.slot.meter(), &self.turns, index);
         if newly {
             let held = QueueMode::Held(entry.slot.held_by());
             self.note(index, held);

@@ -41,6 +41,8 @@ pub struct Line {
     pub panics: AtomicBool,
     /// Nobody says when something is published.
     pub kickless: AtomicBool,
+    /// So many requests may be served at most: what a disk that answers one by one has answered.
+    pub may_serve: AtomicU64,
     /// While it is set every poll has work.
     pub busy: AtomicBool,
     /// What each of these polls is said to cost.
@@ -84,6 +86,7 @@ impl Line {
             open: AtomicBool::new(true),
             panics: AtomicBool::new(false),
             kickless: AtomicBool::new(false),
+            may_serve: AtomicU64::new(u64::MAX),
             busy: AtomicBool::new(false),
             costs: AtomicU64::new(BYTES),
             in_flight: AtomicU64::new(0),
@@ -247,11 +250,16 @@ impl Poller for Server {
             let may = new.min(budget.requests.into()).min(if bytes == 0 { u64::MAX } else { fit });
             let taken = (0..may).take_while(passes).count() as u64;
             context.submitted(taken * bytes);
+            if bytes > 0 && fit < new {
+                context.lacked_room();
+            }
             self.held += taken;
             line.taken.store(served + self.held, Ordering::Release);
         }
-        if self.held > 0 && line.open.load(Ordering::Acquire) {
-            let done = std::mem::take(&mut self.held);
+        let may_serve = line.may_serve.load(Ordering::Acquire).saturating_sub(served);
+        let done = self.held.min(may_serve);
+        if done > 0 && line.open.load(Ordering::Acquire) {
+            self.held -= done;
             context.completed(done * line.in_flight.load(Ordering::Relaxed));
             let _ = rustix::io::read(&line.completion, &mut [0; 8]);
             line.rests.store(false, Ordering::Relaxed);
@@ -330,6 +338,7 @@ impl Poller for Server {
 pub struct Counter {
     info: DeviceInfo,
     share: Share,
+    block_device: Option<BlockDevice>,
     pub lines: Vec<Arc<Line>>,
 }
 
@@ -338,6 +347,7 @@ impl Counter {
         Counter {
             info: DeviceInfo { name: "counter".into(), kind: "counter", queues },
             share: Share::default(),
+            block_device: None,
             lines: (0..queues).map(|_| Line::new()).collect(),
         }
     }
@@ -349,6 +359,16 @@ impl Counter {
     /// As [`Counter::run`], in a group.
     pub fn run_in(share: Share, queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
         Counter { share, ..Counter::new(queues) }.on(placement)
+    }
+
+    /// As [`Counter::run_in`], with a backing that lies on this device.
+    pub fn run_on(
+        device: BlockDevice,
+        share: Share,
+        queues: u16,
+        placement: &dyn Placement,
+    ) -> (Running<Self>, Vec<Arc<Line>>) {
+        Counter { share, block_device: Some(device), ..Counter::new(queues) }.on(placement)
     }
 
     /// As [`Counter::run`], with lines that tell when what they hold has ended.
@@ -387,6 +407,10 @@ impl Device for Counter {
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn block_device(&self) -> Option<BlockDevice> {
+        self.block_device
     }
 
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {

@@ -139,7 +139,8 @@ impl Daemon {
     pub(crate) fn group_report(&self, name: &str) -> Result<GroupReport, Refusal> {
         let record = self.groups.record(name)?;
         let (disks, nics) = (members(self.disks.records(), name), members(self.nics.records(), name));
-        Ok(GroupReport::new(&record.now, origin(&record), disks, nics))
+        let in_flight = self.pool.in_flight(self.groups.share(Some(name)).group);
+        Ok(GroupReport::new(&record.now, origin(&record), disks, nics, in_flight))
     }
 
     pub(crate) fn group_reports(&self) -> Vec<GroupReport> {

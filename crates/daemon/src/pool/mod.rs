@@ -4,17 +4,20 @@
 //!   cores: time of each queue --> Meters --PoolReadings--> PoolPlanner --[Decision]--> log
 //!   state file: pins, drains ---> Facts ------^                            | Grow, Shrink: Cores
 //!                                                                          \ Move: one at a time, at a parked point
-//!                      \--> Division --GroupPart--> cores: what of a group's weight stands on each
+//!                      |--> Division --GroupPart--> cores: what of a group's weight stands on each
+//!                      \--> DiskDivision --DevicePart--> cores: what a group may have in flight on a disk of the host
 //! ```
 //!
 //! Once a second, with or without a pool, what cores have chosen for each queue is read (`ChoiceMeter`), and what has lasted enters the same log (`ChoiceWatch`).
 //!
 //! Looks come every 20 ms while some queue has work or something is being carried out, and every second otherwise. Without `[pool]`, and while no core is
-//! drained or reserved, nothing is planned; without a group or a second core there are no looks then.
+//! drained or reserved, nothing is planned; without a group there are no looks then.
 
 mod carry;
+mod disks;
 mod divide;
 mod facts;
+mod host_disks;
 mod readings;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -22,20 +25,22 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
+use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, InFlightReport, PoolReport};
 use ioplane_api::spec::PoolSpec;
-use ioplane_device::{CoreId, CoreMessage};
+use ioplane_device::{CoreId, CoreMessage, GroupId};
 use ioplane_scheduler::{
-    ChoiceWatch, CoreLook, CpuTopology, Decision, DecisionLog, MoveReason, PoolPlanner, PoolReadings,
-    PoolSettings, QueueKey,
+    ChoiceWatch, CoreLook, CpuTopology, Decision, DecisionLog, DiskLane, MoveReason, PoolPlanner,
+    PoolReadings, PoolSettings, QueueKey,
 };
 use tokio::sync::Notify;
 
 use crate::cores::Cores;
 use crate::groups::Groups;
 use crate::state_file::StateFile;
+use disks::DiskDivision;
 use divide::{Division, GroupUse};
 use facts::{DeviceRef, Facts};
+use host_disks::HostDisks;
 use readings::{Meters, Underway};
 
 /// Between two looks while some queue has work.
@@ -86,6 +91,7 @@ struct Inner {
     facts: Facts,
     meters: Meters,
     division: Division,
+    disks: DiskDivision,
     underway: Underway,
     moves: VecDeque<PlannedMove>,
     watch: ChoiceWatch,
@@ -117,6 +123,7 @@ fn settings(spec: Option<&PoolSpec>) -> PoolSettings {
 impl ElasticPool {
     /// A pool that has not looked yet. Reads sysfs: may block for a moment.
     pub fn new() -> Self {
+        let sysfs = host_disks::sysfs();
         let topology = CpuTopology::read(Path::new("/sys")).unwrap_or_else(|error| {
             tracing::warn!(%error, "the host's processors: siblings and NUMA nodes are not known");
             CpuTopology::default()
@@ -129,6 +136,7 @@ impl ElasticPool {
             facts: Facts::default(),
             meters: Meters::new(),
             division: Division::default(),
+            disks: DiskDivision::new(HostDisks::new(sysfs)),
             underway: Underway::default(),
             moves: VecDeque::new(),
             watch: ChoiceWatch::default(),
@@ -236,6 +244,13 @@ impl ElasticPool {
         }
     }
 
+    /// What a group has in flight on disks of the host, as of the last look.
+    pub fn in_flight(&self, group: GroupId) -> Vec<InFlightReport> {
+        let inner = self.lock();
+        let lanes = inner.meters.lanes.values().filter(|lane| lane.group == group);
+        lanes.map(|lane| inner.disks.report(lane)).collect()
+    }
+
     /// The decisions from number `from` on.
     pub fn decisions(&self, from: u64) -> DecisionsReport {
         let inner = self.lock();
@@ -260,7 +275,8 @@ impl Inner {
         }
         self.facts.follow(state_file, groups);
         let plans = spec.is_some() || self.facts.need_looks() || !self.underway.ending.is_empty();
-        let divides = self.division.divides() || (!groups.is_empty() && cores.count() > 1);
+        // Disks of the host are shared by groups of one core too.
+        let divides = self.divides() || !groups.is_empty();
         if !plans && !divides {
             return Todo::default();
         }
@@ -272,7 +288,7 @@ impl Inner {
             self.divide(cores, now_ns);
         }
         if !plans {
-            let period = match (worked, self.division.divides()) {
+            let period = match (worked, self.divides()) {
                 (false, _) => IDLE_PERIOD,
                 (true, false) => WATCH_PERIOD,
                 (true, true) => BUSY_PERIOD,
@@ -300,6 +316,11 @@ impl Inner {
         todo
     }
 
+    /// Whether some core goes by a part of something.
+    fn divides(&self) -> bool {
+        self.division.divides() || self.disks.divides()
+    }
+
     /// Has the parts of weights that stand on each core follow what was read.
     fn divide(&mut self, cores: &Cores, now_ns: u64) {
         let uses: Vec<GroupUse> = self.meters.groups.values().copied().collect();
@@ -307,6 +328,12 @@ impl Inner {
             // One that has ended has no groups.
             if let Ok(core) = cores.pool().core(CoreId(core)) {
                 let _ = core.sender().send(CoreMessage::Group(part));
+            }
+        }
+        let lanes: Vec<DiskLane> = self.meters.lanes.values().copied().collect();
+        for (core, part) in self.disks.look(&lanes, now_ns) {
+            if let Ok(core) = cores.pool().core(CoreId(core)) {
+                let _ = core.sender().send(CoreMessage::Device(part));
             }
         }
     }

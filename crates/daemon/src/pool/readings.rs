@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ioplane_cores::Pool;
-use ioplane_device::{GroupId, PollerId};
-use ioplane_scheduler::{CoreLoad, CoreUse, PoolReadings, QueueKey, QueueLoad, QueueLook};
+use ioplane_device::{BlockDevice, GroupId, PollerId, SlotMeter};
+use ioplane_scheduler::{CoreLoad, CoreUse, DiskLane, PoolReadings, QueueKey, QueueLoad, QueueLook};
 
 use super::divide::GroupUse;
 use super::facts::{DeviceRef, Facts};
@@ -58,6 +58,8 @@ pub struct Meters {
     /// What each group did on each core before the last look, by core and group, and in how long that was.
     pub groups: BTreeMap<(u32, GroupId), GroupUse>,
     pub period_ns: u64,
+    /// What each group has had in flight from each core on each block device.
+    pub lanes: BTreeMap<(GroupId, u32, BlockDevice), DiskLane>,
     pub numbers: DeviceNumbers,
 }
 
@@ -79,6 +81,7 @@ impl Meters {
             used_ns: BTreeMap::new(),
             groups: BTreeMap::new(),
             period_ns: 1,
+            lanes: BTreeMap::new(),
             numbers: DeviceNumbers::default(),
         }
     }
@@ -100,6 +103,27 @@ impl Meters {
         queues.into_values().map(|(_, look)| look).collect()
     }
 
+    /// Adds what a queue says to the lane that it is in. `advanced`: its poller has had work since the last look.
+    fn enter_lane(&mut self, core: u32, meter: &SlotMeter, advanced: bool) {
+        let Some(device) = meter.block_device() else { return };
+        let (share, used) = (meter.share(), meter.backing_use());
+        let lane = self.lanes.entry((share.group, core, device)).or_insert(DiskLane {
+            group: share.group,
+            weight: share.weight.get(),
+            core,
+            device,
+            active: false,
+            peak: 0,
+            lacks: false,
+        });
+        // What a queue said that rests since long is old, but for what it has in flight itself.
+        if meter.in_flight() > 0 || (advanced && used.peak > 0) {
+            lane.active = true;
+            lane.peak = lane.peak.max(used.peak);
+            lane.lacks |= used.lacks;
+        }
+    }
+
     /// How everything is at `now`, and whether any queue has had work since the last look. Locks each core's table of queues for a moment.
     pub fn read(
         &mut self,
@@ -111,6 +135,7 @@ impl Meters {
         let period_ns = now.saturating_duration_since(self.looked).as_nanos().max(1) as u64;
         (self.looked, self.period_ns) = (now, period_ns);
         self.groups.clear();
+        self.lanes.clear();
         let mut used_ns = BTreeMap::new();
         let mut queues: BTreeMap<QueueKey, (PollerId, QueueLoad)> = BTreeMap::new();
         let (mut cores, mut worked) = (Vec::new(), false);
@@ -144,6 +169,7 @@ impl Meters {
                 });
                 group.used_ns += used - before.min(used);
                 group.wants_more |= used > before && meter.wants_more();
+                self.enter_lane(id, &meter, used > before);
                 let Some(device) = facts.device(&meter) else { continue };
                 let key = QueueKey { device: self.numbers.number(&device.device), queue: meter.queue() };
                 let load = QueueLoad {

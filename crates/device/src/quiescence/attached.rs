@@ -69,8 +69,8 @@ impl AttachedPollers {
         for (queue, poller) in activation.made {
             let sender = placement.place(&device.info().name, queue);
             let limits = device.queue_limits(queue);
-            let slot =
-                PollerSlot::new(poller, device.info(), queue, self.inbox.clone(), device.share(), limits);
+            let (inbox, share, block_device) = (self.inbox.clone(), device.share(), device.block_device());
+            let slot = PollerSlot::new(poller, device.info(), queue, inbox, share, block_device, limits);
             let attached = AttachedPoller { queue, id: slot.id(), sender };
             match attached.sender.send(CoreMessage::Attach(slot)) {
                 Ok(()) => self.pollers.push(attached),

@@ -295,6 +295,7 @@ impl Backing for Import {
             // A server that cannot be asked to flush does not say whether it has a cache. As Linux's client does, it is taken to have none.
             volatile_cache: facts.can_flush() && !facts.read_only(),
             discards: facts.can_trim(),
+            block_device: None,
         }
     }
 

@@ -5,14 +5,20 @@
 //! that follow. A group without work keeps no grant, but it keeps what it owes.
 //!
 //! What the backing is asked for at once is bounded per group as well ([`FairTurns::bound`]): where the disk and not the core is what groups compete
-//! for, each has in flight in proportion to its weight, and a disk that serves what it has in turn divides itself by that.
+//! for, each has in flight in proportion to its weight, and a disk that serves what it has in turn divides itself by that. Where it is known on
+//! which block device a backing lies, the control plane says how much of that each group may have from this core ([`FairTurns::bound_on`]), whether or not
+//! groups compete for the core.
 //!
 //! Nothing here reads a clock, and after [`FairTurns::attach`] nothing allocates.
 
+mod lane;
 mod ring;
 mod turn;
 
 use std::collections::VecDeque;
+
+use lane::Lane;
+pub use lane::{BackingUse, BlockDevice};
 
 /// A group of queues that share a weight and limits: a tenant, a VM. `Share::group` of the queue's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,6 +91,8 @@ struct Member {
     idle_in: u64,
     /// What of its group's is in flight for it.
     in_flight: u64,
+    /// Where that is counted.
+    lane: u32,
 }
 
 /// The queues of one group on this core.
@@ -105,6 +113,8 @@ struct Tenant {
     /// The member before the one whose turn it is, in the ring.
     before: u32,
     in_flight: u64,
+    /// What of it is on lanes with a bound of their own.
+    told: u64,
     bound: u64,
     /// Turns in which it could not submit since its bound was reached.
     throttled: u64,
@@ -123,10 +133,10 @@ impl Tenant {
         part.min(self.bound).max(LARGEST_SLICE)
     }
 
-    /// What it may submit, of so much that it may have in flight.
+    /// What it may submit, of so much that it may have in flight, where its lane has no bound.
     #[inline]
     fn room(&self, bound: u64) -> u64 {
-        bound.saturating_sub(self.in_flight)
+        bound.saturating_sub(self.in_flight - self.told)
     }
 }
 
@@ -135,6 +145,9 @@ impl Tenant {
 pub struct FairTurns {
     members: Vec<Option<Member>>,
     tenants: Vec<Tenant>,
+    lanes: Vec<Lane>,
+    /// How many of them have a bound that may be reached.
+    bounded: usize,
     /// Groups with awake members, the next one first.
     round: VecDeque<u32>,
     /// Sum of the weights of these.
@@ -186,30 +199,47 @@ impl FairTurns {
     #[inline]
     pub fn moved(&mut self, slot: usize, submitted: u64, completed: u64) {
         if let Some(Some(member)) = self.members.get_mut(slot) {
-            let tenant = &mut self.tenants[member.group as usize];
             let before = member.in_flight;
             member.in_flight = (before + submitted).saturating_sub(completed);
+            let (tenant, lane) =
+                (&mut self.tenants[member.group as usize], &mut self.lanes[member.lane as usize]);
             tenant.in_flight = tenant.in_flight - before + member.in_flight;
+            if lane.is_told() {
+                tenant.told = tenant.told - before + member.in_flight;
+            }
+            lane.moved(before, member.in_flight);
         }
     }
 
-    /// What the queue may hand to its backing now; `u64::MAX` while no other group has awake queues.
+    /// What the queue may hand to its backing now; `u64::MAX` where nobody competes with its group for the core or the backing.
+    #[inline]
     pub fn room(&self, slot: usize) -> u64 {
         match self.members.get(slot) {
-            Some(Some(member)) if self.competes() => {
-                let tenant = &self.tenants[member.group as usize];
-                tenant.room(tenant.bound_among(self.weights))
-            }
+            Some(Some(member)) => self.room_of(member),
             _ => u64::MAX,
         }
     }
 
-    /// Whether the group of this queue would use more of the core, or have more in flight, than it may while others compete with it.
+    #[inline]
+    fn room_of(&self, member: &Member) -> u64 {
+        match self.lanes[member.lane as usize].room() {
+            Some(room) => room,
+            None if self.competes() => {
+                let tenant = &self.tenants[member.group as usize];
+                tenant.room(tenant.bound_among(self.weights))
+            }
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether the group of this queue would use more of the core than it may while others compete with it, or have more in flight where that is
+    /// divided by cores and not by disks of the host.
     pub fn wants_more(&self, slot: usize) -> bool {
         match self.members.get(slot) {
             Some(Some(member)) if self.competes() => {
                 let tenant = &self.tenants[member.group as usize];
-                tenant.cut_short || tenant.room(tenant.bound_among(self.weights)) == 0
+                let divided_by_disks = self.lanes[member.lane as usize].is_told();
+                tenant.cut_short || (!divided_by_disks && tenant.room(tenant.bound_among(self.weights)) == 0)
             }
             _ => false,
         }

@@ -1,17 +1,23 @@
 //! Who takes part: queues that come, wake, rest and go. Each group's awake members stand in a ring that is linked through their slots, so that
 //! nothing is allocated but when a queue comes.
 
-use super::{FairTurns, GroupId, Member, NOBODY, Tenant, WHOLE};
+use super::{BlockDevice, FairTurns, GroupId, Member, NOBODY, Tenant, WHOLE};
 
 impl FairTurns {
     /// Puts a queue that rests into `slot`, which is free. Allocates.
     pub fn attach(&mut self, slot: usize, group: GroupId, weight: u32) {
+        self.attach_on(slot, group, weight, None);
+    }
+
+    /// As [`FairTurns::attach`], a queue whose backing lies on this device.
+    pub fn attach_on(&mut self, slot: usize, group: GroupId, weight: u32, device: Option<BlockDevice>) {
         debug_assert!(self.members.get(slot).is_none_or(Option::is_none));
         let at = match self.tenants.iter().position(|tenant| tenant.id == group) {
             Some(at) => at,
             None => self.new_tenant(group),
         };
         self.tenants[at].attached += 1;
+        let lane = self.enter_lane(at as u32, device);
         if self.members.len() <= slot {
             self.members.resize(slot + 1, None);
         }
@@ -25,6 +31,7 @@ impl FairTurns {
             granted: false,
             idle_in: 0,
             in_flight: 0,
+            lane,
         });
     }
 
@@ -41,6 +48,7 @@ impl FairTurns {
             deficit: 0,
             before: NOBODY,
             in_flight: 0,
+            told: 0,
             bound: u64::MAX,
             throttled: 0,
             served: 0,
@@ -64,6 +72,7 @@ impl FairTurns {
     pub fn detach(&mut self, slot: usize) {
         self.rest(slot);
         if let Some(member) = self.members.get_mut(slot).and_then(Option::take) {
+            self.leave_lane(member.lane, member.in_flight);
             let tenant = &mut self.tenants[member.group as usize];
             tenant.in_flight -= member.in_flight;
             tenant.attached -= 1;

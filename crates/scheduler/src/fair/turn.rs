@@ -113,7 +113,7 @@ impl FairTurns {
             let slot = self.next_of(tenant.before as usize) as usize;
             let (awake, weights) = (u64::from(tenant.awake), tenant.weights);
             let alone = awake == 1;
-            let (deficit, room) = (tenant.deficit, tenant.room(self.bound));
+            let (deficit, undivided) = (tenant.deficit, tenant.room(self.bound));
             let Some(Some(member)) = self.members.get_mut(slot) else { return None };
             if member.idle_in == self.visit {
                 // Once per visit; somebody else has not been looked at.
@@ -135,6 +135,7 @@ impl FairTurns {
             }
             let part = if alone { deficit } else { member.deficit.min(deficit) };
             let bytes = (part as u64).min(MOST_PER_POLL);
+            let room = self.lanes[member.lane as usize].room().unwrap_or(undivided);
             self.tenants[group as usize].throttled += u64::from(room == 0);
             return Some(Grant { slot, bytes, room });
         }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use ioplane_device::BlockDevice;
 use ioplane_memory::GuestMap;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub(crate) struct Image {
     pub length_mask: usize,
     pub ends_inside_sector: bool,
     pub discards: bool,
+    /// The device of a device, and of a file that of its file system.
+    pub block_device: BlockDevice,
     bytes: AtomicU64,
     /// The disk was made smaller at some time.
     shrunk: AtomicBool,
@@ -172,6 +175,8 @@ impl Image {
         if !physical.is_power_of_two() {
             return Err(unsuitable("the physical block must be a power of two"));
         }
+        let lies = file.metadata().map_err(|e| os("looking for the device of the image", e))?;
+        let block_device = BlockDevice(if kind.is_block_device() { lies.rdev() } else { lies.dev() });
         let zeros = zeros().map_err(|e| os("making a file of zeros in memory", e))?;
         let mut image = Image {
             name: name.clone(),
@@ -187,6 +192,7 @@ impl Image {
             length_mask: if direct { shape.offset_align as usize - 1 } else { 0 },
             ends_inside_sector: false,
             discards: false,
+            block_device,
             bytes: AtomicU64::new(0),
             shrunk: AtomicBool::new(false),
             no_punch: AtomicBool::new(false),

@@ -271,6 +271,7 @@ impl Backing for FileBacking {
             read_only: image.read_only,
             volatile_cache: !image.read_only,
             discards: image.discards,
+            block_device: Some(image.block_device),
         }
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof, Share};
+use ioplane_device::{BlockDevice, DeviceError, Parked, Poller, QuiescenceProof, Share};
 use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, BackingInfo, Fault, StorageError};
 use serde::{Deserialize, Serialize};
@@ -327,6 +327,10 @@ impl VirtioDevice for Blk {
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn block_device(&self) -> Option<BlockDevice> {
+        self.backing.info().block_device
     }
 
     fn queue_limits(&self, _queue: u16) -> LimitSet {

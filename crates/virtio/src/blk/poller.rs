@@ -661,6 +661,9 @@ impl BlkPoller {
                 queue.stop_with(fault);
             }
         }
+        if work.roomless {
+            context.lacked_room();
+        }
         let waits = work.channel.in_flight() > 0;
         if waits {
             work.channel.push(context);

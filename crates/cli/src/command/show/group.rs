@@ -1,6 +1,7 @@
 //! `group list` and `group show`.
 
-use ioplane_api::report::GroupReport;
+use ioplane_api::report::{GroupReport, InFlightReport};
+use ioplane_api::size::Size;
 
 use super::fact;
 use crate::command::table::Table;
@@ -32,7 +33,23 @@ pub fn group(group: &GroupReport) -> String {
         text += &fact("limits", "none");
     }
     limits.into_iter().for_each(|(of, words)| text += &fact(of, words));
+    group.in_flight.iter().for_each(|lane| text += &fact("in flight", in_flight(lane)));
     text
+}
+
+/// What it has in flight from one core, and what it may have.
+fn in_flight(lane: &InFlightReport) -> String {
+    let core = lane.core;
+    if lane.host_disks.is_empty() {
+        return format!(
+            "not divided over cores: the host does not tell on which disk the backings of core {core} lie"
+        );
+    }
+    let (disks, bytes) = (lane.host_disks.join(", "), Size(lane.bytes));
+    match lane.bound_bytes {
+        Some(bound) => format!("{bytes} of at most {} on {disks} from core {core}", Size(bound)),
+        None => format!("{bytes} on {disks} from core {core}, no other group uses it"),
+    }
 }
 
 fn names(names: &[String]) -> String {
