@@ -176,7 +176,7 @@ impl Port {
     /// If the port has no such pair.
     pub fn tx(&self, pair: u16) -> PortTx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        PortTx::new(self.switch.fabric.clone(), self.shared.clone())
+        PortTx::new(self.switch.fabric.clone(), self.shared.clone(), pair)
     }
 
     /// The receiving half of a pair, for one poller. It goes on where the last one ended.

@@ -61,6 +61,8 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
 pub struct PortTx {
     fabric: Arc<Fabric>,
     shared: Arc<PortShared>,
+    /// Which of the port's pairs it belongs to.
+    pair: u16,
     snapshot: Arc<SwitchSnapshot>,
     subscription: Subscription,
     batch: TxBatch,
@@ -118,12 +120,13 @@ impl Rest {
 }
 
 impl PortTx {
-    pub(crate) fn new(fabric: Arc<Fabric>, shared: Arc<PortShared>) -> Self {
+    pub(crate) fn new(fabric: Arc<Fabric>, shared: Arc<PortShared>, pair: u16) -> Self {
         let (snapshot, subscription) = fabric.snapshots.subscribe();
         PortTx {
             batch: TxBatch::new(shared.place.slot),
             fabric,
             shared,
+            pair,
             snapshot,
             subscription,
             scratch: vec![0; BASE + LONGEST].into(),
@@ -312,7 +315,7 @@ impl PortTx {
     ) -> Result<u32, Refusal> {
         let Some(entry) = self.snapshot.entry(slot) else { return Err(Refusal::Here(DropReason::NoPath)) };
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
-        let pair = pair(&entry.shared, offered.head);
+        let pair = pair(&self.shared, self.pair, &entry.shared, offered.head);
         let Some(mut room) = self.batch.room(&self.snapshot, &entry.shared, pair, base + offered.len) else {
             return Err(Refusal::There(slot, DropReason::Full));
         };
@@ -410,12 +413,13 @@ impl PortTx {
     /// Delivers what is in `scratch`, in the form that each receiver wants, to one of them at least and to the others as long as
     /// [`PortTx::allow`] lets it. `None`: some do not have it yet.
     fn spread_some(&mut self, mut rest: Rest) -> Result<Option<u32>, Refusal> {
-        let PortTx { snapshot, batch, scratch, targets, allowed, .. } = self;
+        let PortTx { snapshot, batch, scratch, targets, allowed, shared, pair: own_pair, .. } = self;
         let end = BASE + rest.len;
         while let Some((slot, form)) = targets.pop() {
             let Some(entry) = snapshot.entry(slot) else { continue };
             let offered = rest.offered();
-            let (pair, offload) = (pair(&entry.shared, offered.head), offered.offload.shifted(form.growth()));
+            let pair = pair(shared, *own_pair, &entry.shared, offered.head);
+            let offload = offered.offload.shifted(form.growth());
             let start = form.give(scratch, BASE, offered.head);
             match deliver(batch, snapshot, entry, pair, &scratch[start..end], offload) {
                 Ok(()) => rest.copies += 1,
@@ -457,12 +461,17 @@ fn believed(trusted: bool) -> u8 {
     VIRTIO_NET_HDR_F_NEEDS_CSUM | if trusted { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 }
 }
 
-/// The pair of a receiver that a frame's flow goes to.
+/// The pair of receiver `to` that a frame goes to which `from` sends on `own_pair` (docs/decisions/0054).
+///
+/// A sender that uses as many pairs as the receiver has steered its flows itself: what it sends on one pair arrives at one, and the order of a
+/// flow is that of the ring. Fewer pairs would leave some of the receiver's without frames: then flows are spread by their number.
 #[inline(always)]
-fn pair(shared: &PortShared, head: &[u8]) -> u16 {
-    match shared.active() {
+fn pair(from: &PortShared, own_pair: u16, to: &PortShared, head: &[u8]) -> u16 {
+    match to.active() {
         1 => 0,
-        pairs => steer(flow(head), pairs),
+        pairs if from.active() < pairs => steer(flow(head), pairs),
+        pairs if own_pair < pairs => own_pair,
+        pairs => own_pair % pairs,
     }
 }
 
