@@ -476,7 +476,9 @@ fn what_is_sent_on_a_pair_arrives_at_one_pair() {
                 }
             }
             match arrives {
-                Some(arrives) => assert_eq!(counts[arrives[pair]], 200, "{from} to {to}, pair {pair}: {counts:?}"),
+                Some(arrives) => {
+                    assert_eq!(counts[arrives[pair]], 200, "{from} to {to}, pair {pair}: {counts:?}")
+                }
                 None => assert!(counts[..usize::from(to)].iter().all(|count| *count > 0), "{counts:?}"),
             }
             assert_eq!(counts.iter().sum::<u32>(), 200);

@@ -12,8 +12,12 @@
 //! in `scratch` until [`PortTx::go_on`] has given it to the last.
 
 mod judge;
+mod lend;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use ioplane_memory::GuestMap;
 
 use super::Fabric;
 use super::capture::Direction;
@@ -32,6 +36,8 @@ use crate::spec::*;
 use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
 use judge::{CachedVerdict, Delivery};
+use lend::Lent;
+pub use lend::{LEND_FROM, MOST_LENT, Reclaim, Reclaimed};
 
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +84,10 @@ pub struct PortTx {
     tally: Tally,
     /// Whether a batch has begun.
     begun: bool,
+    /// Frames that are lent, in order. As long as there are any the snapshot stays.
+    lent: VecDeque<Lent>,
+    /// Maps of which a lent frame had the last reference; see `keep_last`.
+    maps: Vec<Arc<GuestMap>>,
 }
 
 /// A frame as it is offered.
@@ -136,6 +146,8 @@ impl PortTx {
             judged: None,
             tally: Tally::default(),
             begun: false,
+            lent: VecDeque::with_capacity(MOST_LENT),
+            maps: Vec::with_capacity(MOST_LENT),
         }
     }
 
@@ -257,6 +269,11 @@ impl PortTx {
     #[inline]
     fn begin(&mut self) {
         self.begun = true;
+        if !self.subscription.is_newer(&self.fabric.snapshots)
+            || (!self.lent.is_empty() && !self.recall_all())
+        {
+            return;
+        }
         if let Some(snapshot) = self.subscription.newer(&self.fabric.snapshots) {
             self.stay_with(&snapshot);
             // The control side holds on to the old snapshot for longer than we do: nothing is freed here.
@@ -556,6 +573,7 @@ fn deliver(
 
 impl std::ops::Drop for PortTx {
     fn drop(&mut self) {
+        self.revoke_all();
         self.flush();
     }
 }
