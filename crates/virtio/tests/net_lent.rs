@@ -23,6 +23,8 @@ struct Scene {
     clock: Arc<ManualClock>,
     a: Nic,
     b: Nic,
+    /// Whether the second has room.
+    filled: bool,
 }
 
 impl Scene {
@@ -35,7 +37,7 @@ impl Scene {
             Wants { plan: PairPlan { sending: Sending::Indirect, ..wants.plan }, ..wants }
         };
         let (a, b) = (lan.plug_with(wants(1)), lan.plug_with(Wants { filled: room, ..wants(2) }));
-        Scene { lan, clock, a, b }
+        Scene { lan, clock, a, b, filled: room > 0 }
     }
 
     fn send(&mut self, salt: u8) {
@@ -49,7 +51,9 @@ impl Scene {
 
     /// Makes room, and takes what comes.
     fn came(&mut self) -> Vec<Vec<u8>> {
-        self.b.pairs[0].fill_some(0, u16::MAX);
+        if !std::mem::replace(&mut self.filled, true) {
+            self.b.pairs[0].fill();
+        }
         self.b.receive().into_iter().map(|(_, bytes)| bytes).collect()
     }
 
@@ -243,7 +247,7 @@ fn a_receiver_that_goes_gives_its_senders_their_buffers() {
 fn stores_of_a_lent_frame_are_marked_in_its_receivers_log_and_in_no_other() {
     let mut scene = Scene::new(false, u16::MAX);
     let log = |nic: &mut Nic| {
-        let log = Arc::new(DirtyLog::new(8 << 20).unwrap());
+        let log = Arc::new(DirtyLog::new(nic.memory.view().map().limit()).unwrap());
         // Obeyed in the next turn.
         drop(nic.running().apply(&QueueSet::from([0, SENDING]), &Change::Log(Some(log.clone()))));
         log
