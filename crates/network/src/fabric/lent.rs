@@ -54,6 +54,17 @@ unsafe impl Sync for LentSlot {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LentUse(u64);
 
+/// How a sender asks for the oldest frame that it has lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reclaim {
+    /// If its receiver is done with it.
+    IfDone,
+    /// At once: where the receiver has not begun with it, it is copied into the receiver's buffer.
+    Copy,
+    /// At once: where the receiver has not begun with it, nobody gets it.
+    Revoke,
+}
+
 /// Where a lent frame is, for its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LentFor {

@@ -20,9 +20,8 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::lent::{LentBytes, LentFor, LentFrame, LentOut, LentSlot, LentUse};
+use super::lent::{LentBytes, LentFor, LentFrame, LentOut, LentSlot, LentUse, Reclaim};
 use super::stack::IndexStack;
-use super::tx::Reclaim;
 use crate::offload::Offload;
 use crate::spec::VLAN_HLEN;
 use crate::{HEAD, LONGEST, MOST_PORTS};

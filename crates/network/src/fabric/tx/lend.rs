@@ -12,7 +12,7 @@ use super::{Offered, PortTx, believed, pair};
 use crate::HEAD;
 use crate::checksum;
 use crate::fabric::counts::Tally;
-use crate::fabric::lent::{LentFor, LentOut};
+use crate::fabric::lent::{LentFor, LentOut, Reclaim};
 use crate::fabric::tx_batch::receiver;
 use crate::gso::Large;
 use crate::offload::{Offload, RxOffloads};
@@ -23,17 +23,6 @@ use crate::vlan::Form;
 pub const MOST_LENT: usize = 16;
 /// Shortest frame that is lent, in bytes: below, the two copies cost less than having a buffer each.
 pub const LEND_FROM: usize = 16 << 10;
-
-/// How a sender asks for the oldest frame that it has lent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reclaim {
-    /// If its receiver is done with it.
-    IfDone,
-    /// At once: where the receiver has not begun with it, it is copied into the receiver's buffer.
-    Copy,
-    /// At once: where the receiver has not begun with it, nobody gets it.
-    Revoke,
-}
 
 /// What became of a lent frame, whose memory is its sender's again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

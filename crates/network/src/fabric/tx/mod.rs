@@ -37,7 +37,7 @@ use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
 use judge::{CachedVerdict, Delivery};
 use lend::Lent;
-pub use lend::{LEND_FROM, MOST_LENT, Reclaim, Reclaimed};
+pub use lend::{LEND_FROM, MOST_LENT, Reclaimed};
 
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
