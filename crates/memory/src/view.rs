@@ -135,6 +135,15 @@ impl GuestView {
         Ok(IoVec(libc::iovec { iov_base: base.cast(), iov_len: range.len as usize }))
     }
 
+    /// As [`GuestView::iovec`], of bytes that are only loaded.
+    #[inline]
+    pub(crate) fn iovec_to_load(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
+        let (region, at) = self.find(range.gpa, u64::from(range.len))?;
+        // SAFETY: inside the mapping, by find.
+        let base = unsafe { region.base().add(at) };
+        Ok(IoVec(libc::iovec { iov_base: base.cast(), iov_len: range.len as usize }))
+    }
+
     /// Asks the processor to fetch the first bytes of `range`, at most two lines, for loads that come soon. A hint: an
     /// address outside memory is ignored.
     #[inline]
@@ -223,6 +232,23 @@ impl GuestView {
         let (region, at) = self.find_writable(gpa, len as u64)?;
         let source = from.span(offset, len);
         // SAFETY: both checked; `copy` allows them to overlap, which a hostile front end can arrange by mapping twice.
+        unsafe { std::ptr::copy(source, region.base().add(at), len) };
+        self.wrote(gpa, len as u64);
+        Ok(())
+    }
+
+    /// Copies from a span of another guest's memory to guest address `gpa`, and marks it. Reaching beyond the span panics.
+    #[inline]
+    pub fn copy_from_span(
+        &self,
+        gpa: u64,
+        from: &Span<'_>,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), GuestFault> {
+        let (region, at) = self.find_writable(gpa, len as u64)?;
+        let source = from.part(offset, len);
+        // SAFETY: both checked; `copy` allows them to overlap, which two front ends can arrange by sharing a file.
         unsafe { std::ptr::copy(source, region.base().add(at), len) };
         self.wrote(gpa, len as u64);
         Ok(())

@@ -227,6 +227,43 @@ impl Span<'_> {
         Span { base, len, view: PhantomData }
     }
 
+    /// The bytes that the kernel would be given `iovec` for.
+    ///
+    /// # Safety
+    /// They are mapped, to be loaded from, and stay so for the lifetime.
+    #[inline]
+    pub unsafe fn of_iovec(iovec: IoVec) -> Self {
+        let base = NonNull::new(iovec.base()).unwrap_or(NonNull::dangling());
+        Span { base, len: iovec.len(), view: PhantomData }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the span has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline]
+    pub(crate) fn part(&self, offset: usize, len: usize) -> *const u8 {
+        let inside = offset <= self.len && len <= self.len - offset;
+        assert!(inside, "span offset {offset}+{len} of {}", self.len);
+        // SAFETY: in the span, by the check.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Copies the bytes from `offset` on into `out`. Reaching beyond the span panics.
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let from = self.part(offset, out.len());
+        // SAFETY: in the span, by `part`; out is ours.
+        unsafe { copy_once(from, out) };
+    }
+
     /// As [`Window::pair`].
     #[inline]
     pub fn pair(&self, offset: usize) -> (u64, u64) {

@@ -48,10 +48,12 @@ impl Large {
     /// Checks what the offload header of a large frame says against the frame. Every lie is [`DropReason::Offload`].
     #[inline]
     pub fn check(frame: &[u8], offload: &Offload) -> Result<Large, DropReason> {
-        Self::find(frame, offload).ok_or(DropReason::Offload)
+        Self::of_head(frame, frame.len(), offload).ok_or(DropReason::Offload)
     }
 
-    fn find(frame: &[u8], offload: &Offload) -> Option<Large> {
+    /// As [`Large::check`], of a frame of `len` bytes by its first ones: `None` also if its headers go beyond these.
+    #[inline]
+    pub(crate) fn of_head(frame: &[u8], len: usize, offload: &Offload) -> Option<Large> {
         let kind = offload.gso & !VIRTIO_NET_HDR_GSO_ECN;
         let network = network(frame)?;
         let v6 = network.ethertype == ETH_P_IPV6;
@@ -78,7 +80,7 @@ impl Large {
         let summed = offload.needs_csum()
             && usize::from(offload.csum_start) == transport.start
             && usize::from(offload.csum_offset) == check;
-        let pieces = frame.len().checked_sub(payload)?.div_ceil(size.max(1));
+        let pieces = len.checked_sub(payload)?.div_ceil(size.max(1));
         // What one segment's length fields can say; headers alone are no large frame.
         let fits = payload - network.start + size <= 65_535;
         (summed && size > 0 && fits && (1..=MOST_SEGMENTS).contains(&pieces)).then_some(Large {

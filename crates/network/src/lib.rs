@@ -12,7 +12,8 @@
 //!
 //! A frame is copied twice: into a buffer that belongs to its *receiver*, and out of it (docs/decisions/0008). So a receiver
 //! that does not take its frames runs out of its own buffers, and nobody else is any slower; and nothing refers to the
-//! sender's memory once [`PortTx::send`] has returned.
+//! sender's memory once [`PortTx::send`] has returned. A large frame may also be lent ([`PortTx::lend`]) and copied once
+//! (docs/decisions/0054): its receiver may read the sender's memory until that reclaims it, which never has to wait for more than one copy.
 //!
 //! Everything that a sender says is hostile: frames are judged by a private copy of their first bytes, which is also what is
 //! delivered; every refusal is a [`DropReason`], counted by name on one port. Work for one frame is bounded: by the ports
@@ -21,7 +22,7 @@
 //! Memory: a port has [`SwitchSettings::buffers`] buffers of [`BUFFER_BYTES`] bytes for each queue pair (64 of them: 4.2 MB), reserved
 //! when it is plugged and touched as far as it is needed; the switch has 16 bytes for each address it can learn.
 //!
-//! Must not know: rings, descriptors, guest memory, sockets, which device a port belongs to.
+//! Must not know: rings, descriptors, addresses of guests, sockets, which device a port belongs to.
 
 mod cause;
 pub mod checksum;
@@ -40,8 +41,9 @@ mod vlan;
 pub use cause::DropReason;
 pub use error::NetworkError;
 pub use fabric::capture::{CaptureOptions, Captured, Direction};
-pub use fabric::rx::{Frame, PortRx};
-pub use fabric::tx::{PortTx, Sent};
+pub use fabric::lent::{LentFrame, Reclaim};
+pub use fabric::rx::{Frame, FrameBytes, PortRx};
+pub use fabric::tx::{LEND_FROM, MOST_LENT, PortTx, Reclaimed, Sent};
 pub use fabric::{BUFFER_BYTES, SideReading};
 pub use filter::RxFilter;
 pub use offload::{Offload, RxOffloads};

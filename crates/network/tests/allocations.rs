@@ -119,3 +119,51 @@ fn frame_of_b() -> [u8; 60] {
     bytes[6..12].copy_from_slice(&mac(2));
     bytes
 }
+
+#[test]
+fn nothing_is_allocated_for_a_frame_that_is_lent() {
+    use ioplane_memory::{GuestMap, GuestRange, GuestView};
+    use ioplane_network::{FrameBytes, HEAD, LEND_FROM, MOST_LENT, Reclaim};
+    const LEN: usize = 2 * LEND_FROM;
+    let switch = switch();
+    let wide = |options: &mut ioplane_network::PortOptions| options.mtu = 60_000;
+    let (mut a, mut b) = (Host::with(&switch, "a", wide), Host::with(&switch, "b", wide));
+    b.send(&frame_of_b());
+    b.port_rx.take_lent_frames();
+    let mut view = GuestView::new(std::sync::Arc::new(GuestMap::anonymous(1 << 20).unwrap()));
+    let mut head = [0; HEAD];
+    head[..12].copy_from_slice(&[mac(2), mac(1)].concat());
+    let (mut lent, mut read) = (0, 0);
+    for round in 0..3 {
+        // A new plan, and memory of which a frame has the last reference.
+        let other = (round == 1).then(|| Host::new(&switch, "other"));
+        let made = calls(|| {
+            for ways in 0..100 {
+                while a.port_tx.lent() < MOST_LENT / 2 {
+                    let range = GuestRange { gpa: 0, len: (LEN - HEAD) as u32 };
+                    let ranges = || view.lend([range].into_iter());
+                    lent += u64::from(a.port_tx.lend(&head, LEN, Offload::NONE, ranges));
+                }
+                a.port_tx.flush();
+                while b.port_rx.front().is_some() {
+                    match b.port_rx.take_bytes() {
+                        FrameBytes::Lent(frame) => frame.done(),
+                        FrameBytes::Whole(_) => {}
+                        FrameBytes::Soon | FrameBytes::Revoked => continue,
+                    }
+                    read += 1;
+                    b.port_rx.pop();
+                    if read % 3 == 0 {
+                        break;
+                    }
+                }
+                let how = [Reclaim::IfDone, Reclaim::Copy, Reclaim::Revoke][ways % 3];
+                while a.port_tx.reclaim(how).is_some() {}
+            }
+        });
+        assert_eq!(made, 0, "round {round}");
+        view.set_map(std::sync::Arc::new(GuestMap::anonymous(1 << 20).unwrap()));
+        drop(other);
+    }
+    assert!(lent > 500 && read > 300, "{lent} lent, {read} read");
+}

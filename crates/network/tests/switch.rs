@@ -426,6 +426,66 @@ fn filters_of_the_receiver() {
     assert_eq!((b.missed(DropReason::Filtered), b.take_all().len()), (1, 3));
 }
 
+/// A frame from host 1 to host 2, of the flow whose source port is `port`.
+fn udp(port: u16) -> Vec<u8> {
+    let mut packet = vec![0u8; 28];
+    (packet[0], packet[9]) = (0x45, IPPROTO_UDP);
+    packet[20..22].copy_from_slice(&port.to_be_bytes());
+    let mut bytes = frame(mac(2), mac(1), &packet);
+    bytes[12..14].copy_from_slice(&ETH_P_IP.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn what_is_sent_on_a_pair_arrives_at_one_pair() {
+    let switch = switch();
+    let a = Host::with(&switch, "a", |options| (options.pairs, options.mac) = (8, Some(mac(1))));
+    let b = Host::with(&switch, "b", |options| (options.pairs, options.mac) = (8, Some(mac(2))));
+    let mut port_txs: Vec<_> = (0..8).map(|pair| a.port.tx(pair)).collect();
+    let mut port_rxs: Vec<_> = (1..8).map(|pair| b.port.rx(pair)).collect();
+    port_rxs.insert(0, b.port_rx);
+    // (pairs that a uses, pairs that b uses, where what is sent on each of a's arrives); `None`: by flow.
+    let arrivals = [
+        (8, 8, Some([0, 1, 2, 3, 4, 5, 6, 7])),
+        (8, 3, Some([0, 1, 2, 0, 1, 2, 0, 1])),
+        (8, 1, Some([0; 8])),
+        // A driver that sends on more pairs than it uses is served.
+        (4, 4, Some([0, 1, 2, 3, 0, 1, 2, 3])),
+        (7, 8, None),
+        (1, 2, None),
+    ];
+    for (from, to, arrives) in arrivals {
+        a.port.set_active_pairs(from);
+        b.port.set_active_pairs(to);
+        let mut by_flow = [None; 200];
+        for (pair, port_tx) in port_txs.iter_mut().enumerate() {
+            for port in 0..200 {
+                assert_eq!(send(port_tx, &udp(port), Offload::NONE), Sent::Delivered(1));
+            }
+            port_tx.flush();
+            let mut counts = [0; 8];
+            for (at, port_rx) in port_rxs.iter_mut().enumerate() {
+                let mut last = None;
+                while let Some((bytes, _)) = take(port_rx) {
+                    let port = u16::from_be_bytes([bytes[34], bytes[35]]);
+                    assert!(last.is_none_or(|last| last < port), "in the order of the queue");
+                    last = Some(port);
+                    counts[at] += 1;
+                    let place = by_flow[usize::from(port)].get_or_insert(at);
+                    assert!(arrives.is_some() || *place == at, "flow {port} is at {at}, and was at {place}");
+                }
+            }
+            match arrives {
+                Some(arrives) => {
+                    assert_eq!(counts[arrives[pair]], 200, "{from} to {to}, pair {pair}: {counts:?}")
+                }
+                None => assert!(counts[..usize::from(to)].iter().all(|count| *count > 0), "{counts:?}"),
+            }
+            assert_eq!(counts.iter().sum::<u32>(), 200);
+        }
+    }
+}
+
 #[test]
 fn flows_keep_to_their_pair() {
     let switch = switch();
@@ -433,14 +493,6 @@ fn flows_keep_to_their_pair() {
     let b = Host::with(&switch, "b", |options| (options.pairs, options.mac) = (8, Some(mac(2))));
     let mut port_rxs: Vec<_> = (1..8).map(|pair| b.port.rx(pair)).collect();
     port_rxs.insert(0, b.port_rx);
-    let udp = |port: u16| {
-        let mut packet = vec![0u8; 28];
-        (packet[0], packet[9]) = (0x45, IPPROTO_UDP);
-        packet[20..22].copy_from_slice(&port.to_be_bytes());
-        let mut bytes = frame(mac(2), mac(1), &packet);
-        bytes[12..14].copy_from_slice(&ETH_P_IP.to_be_bytes());
-        bytes
-    };
     for active in [8, 3, 1] {
         b.port.set_active_pairs(active);
         for port in 0..400 {

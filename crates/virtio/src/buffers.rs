@@ -1,6 +1,6 @@
 //! The bytes of a chain's buffers, in order, whatever pieces the driver has cut them into (virtio 1.3, 2.7.4.1).
 
-use ioplane_memory::{GuestFault, GuestRange, GuestView};
+use ioplane_memory::{GuestFault, GuestRange, GuestView, Span};
 
 /// Where one is in a list of buffers.
 #[derive(Debug, Clone)]
@@ -53,6 +53,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// What has not been read, buffer by buffer.
+    #[inline]
+    pub fn rest(mut self) -> impl Iterator<Item = GuestRange> {
+        std::iter::from_fn(move || self.cursor.next(usize::MAX))
+    }
+
     /// Fills `out`, or its beginning if the buffers end before; says how many bytes.
     #[inline]
     pub fn read(&mut self, out: &mut [u8]) -> Result<usize, GuestFault> {
@@ -92,6 +98,19 @@ impl<'a> Writer<'a> {
         }
         Ok(written)
     }
+
+    /// Writes bytes of another guest's memory, or as many as fit; says how many.
+    #[inline]
+    pub fn write_span(&mut self, from: &Span<'_>) -> Result<usize, GuestFault> {
+        let mut written = 0;
+        while written < from.len() {
+            let Some(range) = self.cursor.next(from.len() - written) else { break };
+            self.view.prefetch_store_after(range, self.cursor.ranges.get(1));
+            self.view.copy_from_span(range.gpa, from, written, range.len as usize)?;
+            written += range.len as usize;
+        }
+        Ok(written)
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +132,17 @@ mod tests {
         assert_eq!(all[..8], [1, 2, 3, 4, 5, 6, 7, 8]);
         let mut reader = Reader::new(&view, &ranges);
         reader.skip(2);
+        assert_eq!(reader.clone().rest().collect::<Vec<_>>(), [range(102, 1), range(200, 4), range(400, 1)]);
+        let other = GuestView::new(Arc::new(GuestMap::anonymous(4096).unwrap()));
+        let into = [range(7, 2), range(20, 4)];
+        let mut writer = Writer::new(&other, &into);
+        assert_eq!(writer.write_span(&view.span(100, 3).unwrap()).unwrap(), 3);
+        assert_eq!(
+            writer.write_span(&view.span(200, 4).unwrap()).unwrap(),
+            3,
+            "the seventh byte has no room"
+        );
+        assert_eq!((other.bytes::<2>(7), other.bytes::<4>(20)), (Ok([1, 2]), Ok([3, 4, 5, 6])));
         let mut two = [0; 2];
         assert_eq!((reader.read(&mut two).unwrap(), two), (2, [3, 4]));
         reader.skip(100);

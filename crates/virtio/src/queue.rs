@@ -83,6 +83,12 @@ impl Queue {
         self.phase == Phase::Serving && self.fault.is_none()
     }
 
+    /// Whether its core looks at it all the time.
+    #[inline]
+    pub fn polls(&self) -> bool {
+        self.polling
+    }
+
     /// [`ioplane_device::Poller::drain`].
     pub fn drain(&mut self) {
         if self.phase == Phase::Serving {

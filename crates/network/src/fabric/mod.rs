@@ -11,6 +11,7 @@
 mod budget;
 pub(crate) mod capture;
 mod counts;
+pub(crate) mod lent;
 mod pool;
 mod port;
 pub(crate) mod rx;

@@ -20,10 +20,11 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::lent::{LentBytes, LentFor, LentFrame, LentOut, LentSlot, LentUse, Reclaim};
 use super::stack::IndexStack;
 use crate::offload::Offload;
 use crate::spec::VLAN_HLEN;
-use crate::{LONGEST, MOST_PORTS};
+use crate::{HEAD, LONGEST, MOST_PORTS};
 
 /// Bytes of a buffer: one longest frame with its header, or some 820 of 64 bytes. An odd number of cache lines, so that the
 /// beginnings of buffers, which is all that small batches touch, do not compete for the same sets of a cache.
@@ -56,6 +57,16 @@ pub(crate) struct Filled {
     pub read: u32,
     /// Frames that have not.
     pub frames: u32,
+    /// Its one frame is lent.
+    pub lent: Option<LentRecord>,
+}
+
+/// A frame that is lent by a buffer. Its first [`HEAD`] bytes are in the buffer, those behind them in the sender's memory or, if it has been
+/// copied, in the buffer, too.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LentRecord {
+    pub lent: LentUse,
+    pub record: Record,
 }
 
 /// The header of a frame in a buffer.
@@ -71,17 +82,21 @@ pub(crate) struct Record {
 
 impl Record {
     #[inline]
-    pub fn write(&self, to: &mut [u8; HEADER]) {
+    pub fn to_words(self) -> [u64; 2] {
         let Offload { flags, gso, hdr_len, gso_size, csum_start, csum_offset } = self.offload;
         let bytes = u32::from_le_bytes([self.skew, flags, gso, 0]);
-        let words = [
+        [
             u64::from(self.len) | u64::from(bytes) << 32,
             u64::from(hdr_len)
                 | u64::from(gso_size) << 16
                 | u64::from(csum_start) << 32
                 | u64::from(csum_offset) << 48,
-        ];
-        for (word, to) in words.iter().zip(to.as_chunks_mut::<8>().0) {
+        ]
+    }
+
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER]) {
+        for (word, to) in self.to_words().iter().zip(to.as_chunks_mut::<8>().0) {
             *to = word.to_le_bytes();
         }
     }
@@ -114,6 +129,11 @@ pub(crate) fn words(from: &[u8; HEADER]) -> [u64; 2] {
     [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
+/// Bytes that a pool of so many buffers maps: the buffers, and a slot for each, of which nothing is touched before a frame is lent.
+fn mapped(buffers: u16) -> usize {
+    usize::from(buffers) * (BUFFER_BYTES + size_of::<LentSlot>())
+}
+
 /// The buffers of one receiving queue, all of them for its whole life.
 pub(crate) struct FramePool {
     id: u32,
@@ -130,6 +150,8 @@ pub(crate) struct FramePool {
     asleep: CachePadded<AtomicBool>,
     event: OwnedFd,
     retired: AtomicBool,
+    /// Port RXs that take lent frames: one, or none.
+    takes_lent: AtomicU16,
     /// How often a sender wrote the eventfd.
     pub wakes: AtomicUsize,
 }
@@ -148,7 +170,7 @@ impl FramePool {
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
-                usize::from(buffers) * BUFFER_BYTES,
+                mapped(buffers),
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
@@ -166,6 +188,7 @@ impl FramePool {
             asleep: CachePadded::new(AtomicBool::new(false)),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             retired: AtomicBool::new(false),
+            takes_lent: AtomicU16::new(0),
             wakes: AtomicUsize::new(0),
         };
         // A single buffer of many is nobody's reserve.
@@ -200,9 +223,130 @@ impl FramePool {
     #[inline]
     pub fn hand_over(&self, buffer: FrameBatch, used: u32, frames: u32) {
         assert_eq!(buffer.pool, self.id);
-        if self.inbox.push(Filled { buffer, used, read: 0, frames }).is_err() {
+        self.put(Filled { buffer, used, read: 0, frames, lent: None });
+    }
+
+    /// Puts a buffer into the inbox.
+    #[inline]
+    pub fn put(&self, filled: Filled) {
+        assert_eq!(filled.buffer.pool, self.id);
+        if self.inbox.push(filled).is_err() {
             unreachable!("the inbox has room for every buffer that there is");
         }
+    }
+
+    /// As [`FramePool::hand_over`], of a frame that is lent: of `head`, its first [`HEAD`] bytes, and `ranges`, those behind.
+    #[inline]
+    pub fn lend(
+        &self,
+        mut buffer: FrameBatch,
+        head: &[u8],
+        record: Record,
+        ranges: ioplane_memory::LentRanges,
+    ) -> LentOut {
+        let bytes = self.bytes_mut(&mut buffer);
+        if let Some(header) = bytes.first_chunk_mut::<HEADER>() {
+            record.write(header);
+        }
+        bytes[HEADER..HEADER + HEAD].copy_from_slice(head);
+        let (index, lent) = (buffer.index, self.slot(&buffer).lend(&ranges));
+        let used = Record::space(0, record.len as usize) as u32;
+        self.put(Filled { buffer, used, read: 0, frames: 1, lent: Some(LentRecord { lent, record }) });
+        LentOut::new(self.id, index, lent, ranges.into_map())
+    }
+
+    /// The sender's side: asks for the memory of a frame that it has lent. [`LentFor::Waiting`] is a frame that has been revoked, or that was not
+    /// asked for at once.
+    pub fn reclaim(&self, out: &LentOut, how: Reclaim) -> LentFor {
+        assert_eq!(out.pool(), self.id);
+        let slot = self.slot_at(out.index());
+        match how {
+            Reclaim::IfDone => slot.look(out.lent()),
+            Reclaim::Revoke => slot.revoke(out.lent()),
+            // SAFETY: `out` holds the map; the buffer is of this pool, and has room for the longest frame.
+            Reclaim::Copy => unsafe { slot.recall(out.lent(), self.lent_bytes(out.index())) },
+        }
+    }
+
+    /// Where the bytes of a lent frame go if they are copied into its buffer.
+    #[inline]
+    fn lent_bytes(&self, index: u16) -> *mut u8 {
+        assert!(index < self.buffers);
+        // SAFETY: in the mapping, by the assertion.
+        unsafe { self.start.as_ptr().add(usize::from(index) * BUFFER_BYTES + HEADER + HEAD) }
+    }
+
+    #[inline]
+    fn slot(&self, buffer: &FrameBatch) -> &LentSlot {
+        assert_eq!(buffer.pool, self.id);
+        self.slot_at(buffer.index)
+    }
+
+    #[inline]
+    fn slot_at(&self, index: u16) -> &LentSlot {
+        assert!(index < self.buffers);
+        let at = usize::from(self.buffers) * BUFFER_BYTES + usize::from(index) * size_of::<LentSlot>();
+        // SAFETY: the slots stand behind the buffers in the mapping, aligned as lines are; zeros are valid, and slots may be shared.
+        unsafe { &*self.start.as_ptr().add(at).cast::<LentSlot>() }
+    }
+
+    /// Whether whoever receives here takes lent frames.
+    #[inline]
+    pub fn takes_lent(&self) -> bool {
+        self.takes_lent.load(Ordering::Relaxed) > 0
+    }
+
+    /// The receiver's side: it takes lent frames from now on, or has ceased to.
+    pub fn set_takes_lent(&self, takes: bool) {
+        if takes {
+            self.takes_lent.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.takes_lent.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The receiver's side: takes the frame that is lent by a buffer, to copy it. `Err`: where its bytes are instead.
+    #[inline]
+    pub fn take_lent(&self, buffer: &FrameBatch, lent: LentUse) -> Result<LentFrame<'_>, LentBytes> {
+        let slot = self.slot(buffer);
+        match slot.take(lent) {
+            // SAFETY: taken just now, by who has the buffer.
+            LentBytes::Taken => {
+                let head = &self.bytes(buffer)[HEADER..HEADER + HEAD];
+                // SAFETY: it has been taken just now, and is this guard's from here on.
+                Ok(unsafe { LentFrame::of_taken(slot, lent, head) })
+            }
+            elsewhere => Err(elsewhere),
+        }
+    }
+
+    /// The receiver's side: has the frame that is lent by a buffer in the buffer.
+    pub fn fetch_lent(&self, buffer: &mut FrameBatch, lent: LentUse) -> LentBytes {
+        // SAFETY: the buffer is the caller's, and who sees it lent by this use sees its sender's memory mapped: that lets go of it only after it
+        // has changed the word.
+        unsafe { self.slot(buffer).fetch(lent, self.lent_bytes(buffer.index)) }
+    }
+
+    /// The receiver's side: gives a buffer back that has a lent frame, or what is left of one. False, and the buffer stays where it is, if the
+    /// frame's sender copies into it at this moment.
+    #[inline]
+    pub fn discard_lent(&self, buffer: &FrameBatch, lent: LentUse) -> bool {
+        self.slot(buffer).discard(lent)
+    }
+
+    /// Gives a buffer back, whatever is in it. Control side: a sender may be copying into it.
+    pub fn put_back_filled(&self, filled: Filled) {
+        if let Some(LentRecord { lent, .. }) = filled.lent {
+            while !self.discard_lent(&filled.buffer, lent) {
+                std::thread::yield_now();
+            }
+        }
+        self.put_back(filled.buffer);
+    }
+
+    /// Whether the frame of a buffer was taken back by its sender.
+    pub fn is_revoked(&self, filled: &Filled) -> bool {
+        filled.lent.is_some_and(|lent| self.slot(&filled.buffer).is_revoked(lent.lent))
     }
 
     /// Wakes a receiver that sleeps. The sender has pushed and fenced before; the receiver says that it sleeps, fences,
@@ -237,7 +381,7 @@ impl FramePool {
     pub fn leave(&self, filled: Filled) {
         if let Err(filled) = self.left.push(filled) {
             // Two port RXs ended half-way: the second's rest is lost.
-            self.put_back(filled.buffer);
+            self.put_back_filled(filled);
         }
     }
 
@@ -298,7 +442,7 @@ impl FramePool {
     pub fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         while let Some(filled) = self.next() {
-            self.put_back(filled.buffer);
+            self.put_back_filled(filled);
         }
         let free = std::iter::from_fn(|| self.empties.pop()).count();
         if free == usize::from(self.buffers) {
@@ -317,9 +461,7 @@ impl FramePool {
 impl std::ops::Drop for FramePool {
     fn drop(&mut self) {
         // SAFETY: what mmap gave; no slice outlives the borrow of self that it was given out against.
-        let _ = unsafe {
-            rustix::mm::munmap(self.start.as_ptr().cast(), usize::from(self.buffers) * BUFFER_BYTES)
-        };
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), mapped(self.buffers)) };
     }
 }
 

@@ -104,6 +104,12 @@ impl<'a> SnapshotChange<'a> {
 }
 
 impl Subscription {
+    /// Whether there is one that [`Subscription::newer`] would give.
+    #[inline]
+    pub fn is_newer(&self, snapshots: &Snapshots) -> bool {
+        snapshots.version.load(Ordering::Acquire) != self.version
+    }
+
     /// The snapshot in force, if it has changed since the last time. On a core, once a batch.
     #[inline]
     pub fn newer(&mut self, snapshots: &Snapshots) -> Option<Arc<SwitchSnapshot>> {

@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use super::lent::LentOut;
 use super::pool::{BUFFER_BYTES, FrameBatch, FramePool, HEADER, Record};
 use super::port::PortShared;
 use super::snapshot::{QUEUES, SwitchSnapshot, queue_number};
 use crate::MOST_PAIRS;
 use crate::cause::DropReason;
+use crate::offload::Offload;
 
 /// Most receiving queues that a batch reaches before it is handed over in between.
 const MOST: usize = 256;
@@ -80,6 +82,27 @@ impl TxBatch {
         Some(Room { used, frames, bytes })
     }
 
+    /// Lends a frame in a buffer of its own to a queue of `shared`, which is in `snapshot`: the frame's first bytes, its length and what is left to
+    /// do for it, and where its other bytes are. Says which receiving queue that is. `None` if there is no buffer; that is not counted.
+    pub fn lend(
+        &mut self,
+        snapshot: &SwitchSnapshot,
+        shared: &PortShared,
+        pair: u16,
+        (head, len, offload): (&[u8], usize, Offload),
+        ranges: ioplane_memory::LentRanges,
+    ) -> Option<(u16, LentOut)> {
+        let pool = &shared.pools[usize::from(pair)];
+        let sender = self.sender;
+        let at = self.open(snapshot, shared, pair);
+        let open = &mut self.receivers[at];
+        // In order: what is before it in the same batch first.
+        open.hand_over(pool);
+        let buffer = pool.take(sender)?;
+        let record = Record { len: len as u32, skew: 0, offload };
+        Some((open.number, pool.lend(buffer, head, record, ranges)))
+    }
+
     /// Counts frames that were not even tried because there is no room.
     pub fn full(&mut self, snapshot: &SwitchSnapshot, shared: &PortShared, pair: u16, frames: usize) {
         let at = self.open(snapshot, shared, pair);
@@ -133,8 +156,9 @@ impl TxBatch {
     }
 }
 
+/// A receiving queue by its number.
 #[inline]
-fn receiver(snapshot: &SwitchSnapshot, number: u16) -> Option<(&PortShared, &FramePool)> {
+pub(super) fn receiver(snapshot: &SwitchSnapshot, number: u16) -> Option<(&PortShared, &FramePool)> {
     let shared = &snapshot.entry(number / MOST_PAIRS)?.shared;
     Some((shared, &shared.pools[usize::from(number % MOST_PAIRS)]))
 }

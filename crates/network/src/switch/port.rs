@@ -176,7 +176,7 @@ impl Port {
     /// If the port has no such pair.
     pub fn tx(&self, pair: u16) -> PortTx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        PortTx::new(self.switch.fabric.clone(), self.shared.clone())
+        PortTx::new(self.switch.fabric.clone(), self.shared.clone(), pair)
     }
 
     /// The receiving half of a pair, for one poller. It goes on where the last one ended.
@@ -217,7 +217,7 @@ impl Port {
         self.shared.up.store(up, Ordering::Release);
         if !up {
             for pair in 0..self.pairs() {
-                let mut port_rx = PortRx::new(self.shared.clone(), pair);
+                let mut port_rx = PortRx::to_skip(self.shared.clone(), pair);
                 // Those that a port TX is about to hand over come a moment later: bounded, and few.
                 while port_rx.front().is_some() {
                     port_rx.skip(DropReason::Down);

@@ -322,7 +322,10 @@ use Offer::{Flight, Registers, Rings, Stores};
 const NO_REGISTERS: (Offer, &str) =
     (Registers, "the transport carries rings, the front end has the registers");
 const NO_RINGS: (Offer, &str) = (Rings, "the device has registers only");
-const NOTHING_PENDING: (Offer, &str) = (Flight, "a virtio-net queue has nothing in flight between two polls");
+const NOTHING_PENDING: (Offer, &str) = (
+    Flight,
+    "between two polls a virtio-net queue has nothing in flight that it does not take back when it parks",
+);
 const ENDS_AT_ONCE: (Offer, &str) = (Flight, "an emulated NIC has nothing in flight between two accesses");
 const ONE_REGISTER: (Offer, &str) = (
     Flight,

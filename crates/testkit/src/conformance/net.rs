@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Frames that have been sent and not received wait with the port, which outlives the instances here, so that none may be
-//! lost: what is sent comes once, in its order, whatever is done to the device. There is nothing to stall: a NIC has
-//! nothing in flight between two polls.
+//! lost: what is sent comes once, in its order, whatever is done to the device. There is nothing to stall: what a
+//! NIC has in flight between two polls it takes back by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -13,6 +13,7 @@
 
 mod control;
 pub mod header;
+mod lent;
 mod poller;
 mod receive;
 mod rx_control;

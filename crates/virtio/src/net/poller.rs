@@ -1,7 +1,8 @@
 //! The life that every queue of a NIC has on an I/O core; what is particular to its kind is a [`Work`].
 //!
 //! Between two polls nothing is in flight, with one exception: whatever is taken is completed, or put back, in the same poll. So a queue is
-//! drained the moment it stops taking. The exception is a flood to more receivers than one poll has time for.
+//! drained the moment it stops taking. The exceptions are a flood to more receivers than one poll has time for, and frames that are lent to their
+//! receivers: those are taken back before the queue parks, and never wait for more than one copy.
 
 use std::os::fd::BorrowedFd;
 
@@ -35,6 +36,11 @@ pub(super) trait Work: Send + 'static {
     /// Whether something that was taken is not done with.
     fn has_begun(&self) -> bool {
         false
+    }
+    /// Ends what a receiver of ours has still to do, since the queue parks now. False if it is in the middle of it: then the next poll asks
+    /// again.
+    fn withdraw(&mut self, _queue: &mut Queue) -> bool {
+        true
     }
     /// Shows the driver what is done.
     fn publish(&mut self, queue: &mut Queue) {
@@ -85,7 +91,7 @@ impl<W: Work> NetPoller<W> {
     fn poll_as<const LIMITED: bool>(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let NetPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
-            return PollOutcome::PARKED;
+            return if work.withdraw(queue) { PollOutcome::PARKED } else { PollOutcome::IDLE };
         }
         let (mut done, mut spent, mut more, mut limited) = (0, 0, false, None);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
@@ -134,7 +140,10 @@ impl<W: Work> NetPoller<W> {
             }
         }
         match (done, queue.phase) {
-            (0, Phase::Draining) => PollOutcome::PARKED,
+            // What is left is with a receiver that copies it at this moment.
+            (0, Phase::Draining) if work.has_begun() && queue.fault().is_none() => PollOutcome::IDLE,
+            (0, Phase::Draining) if work.withdraw(queue) => PollOutcome::PARKED,
+            (0, Phase::Draining) => PollOutcome::IDLE,
             (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
             _ => PollOutcome::busy(done, spent as u64).with_more(more),
         }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::GuestRange;
-use ioplane_network::{DropReason, PortRx, RxOffloads};
+use ioplane_network::{DropReason, FrameBytes, LentFrame, PortRx, RxOffloads};
 
 use super::Shared;
 use super::header;
@@ -23,6 +23,7 @@ use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest};
+use ioplane_memory::GuestFault;
 
 /// Most chains that one frame is spread over: 64 KiB in buffers of 256 bytes.
 const MOST_CHAINS: usize = 256;
@@ -211,7 +212,8 @@ pub(super) struct Receive {
 
 impl Receive {
     /// A driver that accepted `features` receives by `port_rx`.
-    pub(super) fn new(port_rx: PortRx, shared: Arc<Shared>, features: u64) -> Self {
+    pub(super) fn new(mut port_rx: PortRx, shared: Arc<Shared>, features: u64) -> Self {
+        port_rx.take_lent_frames();
         Receive {
             port_rx,
             shared,
@@ -240,7 +242,10 @@ impl Receive {
     ) -> Result<u32, RingFault> {
         let Receive { port_rx, header, batch, fresh, written, usual, .. } = self;
         let Some(frame) = port_rx.front() else { return Ok(0) };
-        if *header + frame.bytes().len() > *usual as usize || !header::covers(takes, &frame.offload()) {
+        if *header + frame.len() > *usual as usize || !header::covers(takes, &frame.offload()) {
+            return Ok(0);
+        }
+        if port_rx.front_is_lent() {
             return Ok(0);
         }
         queue.ring.take_plain(BufferAccess::Store, port_rx.together().min(most as usize), batch);
@@ -296,17 +301,17 @@ impl Receive {
     ) -> Result<bool, RingFault> {
         let Receive { port_rx, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
         let Some(frame) = port_rx.front() else { return Ok(false) };
-        let (offload, bytes) = (frame.offload(), frame.bytes());
+        let (offload, len) = (frame.offload(), frame.len());
         // What the driver can take has changed since the switch asked.
         if !header::covers(takes, &offload) {
             port_rx.skip(DropReason::Offload);
             return Ok(true);
         }
-        let need = *header + bytes.len();
+        let need = *header + len;
         let fits = room.gather(&mut queue.ring, chain, *header, need, *mergeable)?;
         *left = left.saturating_sub(std::mem::take(&mut room.walked) * COST_OF_BUFFER);
         match fits {
-            Fits::Yes if context.admit(bytes.len() as u64).is_ok() => {}
+            Fits::Yes if context.admit(len as u64).is_ok() => {}
             Fits::Yes => {
                 room.put_back(&mut queue.ring);
                 return Ok(false);
@@ -323,18 +328,40 @@ impl Receive {
         }
         let first = header::emit(&offload, room.chains.len() as u16);
         let mut writer = Writer::new(queue.ring.view(), &room.ranges);
-        if let Err(fault) = writer.write(&first[..*header]).and_then(|_| writer.write(bytes)) {
+        let header = &first[..*header];
+        let written = match port_rx.take_bytes() {
+            FrameBytes::Whole(bytes) => writer.write(header).and_then(|_| writer.write(bytes)).map(|_| ()),
+            FrameBytes::Lent(frame) => write_lent(&mut writer, header, frame),
+            gone @ (FrameBytes::Soon | FrameBytes::Revoked) => {
+                let revoked = matches!(gone, FrameBytes::Revoked);
+                room.put_back(&mut queue.ring);
+                return Ok(revoked);
+            }
+        };
+        if let Err(fault) = written {
             room.put_back(&mut queue.ring);
             return Err(fault.into());
         }
         *left = left.saturating_sub(need);
-        queue.tally.bytes_read += bytes.len() as u64;
+        queue.tally.bytes_read += len as u64;
         *usual = room.chains.first().map_or(*usual, |(_, bytes)| *bytes);
         room.complete(&mut queue.ring, need);
         port_rx.pop();
         *fresh += 1;
         Ok(true)
     }
+}
+
+/// Writes a header and a frame that is in its sender's memory, which is the sender's again afterwards. After a fault the frame stays lent.
+#[inline]
+fn write_lent(writer: &mut Writer<'_>, header: &[u8], frame: LentFrame<'_>) -> Result<(), GuestFault> {
+    writer.write(header)?;
+    writer.write(frame.head())?;
+    for span in frame.spans() {
+        writer.write_span(&span)?;
+    }
+    frame.done();
+    Ok(())
 }
 
 impl Work for Receive {

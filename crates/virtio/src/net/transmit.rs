@@ -3,9 +3,10 @@
 
 use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
-use ioplane_network::{DropReason, HEAD, PortTx, RxOffloads, Sent};
+use ioplane_network::{DropReason, HEAD, LEND_FROM, PortTx, RxOffloads, Sent};
 
 use super::header;
+use super::lent::LentRequests;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
@@ -23,6 +24,7 @@ pub(super) struct Transmit {
     /// A flood that not all of its receivers have yet, and its bytes. In flight until they have: suspended, it is sent again, to
     /// all of them.
     begun: Option<(RingRequest, usize)>,
+    lent: LentRequests,
 }
 
 /// How far a frame has come.
@@ -32,6 +34,8 @@ enum SendProgress {
     Out(usize),
     /// To some of its receivers, with so many bytes.
     Partly(usize),
+    /// To its receiver, who copies it from where it is.
+    Lent,
 }
 
 /// What sending takes, beside the frame.
@@ -49,7 +53,13 @@ impl Transmit {
     pub(super) fn new(port_tx: PortTx, features: u64) -> Self {
         let (skip, may) = (header::header_bytes(features), header::taken_from_driver(features));
         let sender = Sender { port_tx, skip, may, head: [0; HEAD] };
-        Transmit { sender, chain: Chain::new(), batch: Batch::default(), begun: None }
+        Transmit {
+            sender,
+            chain: Chain::new(),
+            batch: Batch::default(),
+            begun: None,
+            lent: LentRequests::new(),
+        }
     }
 
     /// Sends frames of one buffer each, at most `most`, as long as the driver offers nothing else; says how many. `LIMITED`: whether the
@@ -79,6 +89,8 @@ impl Transmit {
                     partly = Some(bytes);
                     break;
                 }
+                // Frames of one buffer are copied.
+                Ok(SendProgress::Lent) => break,
                 Err(fault) => {
                     outcome = Err(fault);
                     break;
@@ -117,12 +129,15 @@ impl Transmit {
         queue.tally.replayed += u64::from(replayed);
         let cost = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
         *left = left.saturating_sub(cost);
-        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left) {
+        // A request that somebody died of is carried out in hand, and a frame is lent only where both sides look all the time.
+        let lends = queue.polls() && !replayed && self.begun.is_none();
+        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left, lends) {
             Ok(SendProgress::Out(bytes)) => {
                 queue.tally.bytes_written += bytes as u64;
                 queue.ring.complete(taken, 0);
             }
             Ok(SendProgress::Partly(bytes)) => self.begun = hold(Some(taken), Some(bytes), queue),
+            Ok(SendProgress::Lent) => self.lent.push(taken, context.now(), queue),
             Err(fault) => {
                 taken.abandon();
                 return Err(fault.into());
@@ -196,13 +211,14 @@ impl Sender {
         self.send(&header, len, left, &mut |out| view.read(gpa, out))
     }
 
-    /// As [`Sender::send_buffer`], of a whole chain of `bytes` bytes.
+    /// As [`Sender::send_buffer`], of a whole chain of `bytes` bytes. `lends`: it may be lent.
     fn send_chain(
         &mut self,
         view: &GuestView,
         chain: &Chain,
         bytes: usize,
         left: &mut usize,
+        lends: bool,
     ) -> Result<SendProgress, GuestFault> {
         if chain.overlong() || bytes < self.skip {
             self.port_tx.count(DropReason::Malformed);
@@ -213,7 +229,26 @@ impl Sender {
         let mut header = [0; HEADER_BYTES];
         reader.read(&mut header[..self.skip])?;
         reader.clone().read(&mut self.head[..len.min(HEAD)])?;
+        if lends && len >= LEND_FROM && self.lend(view, &header, len, &reader) {
+            return Ok(SendProgress::Lent);
+        }
         self.send(&header, len, left, &mut |out| reader.clone().read(out).map(|_| ()))
+    }
+
+    /// Lends the frame of `len` bytes at `reader` whose beginning is in `head`, if it can be lent.
+    fn lend(
+        &mut self,
+        view: &GuestView,
+        header: &[u8; HEADER_BYTES],
+        len: usize,
+        reader: &Reader<'_>,
+    ) -> bool {
+        let Ok(offload) = header::parse(header, len, &self.may) else { return false };
+        self.port_tx.lend(&self.head, len, offload, || {
+            let mut behind = reader.clone();
+            behind.skip(HEAD);
+            view.lend(behind.rest())
+        })
     }
 
     /// Sends a frame of `len` bytes whose beginning is in `head`; `copy` gives all of it.
@@ -251,15 +286,23 @@ impl Sender {
 impl Work for Transmit {
     #[inline]
     fn ready(&mut self, queue: &mut Queue) -> bool {
-        self.begun.is_some() || queue.ring.has_work()
+        self.begun.is_some() || !self.lent.is_empty() || queue.ring.has_work()
     }
 
     fn has_begun(&self) -> bool {
-        self.begun.is_some()
+        self.begun.is_some() || !self.lent.is_empty()
+    }
+
+    fn withdraw(&mut self, queue: &mut Queue) -> bool {
+        self.lent.withdraw(&mut self.sender.port_tx, queue)
     }
 
     fn arm(&mut self, queue: &mut Queue) -> Armed {
         let armed = queue.arm();
+        // After a fault nothing is completed any more: what is lent is taken back when the queue parks.
+        if queue.fault().is_none() && !self.lent.may_sleep() {
+            return Armed::WorkLeft;
+        }
         if self.begun.is_some() && queue.fault().is_none() { Armed::WorkLeft } else { armed }
     }
 
@@ -272,6 +315,12 @@ impl Work for Transmit {
         left: &mut usize,
     ) -> Result<u32, RingFault> {
         let mut count = 0;
+        if !self.lent.is_empty() {
+            self.lent.settle(&mut self.sender.port_tx, queue, context.now(), !queue.takes(), left);
+            if self.begun.is_none() && !queue.ring.has_work() {
+                queue.found_dry(context);
+            }
+        }
         if self.begun.is_some() {
             self.go_on(queue, left);
             count += 1;

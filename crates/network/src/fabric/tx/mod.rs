@@ -12,8 +12,12 @@
 //! in `scratch` until [`PortTx::go_on`] has given it to the last.
 
 mod judge;
+mod lend;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use ioplane_memory::GuestMap;
 
 use super::Fabric;
 use super::capture::Direction;
@@ -32,6 +36,8 @@ use crate::spec::*;
 use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
 use judge::{CachedVerdict, Delivery};
+use lend::Lent;
+pub use lend::{LEND_FROM, MOST_LENT, Reclaimed};
 
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +67,8 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
 pub struct PortTx {
     fabric: Arc<Fabric>,
     shared: Arc<PortShared>,
+    /// Which of the port's pairs it belongs to.
+    pair: u16,
     snapshot: Arc<SwitchSnapshot>,
     subscription: Subscription,
     batch: TxBatch,
@@ -76,6 +84,10 @@ pub struct PortTx {
     tally: Tally,
     /// Whether a batch has begun.
     begun: bool,
+    /// Frames that are lent, in order. As long as there are any the snapshot stays.
+    lent: VecDeque<Lent>,
+    /// Maps of which a lent frame had the last reference; see `keep_last`.
+    maps: Vec<Arc<GuestMap>>,
 }
 
 /// A frame as it is offered.
@@ -118,12 +130,13 @@ impl Rest {
 }
 
 impl PortTx {
-    pub(crate) fn new(fabric: Arc<Fabric>, shared: Arc<PortShared>) -> Self {
+    pub(crate) fn new(fabric: Arc<Fabric>, shared: Arc<PortShared>, pair: u16) -> Self {
         let (snapshot, subscription) = fabric.snapshots.subscribe();
         PortTx {
             batch: TxBatch::new(shared.place.slot),
             fabric,
             shared,
+            pair,
             snapshot,
             subscription,
             scratch: vec![0; BASE + LONGEST].into(),
@@ -133,6 +146,8 @@ impl PortTx {
             judged: None,
             tally: Tally::default(),
             begun: false,
+            lent: VecDeque::with_capacity(MOST_LENT),
+            maps: Vec::with_capacity(MOST_LENT),
         }
     }
 
@@ -254,6 +269,11 @@ impl PortTx {
     #[inline]
     fn begin(&mut self) {
         self.begun = true;
+        if !self.subscription.is_newer(&self.fabric.snapshots)
+            || (!self.lent.is_empty() && !self.recall_all())
+        {
+            return;
+        }
         if let Some(snapshot) = self.subscription.newer(&self.fabric.snapshots) {
             self.stay_with(&snapshot);
             // The control side holds on to the old snapshot for longer than we do: nothing is freed here.
@@ -312,7 +332,7 @@ impl PortTx {
     ) -> Result<u32, Refusal> {
         let Some(entry) = self.snapshot.entry(slot) else { return Err(Refusal::Here(DropReason::NoPath)) };
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
-        let pair = pair(&entry.shared, offered.head);
+        let pair = pair(&self.shared, self.pair, &entry.shared, offered.head);
         let Some(mut room) = self.batch.room(&self.snapshot, &entry.shared, pair, base + offered.len) else {
             return Err(Refusal::There(slot, DropReason::Full));
         };
@@ -410,12 +430,13 @@ impl PortTx {
     /// Delivers what is in `scratch`, in the form that each receiver wants, to one of them at least and to the others as long as
     /// [`PortTx::allow`] lets it. `None`: some do not have it yet.
     fn spread_some(&mut self, mut rest: Rest) -> Result<Option<u32>, Refusal> {
-        let PortTx { snapshot, batch, scratch, targets, allowed, .. } = self;
+        let PortTx { snapshot, batch, scratch, targets, allowed, shared, pair: own_pair, .. } = self;
         let end = BASE + rest.len;
         while let Some((slot, form)) = targets.pop() {
             let Some(entry) = snapshot.entry(slot) else { continue };
             let offered = rest.offered();
-            let (pair, offload) = (pair(&entry.shared, offered.head), offered.offload.shifted(form.growth()));
+            let pair = pair(shared, *own_pair, &entry.shared, offered.head);
+            let offload = offered.offload.shifted(form.growth());
             let start = form.give(scratch, BASE, offered.head);
             match deliver(batch, snapshot, entry, pair, &scratch[start..end], offload) {
                 Ok(()) => rest.copies += 1,
@@ -457,12 +478,17 @@ fn believed(trusted: bool) -> u8 {
     VIRTIO_NET_HDR_F_NEEDS_CSUM | if trusted { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 }
 }
 
-/// The pair of a receiver that a frame's flow goes to.
+/// The pair of receiver `to` that a frame goes to which `from` sends on `own_pair` (docs/decisions/0054).
+///
+/// A sender that uses as many pairs as the receiver has steered its flows itself: what it sends on one pair arrives at one, and the order of a
+/// flow is that of the ring. Fewer pairs would leave some of the receiver's without frames: then flows are spread by their number.
 #[inline(always)]
-fn pair(shared: &PortShared, head: &[u8]) -> u16 {
-    match shared.active() {
+fn pair(from: &PortShared, own_pair: u16, to: &PortShared, head: &[u8]) -> u16 {
+    match to.active() {
         1 => 0,
-        pairs => steer(flow(head), pairs),
+        pairs if from.active() < pairs => steer(flow(head), pairs),
+        pairs if own_pair < pairs => own_pair,
+        pairs => own_pair % pairs,
     }
 }
 
@@ -547,6 +573,7 @@ fn deliver(
 
 impl std::ops::Drop for PortTx {
     fn drop(&mut self) {
+        self.revoke_all();
         self.flush();
     }
 }
