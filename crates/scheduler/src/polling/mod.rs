@@ -230,7 +230,7 @@ impl QueuePolling {
                 }
                 let chooses = other || self.may_choose();
                 let changed = chooses && self.choose(costs, objective);
-                if chooses {
+                if chooses && !self.knows_few() {
                     self.gaps_since_choice = (now_ns / CHOICES_APART_NS % GAPS_APART) as u32;
                 }
                 changed
@@ -261,12 +261,16 @@ impl QueuePolling {
         other
     }
 
+    /// Whether so few gaps are known that each changes much.
+    fn knows_few(&self) -> bool {
+        self.gaps.len() < 2 * GAPS_PER_LATER_CHOICE
+    }
+
     /// Whether enough gaps have ended since the last choice.
     fn may_choose(&mut self) -> bool {
         self.gaps_since_choice += 1;
         let known = self.gaps.len();
-        let few = known < 2 * GAPS_PER_LATER_CHOICE;
-        let enough = if few { GAPS_PER_CHOICE } else { GAPS_PER_LATER_CHOICE };
+        let enough = if self.knows_few() { GAPS_PER_CHOICE } else { GAPS_PER_LATER_CHOICE };
         self.gaps_since_choice >= enough || known < GAPS_PER_CHOICE
     }
 
