@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
 use ioplane_identity::IdentityDirectory;
+use ioplane_nbd::import::ClaimWish;
 
 use super::access::SocketAccess;
+use super::claim_folder::ClaimFolder;
 use super::cores::{CorePlacement, Cores};
 use super::events::Events;
 use super::groups::Groups;
@@ -25,12 +27,20 @@ struct Claim {
 /// On whose behalf a backing is opened.
 #[derive(Debug, Clone)]
 pub struct Opener {
+    /// The name of what it is opened for.
+    pub name: String,
     /// The socket by which it is served: written into locks, and told to exporters.
     pub socket: PathBuf,
     /// Who this host is to those that ask for a certificate.
     pub identity: IdentityDirectory,
     /// Where it is noted which backings are not to be used.
     pub state_file: Arc<StateFile>,
+    /// Where claims are kept that have no image to be on, and those to exports of others.
+    pub state_dir: PathBuf,
+    /// What is remembered of claims to exports of others.
+    pub claims: Arc<ClaimFolder>,
+    /// How it comes by such a claim.
+    pub wish: ClaimWish,
 }
 
 /// What every served thing needs of its daemon.
@@ -44,6 +54,8 @@ pub struct DaemonContext {
     control: PathBuf,
     access: SocketAccess,
     identity: IdentityDirectory,
+    state_dir: PathBuf,
+    remembered: Arc<ClaimFolder>,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -52,7 +64,8 @@ pub struct DaemonContext {
 }
 
 impl DaemonContext {
-    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own; `identity` is for TLS.
+    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own; `identity` is for TLS; `state_dir` has what outlives the host.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing, and there is one caller")]
     pub fn new(
         cores: Arc<Cores>,
         groups: Arc<Groups>,
@@ -61,7 +74,9 @@ impl DaemonContext {
         control: PathBuf,
         access: SocketAccess,
         identity: IdentityDirectory,
+        state_dir: PathBuf,
     ) -> Self {
+        let remembered = Arc::new(ClaimFolder::new(&state_dir, &run_dir));
         DaemonContext {
             cores,
             groups,
@@ -70,6 +85,8 @@ impl DaemonContext {
             control,
             access,
             identity,
+            state_dir,
+            remembered,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
             events: Events::default(),
@@ -89,9 +106,13 @@ impl DaemonContext {
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
         Opener {
+            name: spec.name().to_owned(),
             socket: self.socket(spec),
             identity: self.identity.clone(),
             state_file: self.state_file.clone(),
+            state_dir: self.state_dir.clone(),
+            claims: self.remembered.clone(),
+            wish: ClaimWish::Own,
         }
     }
 

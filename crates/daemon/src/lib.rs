@@ -18,6 +18,7 @@ mod api;
 mod capture;
 mod check;
 mod choices;
+mod claim_folder;
 pub mod config;
 mod context;
 mod cores;
@@ -43,6 +44,7 @@ mod retry_state;
 mod save;
 mod serve;
 mod served;
+mod small_file;
 mod state_file;
 mod switches;
 mod taps;
@@ -172,6 +174,7 @@ impl Daemon {
         let identity = identity.unwrap_or_else(|| ioplane_identity::DEFAULT_DIRECTORY.into());
         let identity = IdentityDirectory::new(identity);
         let listeners = Arc::new(Listeners::new(identity.clone()));
+        let state_dir = paths::state_dir(&config, &run_dir);
         let context = Arc::new(DaemonContext::new(
             cores.clone(),
             groups.clone(),
@@ -180,6 +183,7 @@ impl Daemon {
             control,
             access,
             identity,
+            state_dir,
         ));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {

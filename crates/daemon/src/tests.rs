@@ -33,6 +33,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
         moved: BTreeMap::new(),
         bytes: None,
         image: None,
+        claim: Default::default(),
     }
 }
 
@@ -236,7 +237,10 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let groups = Arc::new(Groups::new(state_file.clone()));
     let (access, identity) =
         (SocketAccess::default(), IdentityDirectory::new(folder.path().join("identity")));
-    let context = Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, access, identity));
+    let state_dir = run_dir.clone();
+    let context = Arc::new(DaemonContext::new(
+        cores, groups, state_file, run_dir, control, access, identity, state_dir,
+    ));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

@@ -29,7 +29,7 @@ pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWor
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
-pub use export::ExportReport;
+pub use export::{ClaimReport, ExportReport};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
