@@ -62,6 +62,12 @@ pub struct QueryKey {
 /// `?force=true`.
 const FORCE: QueryKey =
     QueryKey { name: "force", holds: "boolean", about: "Even while a guest uses it [default: false]." };
+/// `?takeover=true`.
+const TAKEOVER: QueryKey = QueryKey {
+    name: "takeover",
+    holds: "boolean",
+    about: "Also if another host holds the export, which is then refused for good: what it has not flushed is lost [default: false].",
+};
 /// `?snaplen=N`.
 const SNAPLEN: QueryKey =
     QueryKey { name: "snaplen", holds: "integer", about: "First bytes of each frame [default: 2048]." };
@@ -233,7 +239,7 @@ operations! {
     /// One disk.
     Disk: Get "/v1/disks/{name}" => 200 DiskReport;
     /// Adds a disk, unless it is there already and as asked for.
-    PutDisk: Put "/v1/disks/{name}" body DiskForm => 201 DiskReport, 200 DiskReport;
+    PutDisk: Put "/v1/disks/{name}" [TAKEOVER] body DiskForm => 201 DiskReport, 200 DiskReport;
     /// Changes the size of a disk, puts another backing behind it, or changes the limits of its guest or its group, while a guest uses it.
     ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
     /// Takes a disk away.
@@ -261,6 +267,8 @@ operations! {
     Devices: Get "/v1/devices" => 200 DevicesReport;
     /// Frees the name of a device in the directory whose host does not come back.
     ForgetDevice: Delete "/v1/devices/{name}" => 200 DoneReport;
+    /// Ends the claim of the host that holds an export, which is then refused; others may use the export.
+    ReleaseExport: Post "/v1/exports/{name}/release" [FORCE] => 200 ExportReport;
     /// The switches.
     Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
     /// One switch, with the addresses that it has learned.

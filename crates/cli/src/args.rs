@@ -247,6 +247,9 @@ pub struct DiskAdd {
     /// What it is to be
     #[command(flatten)]
     pub form: DiskForm,
+    /// With --remote: take the disk over from the host that holds it, which is refused from then on. What that host has not flushed is lost
+    #[arg(long, requires = "remote")]
+    pub takeover: bool,
 }
 
 /// What can be done with I/O cores.

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
 use ioplane_identity::IdentityDirectory;
+use ioplane_nbd::import::ClaimWish;
 
 use super::access::SocketAccess;
+use super::claim_folder::ClaimFolder;
 use super::cores::{CorePlacement, Cores};
 use super::devices::DirectoryClient;
 use super::events::Events;
@@ -26,6 +28,8 @@ struct Claim {
 /// On whose behalf a backing is opened.
 #[derive(Debug, Clone)]
 pub struct Opener {
+    /// The name of what it is opened for.
+    pub name: String,
     /// The socket by which it is served: written into locks, and told to exporters.
     pub socket: PathBuf,
     /// Who this host is to those that ask for a certificate.
@@ -34,6 +38,23 @@ pub struct Opener {
     pub devices: Arc<DirectoryClient>,
     /// Where it is noted which backings are not to be used.
     pub state_file: Arc<StateFile>,
+    /// Where claims are kept that have no image to be on, and those to exports of others.
+    pub state_dir: PathBuf,
+    /// What is remembered of claims to exports of others.
+    pub claims: Arc<ClaimFolder>,
+    /// How it comes by such a claim.
+    pub wish: ClaimWish,
+}
+
+/// Where a daemon has its files.
+#[derive(Debug, Clone)]
+pub struct DaemonPaths {
+    /// The sockets of what it serves, and the state file.
+    pub run_dir: PathBuf,
+    /// Its own socket.
+    pub control: PathBuf,
+    /// What outlives the host's run.
+    pub state_dir: PathBuf,
 }
 
 /// What every served thing needs of its daemon.
@@ -46,7 +67,9 @@ pub struct DaemonContext {
     run_dir: PathBuf,
     control: PathBuf,
     access: SocketAccess,
+    state_dir: PathBuf,
     devices: Arc<DirectoryClient>,
+    remembered: Arc<ClaimFolder>,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -55,16 +78,17 @@ pub struct DaemonContext {
 }
 
 impl DaemonContext {
-    /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
+    /// Sockets are made for `access`.
     pub fn new(
         cores: Arc<Cores>,
         groups: Arc<Groups>,
         state_file: Arc<StateFile>,
-        run_dir: PathBuf,
-        control: PathBuf,
+        paths: DaemonPaths,
         access: SocketAccess,
         devices: Arc<DirectoryClient>,
     ) -> Self {
+        let DaemonPaths { run_dir, control, state_dir } = paths;
+        let remembered = Arc::new(ClaimFolder::new(&state_dir, &run_dir));
         DaemonContext {
             cores,
             groups,
@@ -72,7 +96,9 @@ impl DaemonContext {
             run_dir,
             control,
             access,
+            state_dir,
             devices,
+            remembered,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
             events: Events::default(),
@@ -97,10 +123,14 @@ impl DaemonContext {
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
         Opener {
+            name: spec.name().to_owned(),
             socket: self.socket(spec),
             identity: self.identity().clone(),
             devices: self.devices.clone(),
             state_file: self.state_file.clone(),
+            state_dir: self.state_dir.clone(),
+            claims: self.remembered.clone(),
+            wish: ClaimWish::Own,
         }
     }
 

@@ -18,6 +18,7 @@ mod api;
 mod capture;
 mod check;
 mod choices;
+mod claim_folder;
 pub mod config;
 mod context;
 mod cores;
@@ -44,6 +45,7 @@ mod retry_state;
 mod save;
 mod serve;
 mod served;
+mod small_file;
 mod state_file;
 mod switches;
 mod taps;
@@ -65,7 +67,7 @@ use ioplane_identity::IdentityDirectory;
 
 use crate::config::{Config, Problems};
 use choices::{Choices, WithChoices};
-use context::DaemonContext;
+use context::{DaemonContext, DaemonPaths};
 use cores::Cores;
 use devices::DirectoryClient;
 use disk::Disk;
@@ -174,14 +176,14 @@ impl Daemon {
         let identity = identity.unwrap_or_else(|| ioplane_identity::DEFAULT_DIRECTORY.into());
         let identity = IdentityDirectory::new(identity);
         let listeners = Arc::new(Listeners::new(identity.clone()));
+        let state_dir = paths::state_dir(&config, &run_dir);
         let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
         let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir));
         let context = Arc::new(DaemonContext::new(
             cores.clone(),
             groups.clone(),
             state_file.clone(),
-            run_dir,
-            control,
+            DaemonPaths { run_dir, control, state_dir },
             access,
             devices,
         ));

@@ -22,6 +22,17 @@ pub fn control_path(config: &Config, socket: Option<PathBuf>) -> Result<PathBuf>
     std::path::absolute(&control).context("the control socket's path")
 }
 
+/// What outlives the host. A run directory elsewhere than in `/run`, which is in memory, is one of the user's own and does for this, too.
+pub fn state_dir(config: &Config, run_dir: &Path) -> PathBuf {
+    let in_memory = ["/run", "/var/run"].iter().any(|run| run_dir.starts_with(run));
+    // A user's own daemon may not write elsewhere.
+    let usual = || match in_memory && !run_dir.starts_with("/run/user") {
+        true => PathBuf::from("/var/lib/ioplane"),
+        false => run_dir.to_owned(),
+    };
+    config.daemon.state_dir.clone().unwrap_or_else(usual)
+}
+
 /// Where the state file and the sockets are to be.
 pub fn run_dir(config: &Config, control: &Path) -> PathBuf {
     let folder = control.parent().unwrap_or(Path::new("/"));

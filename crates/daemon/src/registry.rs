@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{EventWord, ServedState};
 use ioplane_api::spec::{ServedSpec, SpecFields};
+use ioplane_nbd::import::ClaimWish;
 use tokio::sync::Notify;
 
 use super::Daemon;
@@ -98,6 +99,11 @@ impl<K: ServedKind> Registry<K> {
     /// Makes one as somebody asks for it, and says whether it is new: one that is served so already stays as it is. One of this
     /// name that differs is refused.
     pub async fn put(&self, wanted: K::Spec) -> Result<bool, Refusal> {
+        self.put_claiming(wanted, ClaimWish::New).await
+    }
+
+    /// The same of one that may be on an export of others, and how it comes by the claim to that.
+    pub async fn put_claiming(&self, wanted: K::Spec, claim: ClaimWish) -> Result<bool, Refusal> {
         let name = wanted.name().to_owned();
         let there = self.slots().get(&name).cloned();
         match there {
@@ -117,7 +123,7 @@ impl<K: ServedKind> Registry<K> {
             _ => {}
         }
         self.check_names(&wanted)?;
-        let record = Record::added(wanted);
+        let record = Record { claim, ..Record::added(wanted) };
         self.reserve(&record, true)?;
         self.open(name, record, OnFailure::Forget).await.map(|()| true)
     }
@@ -431,6 +437,21 @@ impl<K: ServedKind> Registry<K> {
 
     /// Ends the service of one and forgets it; `lasting` is to remember that a configured one is not wanted.
     pub async fn remove(&self, name: &str, force: bool, lasting: bool) -> Result<(), Refusal> {
+        self.take_away(name, force, lasting, None).await
+    }
+
+    /// The same of one in whose place `next` will be served.
+    pub async fn make_way(&self, name: &str, next: &K::Spec) -> Result<(), Refusal> {
+        self.take_away(name, false, false, Some(next)).await
+    }
+
+    async fn take_away(
+        &self,
+        name: &str,
+        force: bool,
+        lasting: bool,
+        next: Option<&K::Spec>,
+    ) -> Result<(), Refusal> {
         self.turn(name).await;
         if matches!(self.slots().get(name), Some(Slot::Opening(_, Some(_)))) {
             let why = format!("{} {name} is being tried again just now", K::NAME);
@@ -440,7 +461,7 @@ impl<K: ServedKind> Registry<K> {
             let one = self.served(name)?;
             one.may_be_removed()?;
             one.service().stop(force).await?;
-            one.leave().await;
+            one.leave(next).await;
         }
         let slot = self.slots().remove(name);
         self.context.release(name);
@@ -492,7 +513,7 @@ impl<K: ServedKind> Registry<K> {
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
                     match one.service().stop(true).await {
-                        Ok(()) => one.leave().await,
+                        Ok(()) => one.leave(Some(&one.note().read().now)).await,
                         Err(error) => tracing::warn!(kind = K::NAME, name, %error, "stopping"),
                     }
                 });

@@ -78,8 +78,9 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// It is served no more, and its name will be free: what is behind it is left as it should be found.
-    fn leave(&self) -> impl Future<Output = ()> + Send {
+    /// It is served no more: what is behind it is left as it should be found, and given back unless `next`, which is served in its place, or by the
+    /// next daemon, needs it.
+    fn leave(&self, _next: Option<&Self::Spec>) -> impl Future<Output = ()> + Send {
         async {}
     }
 

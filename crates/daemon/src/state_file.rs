@@ -18,6 +18,7 @@ use ioplane_api::spec::{
     BackingSpec, CoreSpec, DiskSpec, ExportSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec,
     SwitchSpec,
 };
+use ioplane_nbd::import::ClaimWish;
 use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub struct Record<S> {
     /// A disk's image, opened as raw. Its guest may have written anything since, the first bytes of another format too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
+    /// How it comes by the claim to an export of others. One that is read from the file has a guest that may know an older one.
+    #[serde(skip)]
+    pub claim: ClaimWish,
 }
 
 /// A disk, as it is being served.
@@ -289,7 +293,8 @@ fn check(kind: &str, name: &str, inside: &str, flaws: &[Flaw]) -> Result<(), Str
 impl<S: ServedSpec> Record<S> {
     /// One that somebody has asked for just now.
     pub fn added(now: S) -> Self {
-        Record { configured: None, now, moved: BTreeMap::new(), bytes: None, image: None }
+        let claim = ClaimWish::New;
+        Record { configured: None, now, moved: BTreeMap::new(), bytes: None, image: None, claim }
     }
 
     /// Where it comes from, in a word.
@@ -302,9 +307,11 @@ impl<S: ServedSpec> Record<S> {
         match known {
             // Added at run time, and written into the configuration since: as the configuration has it.
             None | Some(Record { configured: None, .. }) => {
-                Record { configured: Some(configured.clone()), ..Record::added(configured.clone()) }
+                let added = Record::added(configured.clone());
+                let claim = known.map_or(added.claim, |known| known.claim);
+                Record { configured: Some(configured.clone()), claim, ..added }
             }
-            Some(Record { configured: Some(base), now, moved, bytes, image }) => {
+            Some(Record { configured: Some(base), now, moved, bytes, image, claim }) => {
                 let merged = S::three_way(base, configured, now);
                 let same = S::same_content(&merged, now);
                 Record {
@@ -313,6 +320,7 @@ impl<S: ServedSpec> Record<S> {
                     bytes: bytes.filter(|_| same),
                     image: image.filter(|_| same),
                     now: merged,
+                    claim: *claim,
                 }
             }
         }

@@ -11,7 +11,7 @@ use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm,
 use ioplane_identity::IdentityDirectory;
 
 use super::access::SocketAccess;
-use super::context::DaemonContext;
+use super::context::{DaemonContext, DaemonPaths};
 use super::cores::Cores;
 use super::devices::DirectoryClient;
 use super::groups::Groups;
@@ -34,6 +34,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
         moved: BTreeMap::new(),
         bytes: None,
         image: None,
+        claim: Default::default(),
     }
 }
 
@@ -238,7 +239,8 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let identity = IdentityDirectory::new(folder.path().join("identity"));
     let (access, devices) =
         (SocketAccess::default(), Arc::new(DirectoryClient::new(None, identity, &run_dir)));
-    let context = Arc::new(DaemonContext::new(cores, groups, state_file, run_dir, control, access, devices));
+    let paths = DaemonPaths { state_dir: run_dir.clone(), run_dir, control };
+    let context = Arc::new(DaemonContext::new(cores, groups, state_file, paths, access, devices));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

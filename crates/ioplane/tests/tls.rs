@@ -182,6 +182,7 @@ fn a_listener_with_open_and_closed_exports_keeps_them_apart() {
     let told = refused(&b, &format!("nbd://{listen}/data"));
     assert!(told.contains("requires TLS"), "{told}");
     done(b.cli(&["disk", "add", "open", "--remote", &format!("nbd://{listen}/open")]));
+    done(b.cli(&["disk", "remove", "open"]));
     done(b.cli(&["disk", "add", "data", "--remote", &uri(port)]));
     done(b.cli(&["disk", "add", "both", "--remote", &uri(port).replace("/data", "/open")]));
     assert!(copies(&b).join("client-key.pem").exists());

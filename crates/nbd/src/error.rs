@@ -209,6 +209,12 @@ pub enum NbdError {
         /// What is wrong with it.
         why: String,
     },
+    /// Another one may write the export, or nobody may.
+    #[error("the claim to write it is refused: {0}")]
+    Claim(crate::claim::ClaimRefusal),
+    /// What has to be remembered of a claim cannot be written down.
+    #[error("the claim cannot be remembered: {0}")]
+    ClaimFile(String),
     /// Memory for a connection's data.
     #[error("memory for a connection: {0}")]
     Memory(#[from] ioplane_memory::MapError),

@@ -6,6 +6,7 @@
 //!   export          disks of this host that others use: a device with a queue for each connection
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
 //!   import          disks of other hosts, as backings
+//!   claim           who may write an export: what is said about it, and the exporter's book
 //!   tls             a relay between TLS and a plain socket, for both
 //! ```
 //!
@@ -14,6 +15,7 @@
 //!
 //! Must not know: virtio, guests, the daemon, where a disk's bytes are.
 
+pub mod claim;
 mod error;
 pub mod export;
 pub mod handshake;

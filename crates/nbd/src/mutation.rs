@@ -1,7 +1,7 @@
 //! Taking a rule of replays out, to prove that the histories' checker notices; as `ioplane_memory::mutation` does with the invariants.
 //!
 //! With the feature `mutations` a rule is gone after [`remove`]. Without it the question is a constant. What each rule is for stands in
-//! docs/decisions/0044-remote-requests-once.md and docs/decisions/0050-retained-writes.md.
+//! docs/decisions/0044-remote-requests-once.md, docs/decisions/0050-retained-writes.md and docs/decisions/0052-claims.md.
 
 /// What makes a replay safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,14 @@ pub enum Rule {
     NotTheDurable = 9,
     /// Without a copy of every write that may be lost, nothing is answered until a person decides.
     Complete = 10,
+    /// An exporter makes a claim durable before it grants it.
+    ClaimDurable = 11,
+    /// A client with a lower generation than that of the claim is refused.
+    RefuseLower = 12,
+    /// So is one with the same generation that is not the holder.
+    RefuseEqual = 13,
+    /// So is one without a generation, while somebody holds the export.
+    RefuseWithout = 14,
 }
 
 #[cfg(feature = "mutations")]

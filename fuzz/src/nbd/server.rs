@@ -1,11 +1,13 @@
 //! `nbd_server`: a client that says anything before the transmission phase.
 //!
 //! Oracles: no panic; the same in any pieces; where TLS is required nothing but errors is said, and no transmission phase begins, before it
-//! has started; what is said in one step is bounded.
+//! has started; what is said in one step is bounded; a claim moves the generation by one at most, and belongs to whoever asked.
 
 use arbitrary::{Result, Unstructured};
+use ioplane_nbd::claim::{CLAIM, ClaimBook, ClaimQuery, ClaimRecord, ClaimReply, ClaimStore};
 use ioplane_nbd::handshake::server::{ExportRefusal, NAMESPACE, ServerHandshake, ServerStep, TlsPolicy};
 use ioplane_nbd::handshake::{BlockSizes, ExportInfo};
+use ioplane_nbd::import::EPOCH;
 use ioplane_nbd::spec::*;
 
 use super::{damage, name, pieces};
@@ -73,7 +75,8 @@ fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
                 data.extend(queries.to_be_bytes());
                 for _ in 0..queries {
                     let query =
-                        *input.choose(&["base:", BASE_ALLOCATION, "ioplane:x", "ioplane:", "q", ""])?;
+                        input.choose(&["base:", BASE_ALLOCATION, "ioplane:x", "ioplane:", "q", ""])?;
+                    let query = if input.ratio(1, 2)? { ours(input)? } else { (*query).to_owned() };
                     data.extend((query.len() as u32).to_be_bytes());
                     data.extend(query.as_bytes());
                 }
@@ -96,8 +99,50 @@ fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(said)
 }
 
+/// A query of ours, or nearly one.
+fn ours(input: &mut Unstructured<'_>) -> Result<String> {
+    let context = *input.choose(&[CLAIM, CLAIM, CLAIM, EPOCH])?;
+    let mut query = format!("{context}=");
+    let holders = ["holder-a", "holder-b", "a b", ""];
+    let verbs = ["ask", "own", "takeover", "release", "take"];
+    let numbers = ["0", "1", "2", "3", "18446744073709551615", "18446744073709551616", "-1"];
+    for part in [&holders[..], &verbs, &numbers, &["a name", "a/b", ""]] {
+        query.push_str(if input.ratio(31, 32)? { input.choose(part)? } else { input.arbitrary()? });
+        query.push_str(if input.ratio(31, 32)? { "/" } else { "" });
+    }
+    Ok(query)
+}
+
+struct Nowhere;
+
+impl ClaimStore for Nowhere {
+    fn save(&mut self, record: &ClaimRecord) -> std::result::Result<(), String> {
+        let read = ClaimRecord::decode(record.encode().as_bytes());
+        assert_eq!(read.as_ref(), Ok(record), "a record that is not read as it was written");
+        Ok(())
+    }
+}
+
+/// What the exporter's book answers to a query of ours.
+fn answer(book: &mut ClaimBook, query: &str) -> Option<String> {
+    let asked = ClaimQuery::of(query)?;
+    assert_eq!(ClaimQuery::of(&asked.to_string()).as_ref(), Some(&asked));
+    let before = book.record().map_or(0, |record| record.generation);
+    let reply = book.ask(&asked, 0, 0);
+    let after = book.record().map_or(0, |record| record.generation);
+    assert!(after == before || after == before + 1, "from {before} to {after}");
+    if let ClaimReply::Granted(generation) = reply {
+        assert_eq!(book.admits(Some((&asked.holder, generation))), Ok(()));
+        assert!(book.is_held() && generation == after && book.admits(None).is_err());
+    }
+    let said = reply.to_string();
+    assert_eq!(ClaimReply::of(&said), Some(reply));
+    Some(said)
+}
+
 fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, String) {
     let mut handshake = ServerHandshake::new(policy);
+    let mut book = ClaimBook::new(None, Box::new(Nowhere));
     let mut all = Vec::new();
     for mut input in std::iter::once(&[][..]).chain(said) {
         loop {
@@ -121,7 +166,8 @@ fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8
                 }
                 Ok(ServerStep::Query { query, .. }) => {
                     assert!(query.starts_with(NAMESPACE));
-                    let name = format!("{query}=1");
+                    let name = answer(&mut book, &query).unwrap_or_else(|| format!("{query}=1"));
+                    let _ = (ClaimReply::of(&query), ClaimRecord::decode(query.as_bytes()));
                     handshake.context((query.len() > NAMESPACE.len()).then_some(&name));
                 }
                 Ok(ServerStep::StartTls) => {

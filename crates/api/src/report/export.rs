@@ -7,6 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{BackingReport, Counts, RetryReport, ServedState};
 
+/// Who may write an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ClaimReport {
+    /// The number of the claim that was granted last.
+    pub generation: u64,
+    /// Whose it is, as that host says; with TLS also by whose certificate.
+    pub holder: String,
+    /// It has not been released: nobody else may use the export.
+    pub held: bool,
+    /// When it was granted, or released, in seconds since 1970.
+    pub since_s: u64,
+}
+
 /// One export: `ioplane publish show --json`, `GET /v1/exports/NAME`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -41,6 +55,9 @@ pub struct ExportReport {
     pub read_only: bool,
     /// Which image this is and which boot of the host serves it, as `IMAGE@BOOT`. A restart of the daemon keeps it, unless the export is memory.
     pub instance: Option<String>,
+    /// Who may write; nothing if nobody has claimed it yet, or nobody may.
+    #[serde(default)]
+    pub claim: Option<ClaimReport>,
     /// Connections of clients.
     pub connections: u64,
     /// Most of them at a time.

@@ -17,6 +17,8 @@ pub enum RemoteWord {
     Failing,
     /// The server has failed, and another connection would not help: requests fail.
     Stopped,
+    /// The server refuses this disk's claim to write: another host has taken the disk over, or the claim was released there. Requests fail for good.
+    Refused,
 }
 
 impl RemoteWord {
@@ -28,6 +30,7 @@ impl RemoteWord {
             RemoteWord::Reconnecting => "not reachable, requests wait",
             RemoteWord::Failing => "not reachable, requests fail",
             RemoteWord::Stopped => "failed, requests fail",
+            RemoteWord::Refused => "refuses this disk, requests fail",
         }
     }
 }
@@ -46,6 +49,9 @@ pub struct RemoteReport {
     pub for_ms: Option<u64>,
     /// Which image the server serves and in which boot, if it says so: `IMAGE@BOOT` from ioplane.
     pub instance: Option<String>,
+    /// The generation of its claim to write; nothing if the server keeps no claims, or the export cannot be written.
+    #[serde(default)]
+    pub generation: Option<u64>,
     /// Connections, one for each queue in use.
     pub connections: u64,
     /// Requests that have no reply yet.

@@ -16,6 +16,14 @@ pub enum PublishCommand {
         #[arg(long)]
         force: bool,
     },
+    /// End the claim of the host that holds one, which may not use it any more: for a host that is gone. Others may use it from then on
+    Release {
+        /// Its name
+        name: String,
+        /// Even while that host is connected: its requests then fail, and what it has not flushed may be lost
+        #[arg(long)]
+        force: bool,
+    },
     /// List what is published
     List,
     /// Show one: what is behind it, who may use it, what its clients did

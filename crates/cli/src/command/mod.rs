@@ -250,8 +250,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
     let one = |disk: &DiskReport| show::disks(std::slice::from_ref(disk));
     match command {
         DiskCommand::Add(add) => {
-            let DiskAdd { name, form: asked } = *add;
-            let (path, form) = (address(&name), form(asked)?);
+            let DiskAdd { name, form: asked, takeover } = *add;
+            let query = if takeover { "?takeover=true" } else { "" };
+            let (path, form) = (address(&name) + query, form(asked)?);
             let disk: DiskReport =
                 working("opening the image", || put(client, &path, &form, ("disk", &name)))?;
             print_done(json, &disk, one)

@@ -30,6 +30,12 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
             print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
+        PublishCommand::Release { name, force } => {
+            let path = format!("{}/release?force={force}", address(&name));
+            let export: ExportReport =
+                working("waiting for requests to end", || ask(client, Method::POST, &path, None::<&()>))?;
+            print_done(json, &export, show::export)
+        }
         PublishCommand::List => {
             let exports: Vec<ExportReport> = get(client, "/v1/exports")?;
             print(json, &exports, |exports| show::exports(exports))

@@ -3,9 +3,10 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm};
-use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
+use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec};
+use ioplane_nbd::import::ClaimWish;
 
-use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
+use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual, json, put, removal, whole};
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
@@ -19,11 +20,15 @@ pub async fn disk(State(daemon): Own, Path(name): Path<String>) -> Answer {
     json(daemon.report_of(&daemon.disks, &name).await?)
 }
 
-pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+pub async fn add(State(daemon): Own, Path(name): Path<String>, query: Addition, body: Body) -> Answer {
+    let wish = addition(query)?;
     let form: DiskForm = form(body)?;
     let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    if wish == ClaimWish::TakeOver && !matches!(wanted.backing, BackingSpec::Remote { .. }) {
+        return Err(Refusal::invalid("nobody else can hold it", "leave takeover out").at("takeover"));
+    }
     whole(daemon.may_change()?, async move {
-        let new = daemon.disks.put(wanted).await?;
+        let new = daemon.disks.put_claiming(wanted, wish).await?;
         put(new, daemon.report_of(&daemon.disks, &name).await?)
     })
     .await

@@ -1,7 +1,7 @@
 //! Exports.
 
 use axum::extract::{Path, State};
-use ioplane_api::report::DoneReport;
+use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::spec::ExportForm;
 
 use super::{Answer, Body, Own, Removal, form, json, put, removal, whole};
@@ -30,6 +30,17 @@ pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal
     whole(daemon.may_change()?, async move {
         daemon.exports.remove(&name, force, true).await?;
         json(DoneReport { done: vec![format!("export {name} removed")] })
+    })
+    .await
+}
+
+pub async fn release(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
+    whole(daemon.may_change()?, async move {
+        daemon.exports.served(&name)?.release(force).await?;
+        tracing::warn!(export = name, "its claim was released");
+        daemon.exports.tell(EventWord::Changed, &name, "its claim was released");
+        json(daemon.exports.report_of(&name).await?)
     })
     .await
 }

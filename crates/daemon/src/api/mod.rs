@@ -31,6 +31,7 @@ use axum::routing::{self, MethodFilter, MethodRouter};
 use ioplane_api::operation::{Method, Operation};
 use ioplane_api::refusal::{Code, MEDIA, RefusalKind};
 use ioplane_api::spec::Form;
+use ioplane_nbd::import::ClaimWish;
 use serde::{Deserialize, Serialize};
 
 use self::form::{Body, form, form_or_usual, form_up_to};
@@ -104,6 +105,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::RemoveExport => routing::on(method, export::remove),
         Operation::Devices => routing::on(method, devices::devices),
         Operation::ForgetDevice => routing::on(method, devices::forget),
+        Operation::ReleaseExport => routing::on(method, export::release),
         Operation::Switches => routing::on(method, network::switches),
         Operation::Switch => routing::on(method, network::switch),
         Operation::PutSwitch => routing::on(method, network::add_switch),
@@ -205,6 +207,22 @@ fn removal(query: Removal) -> Result<bool, Refusal> {
     let Query(RemoveQuery { force }) = query
         .map_err(|bad| Refusal::invalid(bad.body_text(), "write ?force=true, or nothing").at("force"))?;
     Ok(force)
+}
+
+/// How a disk is to be added.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AddQuery {
+    takeover: bool,
+}
+
+type Addition = Result<Query<AddQuery>, QueryRejection>;
+
+fn addition(query: Addition) -> Result<ClaimWish, Refusal> {
+    let Query(AddQuery { takeover }) = query.map_err(|bad| {
+        Refusal::invalid(bad.body_text(), "write ?takeover=true, or nothing").at("takeover")
+    })?;
+    Ok(if takeover { ClaimWish::TakeOver } else { ClaimWish::New })
 }
 
 /// Does `work` to its end, whatever becomes of the request: dropping a change half-way would leave what is written down

@@ -45,6 +45,8 @@ pub struct DaemonSpec {
     pub run_dir: Option<PathBuf>,
     /// Where the identity of this host is, for TLS.
     pub identity: Option<PathBuf>,
+    /// Where it is kept which exports of others this host may write, and who may write its own: durable.
+    pub state_dir: Option<PathBuf>,
     /// Where Prometheus may ask, loopback only.
     pub metrics: Option<SocketAddr>,
     /// Who may connect to the sockets of disks and NICs.
@@ -283,6 +285,7 @@ fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
         socket: reader.path("socket"),
         run_dir: reader.path("run_dir"),
         identity: reader.path("identity"),
+        state_dir: reader.path("state_dir"),
         access: access(&mut reader),
         ..DaemonSpec::default()
     };

@@ -20,7 +20,7 @@ use ioplane_api::spec::{
     set_group,
 };
 use ioplane_device::QuiescenceProof;
-use ioplane_nbd::import::Import;
+use ioplane_nbd::import::{ClaimWish, Import};
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::blk::{Blk, BlkOptions};
@@ -116,7 +116,8 @@ pub fn adopt(record: &DiskRecord, owner: &Opener, file: Option<OwnedFd>) -> Resu
         }
         // A connection of its own, by which nothing is asked for until the predecessor is done with its own.
         (BackingSpec::Remote { remote, timeout_s }, None) => {
-            Ok(Opened::remote(remote::open(remote, *timeout_s, owner)?))
+            let owner = Opener { wish: ClaimWish::Inherit, ..owner.clone() };
+            Ok(Opened::remote(remote::open(remote, *timeout_s, &owner)?))
         }
         (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
@@ -158,6 +159,7 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>, membership: Membership)
 /// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
 pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
     let spec = &record.now;
+    let owner = &Opener { wish: record.claim, ..owner.clone() };
     let opened =
         open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
     let info = opened.backing.info();
@@ -245,11 +247,11 @@ impl Shown {
         BackingReport { remote: self.import.as_deref().map(remote::report), ..self.report.clone() }
     }
 
-    /// Nobody uses the backing any more.
-    pub(super) async fn leave(shown: &Mutex<Shown>) {
+    /// Nobody uses the backing any more; `gives_back`: nor will.
+    pub(super) async fn leave(shown: &Mutex<Shown>, gives_back: bool) {
         let import = lock(shown).import.clone();
         if let Some(import) = import {
-            remote::leave(&import).await;
+            remote::leave(&import, gives_back).await;
         }
     }
 }
@@ -359,6 +361,10 @@ impl Disk {
         let next = spec.backing.clone();
         let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
         let image = opened.image;
+        // The same export has one claim, whichever of the two it was opened by.
+        let stays = self.served.note.read().now.backing.same_content(&next);
+        let before = lock(&self.backing).import.clone().filter(|_| !stays);
+        let came = opened.import.clone().filter(|_| !stays);
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
         let (field, size) = (next.field(), fresh.info().bytes);
@@ -388,13 +394,25 @@ impl Disk {
             *lock(&shown) = Shown { report: opened.report, import: opened.import };
             Ok(())
         };
-        let old = self.exchange(fresh, allowed, noted).await?;
+        let old = match self.exchange(fresh, allowed, noted).await {
+            Ok(old) => old,
+            Err(refused) => {
+                if let Some(came) = came {
+                    remote::leave(&came, true).await;
+                }
+                return Err(refused);
+            }
+        };
         // Closing an image may wait for its last I/O.
         blocking(move || {
             drop(old);
             Ok(())
         })
-        .await
+        .await?;
+        if let Some(before) = before {
+            remote::leave(&before, true).await;
+        }
+        Ok(())
     }
 
     /// Puts `fresh` behind the disk at a quiescent point, if `allowed` has nothing against it there, and gives the one before. `noted` writes
@@ -517,6 +535,7 @@ impl ServedKind for Disk {
         .await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
+        record.claim = ClaimWish::Own;
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
         Ok(Disk { served: Served::start(model, record, context)?, backing, swap: Mutex::default() })
@@ -526,8 +545,9 @@ impl ServedKind for Disk {
         self.not_swapping()
     }
 
-    async fn leave(&self) {
-        Shown::leave(&self.backing).await;
+    async fn leave(&self, next: Option<&DiskSpec>) {
+        let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
+        Shown::leave(&self.backing, !stays).await;
     }
 
     fn service(&self) -> &Served<Disk> {

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use ioplane_api::report::{RemoteReport, RemoteWord};
 use ioplane_api::spec::NbdUri;
 use ioplane_nbd::NbdError;
-use ioplane_nbd::import::{Address, ConnectionState, ConnectionStatus, Import, ImportOptions};
+use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
+use ioplane_nbd::import::{
+    Address, ClaimOptions, ClaimWish, ConnectionState, ConnectionStatus, Import, ImportOptions,
+};
 use sha2::{Digest, Sha256};
 
 use crate::context::Opener;
@@ -28,7 +31,12 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
             .at("remote")
     })?;
+    let disk = (owner.name.as_str(), owner.socket.as_path());
+    let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;
+    let host = rustix::system::uname();
+    let name = format!("disk {} of {}", owner.name, host.nodename().to_string_lossy());
     let options = ImportOptions {
+        claim: Some(ClaimOptions { keeper, name, wish: owner.wish }),
         give_up_after: timeout_s.map(Duration::from_secs),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
@@ -37,6 +45,9 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
     };
     let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
     opened.map_err(|error| {
+        if let NbdError::Claim(refusal) = &error {
+            return refused(uri, refusal);
+        }
         let remedy = match &error {
             NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
             NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
@@ -44,6 +55,22 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         };
         Refusal::failed(format!("{located}: {error}"), remedy)
     })
+}
+
+/// Somebody else writes there.
+fn refused(uri: &NbdUri, refusal: &ClaimRefusal) -> Refusal {
+    let remedy = match refusal.why {
+        ClaimDenial::Held => {
+            "remove the disk there; if that host is gone: ioplane publish release, on the machine that has the disk; or add it with --takeover, \
+             by which what that host has not flushed is lost"
+        }
+        ClaimDenial::Released | ClaimDenial::Unknown => {
+            "shut the guest down, then remove the disk and add it again: others may have written to it"
+        }
+        ClaimDenial::Shared => "disconnect them first; or add it with --takeover",
+        ClaimDenial::Exhausted | ClaimDenial::Failed => "see to the machine that has the disk",
+    };
+    Refusal::conflict(format!("{uri}: {refusal}"), remedy).at("remote")
 }
 
 /// Where it is counted which writes are not flushed: beside the disk's socket, as a rule in the run directory, which is in memory. Of this export
@@ -66,13 +93,28 @@ pub fn forget_mark(uri: &NbdUri, owner: &Path) {
     }
 }
 
-/// Flushes what no flush of the guest has covered, since nobody has copies of it from now on.
-pub async fn leave(import: &Import) {
+/// Flushes what no flush of the guest has covered, since nobody has copies of it from now on. `gives_back`: others may write from then on.
+pub async fn leave(import: &Import, gives_back: bool) {
     let address = import.status().address;
     match tokio::time::timeout(LEAVE, import.finish()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(address, %error, "writes of a disk that is closed were not flushed"),
         Err(_) => tracing::warn!(address, "writes of a disk that is closed were not flushed: no answer"),
+    }
+    if !gives_back {
+        return;
+    }
+    let kept = |error: String| {
+        tracing::warn!(
+            address,
+            error,
+            "the claim to an export was not given back: `ioplane publish release` there does it"
+        );
+    };
+    match tokio::time::timeout(LEAVE, import.release()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => kept(error.to_string()),
+        Err(_) => kept("no answer".to_owned()),
     }
 }
 
@@ -104,12 +146,14 @@ pub fn report(import: &Import) -> RemoteReport {
     let open = || status.connections.iter().filter(|one| one.state != ConnectionState::Closed);
     let worst = open().max_by_key(|one| word(&one.state));
     let sum = |of: fn(&ConnectionStatus) -> u64| status.connections.iter().map(of).sum();
+    let state = worst.map_or(RemoteWord::Connected, |one| word(&one.state));
     RemoteReport {
         uri: status.address.clone(),
-        state: worst.map_or(RemoteWord::Connected, |one| word(&one.state)),
-        why: worst.and_then(|one| why(&one.state)),
+        state: if status.claim_lost.is_some() { RemoteWord::Refused } else { state },
+        why: worst.and_then(|one| why(&one.state)).or_else(|| status.claim_lost.map(|lost| lost.to_string())),
         for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
         instance: status.instance.clone(),
+        generation: status.generation,
         connections: open().count() as u64,
         in_flight: sum(|one| one.in_flight as u64),
         requests: sum(|one| one.requests),

@@ -18,7 +18,7 @@ use ioplane_api::report::{EventWord, RemoteWord, SwapReport, SwapWord};
 use ioplane_api::request::SwapForm;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingForm, BackingSpec, DiskSpec, FormatWord, ServedSpec};
-use ioplane_nbd::import::Import;
+use ioplane_nbd::import::{ClaimWish, Import};
 use ioplane_storage::Backing;
 use ioplane_storage::mirror::{Copier, Mirror, MirrorFault};
 use ioplane_virtio::blk::Blk;
@@ -186,6 +186,7 @@ fn open_target(
         }
     }
     let shape = (false, spec.block_size);
+    let owner = &Opener { wish: ClaimWish::New, ..owner.clone() };
     let opened = open_unchecked(&spec.name, &opened_as, shape, None, owner).and_then(|opened| {
         // Not before it is ours. A device may be longer than the disk; a file is made as long, if its content may be lost.
         let whole = opened.backing.info().bytes;
@@ -330,7 +331,11 @@ impl Disk {
         let mirror = match begun {
             Ok(mirror) => mirror,
             Err(refused) => {
+                let import = opened.import.clone();
                 drop(opened);
+                if let Some(import) = import {
+                    remote::leave(&import, true).await;
+                }
                 self.forget(&to, created, context).await;
                 return Err(refused);
             }
@@ -408,6 +413,7 @@ impl Disk {
     ) {
         let name = self.served.note.read().now.name;
         let (before, import) = (lock(&self.backing).import.clone(), opened.import.clone());
+        let target = import.clone();
         let outcome = tokio::select! {
             outcome = self.copy_and_switch(&swap, &mirror, opened, &context) => outcome,
             never = fail_when_unreachable(import, &mirror) => match never {},
@@ -416,7 +422,7 @@ impl Disk {
             Ok(pause) => {
                 self.finish(&context).await;
                 if let Some(before) = before {
-                    remote::leave(&before).await;
+                    remote::leave(&before, true).await;
                 }
                 tracing::info!(
                     disk = name,
@@ -431,6 +437,9 @@ impl Disk {
                 // From here on the guest waits for the old backing only.
                 mirror.abandon();
                 self.take_mirror_out(&mirror).await;
+                if let Some(target) = target {
+                    remote::leave(&target, true).await;
+                }
                 let (from, state_file) = (swap.from.clone(), context.state_file.clone());
                 let cleared = blocking(move || mark::clear(&from, Mark::Superseded, &state_file)).await;
                 match cleared {

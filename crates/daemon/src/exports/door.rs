@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::spec::HostList;
+use ioplane_nbd::claim::{CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, readable};
 use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
 use tokio::sync::{mpsc, oneshot};
 
-use super::owner::{Ask, ChannelEpoch};
+use super::owner::{Ask, ChannelEpoch, Fenced, ShownClaim, joined};
 
 /// Who a client is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +56,7 @@ struct Shared {
     instance: String,
     admission: Admission,
     owner: mpsc::Sender<Ask>,
+    claim: ShownClaim,
     refused: AtomicU64,
 }
 
@@ -63,9 +65,9 @@ impl Door {
         published: PublishedExport,
         instance: String,
         admission: Admission,
-        owner: mpsc::Sender<Ask>,
+        (owner, claim): (mpsc::Sender<Ask>, ShownClaim),
     ) -> Self {
-        Door(Arc::new(Shared { published, instance, admission, owner, refused: AtomicU64::new(0) }))
+        Door(Arc::new(Shared { published, instance, admission, owner, claim, refused: AtomicU64::new(0) }))
     }
 
     pub fn published(&self) -> &PublishedExport {
@@ -81,6 +83,24 @@ impl Door {
         self.0.refused.load(Ordering::Relaxed)
     }
 
+    /// The claim that was granted last.
+    pub fn claim(&self) -> Option<ClaimRecord> {
+        self.0.claim.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Refuses whoever speaks of no claim while somebody has one. Whether a claim holds is its owner's to say.
+    fn admits_unclaimed(&self) -> Result<(), ExportRefusal> {
+        match self.claim().filter(|record| record.held) {
+            Some(ClaimRecord { generation, name, since, .. }) => {
+                let held = ClaimRefusal { why: ClaimDenial::Held, generation, since, name };
+                Err(ExportRefusal::Policy(format!(
+                    "{held}, and only its holder may use it until it is released"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Fails if the export is gone.
     pub async fn ask(&self, ask: Ask) -> Result<(), mpsc::error::SendError<Ask>> {
         self.0.owner.send(ask).await
@@ -89,6 +109,11 @@ impl Door {
     /// Hands over a client whose handshake has ended.
     pub async fn take(&self, who: &ClientOrigin, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
         let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
+        // It has asked, and is to come with a connection to use.
+        let only_asks = |name: &str| name == EPOCH || name == CLAIM || ClaimReply::of(name).is_some();
+        if client.is_none() && negotiated.contexts.iter().any(|context| only_asks(&context.name)) {
+            return;
+        }
         let taken = Ask::Connect { socket, negotiated, ahead, client };
         if self.ask(taken).await.is_err() {
             self.0.refused.fetch_add(1, Ordering::Relaxed);
@@ -96,7 +121,13 @@ impl Door {
     }
 
     /// The name of the context that a query of ours finds, once what it asks for holds.
-    async fn context(&self, who: &ClientOrigin, query: &str, selects: bool) -> Option<String> {
+    async fn context(
+        &self,
+        who: &ClientOrigin,
+        query: &str,
+        selects: bool,
+        knows: &AtomicBool,
+    ) -> Option<String> {
         // Whoever may not use the export learns nothing of it, and ends nobody's connections.
         self.0.admission.admits(who).ok()?;
         if query == INSTANCE {
@@ -105,14 +136,61 @@ impl Door {
         if query == EPOCH {
             return Some(EPOCH.to_owned());
         }
+        if query.starts_with(CLAIM) {
+            return self.claims(who, query, selects, knows).await;
+        }
         let client = epoch(query, who)?;
+        let claimed = client.has_claim();
         if !selects {
             return Some(EPOCH.to_owned());
         }
         // An older connection of the same client is read no more, and all that was begun for it has ended.
         let (answer, fenced) = oneshot::channel();
         self.ask(Ask::Fence { client, answer }).await.ok()?;
-        fenced.await.ok()?.then(|| query.to_owned())
+        match fenced.await.ok()? {
+            Fenced::Newest => {
+                knows.fetch_or(claimed, Ordering::Relaxed);
+                Some(query.to_owned())
+            }
+            Fenced::Refused(refusal) if claimed => {
+                knows.store(true, Ordering::Relaxed);
+                Some(ClaimReply::Refused(refusal).to_string())
+            }
+            // An importer that knows nothing of claims is told why when it enters.
+            Fenced::No | Fenced::Refused(_) => None,
+        }
+    }
+
+    /// The same of a query about claims.
+    async fn claims(
+        &self,
+        who: &ClientOrigin,
+        query: &str,
+        selects: bool,
+        knows: &AtomicBool,
+    ) -> Option<String> {
+        // There is nothing to claim where nobody writes.
+        if self.published().info().read_only() {
+            return None;
+        }
+        let asked = if query == CLAIM { None } else { Some(ClaimQuery::of(query)?) };
+        let Some(asked) = asked.filter(|_| selects) else {
+            knows.fetch_or(selects, Ordering::Relaxed);
+            return Some(CLAIM.to_owned());
+        };
+        let asked = match who {
+            ClientOrigin::Host(host) => ClaimQuery {
+                holder: joined(host, &asked.holder),
+                name: readable(&format!("{} (certificate of {host})", asked.name)),
+                ..asked
+            },
+            ClientOrigin::Local | ClientOrigin::Anybody => asked,
+        };
+        let (answer, reply) = oneshot::channel();
+        self.ask(Ask::Claim { query: asked, answer }).await.ok()?;
+        let reply = reply.await.ok()?;
+        knows.store(true, Ordering::Relaxed);
+        Some(reply.to_string())
     }
 }
 
@@ -169,7 +247,7 @@ impl Doors {
 
     /// What `client` is told.
     pub fn seen_by(&self, client: ClientOrigin) -> Visitor {
-        Visitor { doors: self.clone(), client }
+        Visitor { doors: self.clone(), client, knows: AtomicBool::new(false), asks: AtomicBool::new(false) }
     }
 }
 
@@ -177,6 +255,10 @@ impl Doors {
 pub struct Visitor {
     doors: Doors,
     client: ClientOrigin,
+    /// It speaks of claims: whether it has one is seen when it comes with a connection to use.
+    knows: AtomicBool,
+    /// It has a question about claims, and its connection ends with that.
+    asks: AtomicBool,
 }
 
 impl Exports for Visitor {
@@ -184,7 +266,14 @@ impl Exports for Visitor {
         let door = self.doors.door(name).ok_or(ExportRefusal::Unknown)?;
         door.0.admission.admits(&self.client)?;
         if enters {
-            door.published().enter()?;
+            match door.published().enter() {
+                // It only asks, and takes no place.
+                Err(ExportRefusal::Policy(_)) if self.asks.load(Ordering::Relaxed) => {}
+                entered => entered?,
+            }
+            if !self.knows.load(Ordering::Relaxed) {
+                door.admits_unclaimed()?;
+            }
         }
         Ok(door.published().info().clone())
     }
@@ -197,7 +286,8 @@ impl Exports for Visitor {
     }
 
     async fn context(&self, export: &str, query: &str, selects: bool) -> Option<String> {
-        self.doors.door(export)?.context(&self.client, query, selects).await
+        self.asks.fetch_or(selects && query.starts_with(CLAIM), Ordering::Relaxed);
+        self.doors.door(export)?.context(&self.client, query, selects, &self.knows).await
     }
 }
 

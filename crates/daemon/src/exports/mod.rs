@@ -7,6 +7,7 @@
 //! ```
 
 mod door;
+mod ledger;
 mod listener;
 mod owner;
 
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ioplane_api::report::{Counts, ExportReport, ServedState};
+use ioplane_api::report::{ClaimReport, Counts, ExportReport, ServedState};
 use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, ListenAddress};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
@@ -23,7 +24,7 @@ use ioplane_nbd::export::{Export, ExportOptions};
 use tokio::sync::oneshot;
 
 use super::Daemon;
-use super::context::DaemonContext;
+use super::context::{DaemonContext, Opener};
 use super::disk::{Opened, Shown, open_backing, plain_report};
 use super::registry::{Registered, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking};
@@ -32,7 +33,7 @@ use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use door::{Admission, Door, Doors};
 pub use listener::Listeners;
-use owner::{Ask, Look};
+use owner::{Ask, Look, Unreleased};
 
 /// An export that is served.
 pub struct PublishedDisk {
@@ -90,10 +91,17 @@ impl PublishedDisk {
         listeners: &Arc<Listeners>,
     ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
-        let (wanted, owner) = (spec.clone(), context.opener(&spec));
+        let wanted = spec.clone();
+        let owner = Opener { wish: std::mem::take(&mut record.claim), ..context.opener(&spec) };
         let known = record.image;
-        let opened = blocking(move || {
-            open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)
+        let (opened, book) = blocking(move || {
+            let opened =
+                open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)?;
+            // What nobody can write nobody claims.
+            let writable = !wanted.read_only && !opened.backing.info().read_only;
+            let book =
+                writable.then(|| ledger::open(&wanted.backing, &opened, &owner.state_dir)).transpose()?;
+            Ok((opened, book))
         })
         .await?;
         // From here on its clients may write whatever they like into this image.
@@ -117,7 +125,7 @@ impl PublishedDisk {
             check_identity(context.identity()).await?;
         }
         let admission = Admission { tls: spec.tls, allow: spec.allow.clone() };
-        let door = Door::new(published, instance, admission, owner::start(running, ended, placement));
+        let door = Door::new(published, instance, admission, owner::start(running, ended, placement, book));
         let path = context.socket(&spec);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
@@ -147,6 +155,28 @@ impl PublishedDisk {
                 Err(refused)
             }
         }
+    }
+
+    /// A person says that whoever holds it does so no more.
+    pub async fn release(&self, force: bool) -> Result<(), Refusal> {
+        let name = &self.note().read().now.name;
+        let (answer, released) = oneshot::channel();
+        let asked = self.service.door.ask(Ask::Release { force, answer }).await.is_ok();
+        let gone = || Refusal::busy(format!("export {name} has just ended"), "try again");
+        if !asked {
+            return Err(gone());
+        }
+        released.await.map_err(|_| gone())?.map_err(|why| match why {
+            Unreleased::Free => {
+                Refusal::conflict(format!("nobody holds export {name}"), "there is nothing to release")
+            }
+            Unreleased::InUse(connections) => Refusal::conflict(
+                format!("its holder uses it: {connections} connections are open"),
+                "remove the disk there first; or give --force: what its guest has not flushed is then lost, and its requests fail",
+            )
+            .at("force"),
+            Unreleased::Failed(why) => Refusal::failed(why, "see to the disk below, then try again"),
+        })
     }
 
     async fn look(&self) -> Option<Look> {
@@ -238,8 +268,9 @@ impl ServedKind for PublishedDisk {
         PublishedDisk::start(record, context, listeners).await
     }
 
-    async fn leave(&self) {
-        Shown::leave(&self.shown).await;
+    async fn leave(&self, next: Option<&ExportSpec>) {
+        let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
+        Shown::leave(&self.shown, !stays).await;
     }
 
     fn service(&self) -> &ServedExport {
@@ -254,6 +285,12 @@ impl ServedKind for PublishedDisk {
         (report.size, report.read_only) = (self.size, self.read_only);
         report.instance = Some(self.service.door.instance().to_owned());
         report.refused = self.service.door.refused();
+        report.claim = self.service.door.claim().map(|record| ClaimReport {
+            generation: record.generation,
+            holder: record.name,
+            held: record.held,
+            since_s: record.since,
+        });
         (report.connections, report.ends, report.totals) = (connections, ends, totals);
         report
     }
@@ -280,6 +317,7 @@ impl ServedKind for PublishedDisk {
             size: 0,
             read_only: spec.read_only,
             instance: None,
+            claim: None,
             connections: 0,
             most_connections: spec.connections.into(),
             ends: BTreeMap::new(),

@@ -3,10 +3,14 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::Counts;
 use ioplane_device::{QueueSet, Running};
+use ioplane_nbd::claim::{
+    ClaimBook, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, ClaimVerb,
+};
 use ioplane_nbd::export::{EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
@@ -27,10 +31,12 @@ pub struct ChannelEpoch {
     session: u64,
     channel: u32,
     epoch: u32,
+    /// Of its claim to write, if it has one.
+    generation: Option<u64>,
 }
 
 impl ChannelEpoch {
-    /// Of a query `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`.
+    /// Of a query `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`, with `/GENERATION` behind that from whoever has a claim.
     pub fn of(query: &str) -> Option<ChannelEpoch> {
         let mut parts = query.strip_prefix(EPOCH)?.strip_prefix('=')?.split('/');
         let (holder, numbers) = (parts.next()?.to_owned(), [parts.next()?, parts.next()?, parts.next()?]);
@@ -40,6 +46,7 @@ impl ChannelEpoch {
             session: session.parse().ok()?,
             channel: channel.parse().ok()?,
             epoch: epoch.parse().ok()?,
+            generation: parts.next().map(str::parse).transpose().ok()?,
         };
         (parts.next().is_none() && (1..=LONGEST_HOLDER).contains(&client.holder.len())).then_some(client)
     }
@@ -48,21 +55,64 @@ impl ChannelEpoch {
 impl ChannelEpoch {
     /// The same, of that host and nobody else: no holder has a slash in its own name.
     pub fn of_host(self, host: &str) -> ChannelEpoch {
-        ChannelEpoch { holder: format!("{host}/{}", self.holder), ..self }
+        ChannelEpoch { holder: joined(host, &self.holder), ..self }
+    }
+
+    /// Whether it comes with a claim.
+    pub fn has_claim(&self) -> bool {
+        self.generation.is_some()
+    }
+
+    /// What the client has a claim by.
+    fn claim(&self) -> Option<(&str, u64)> {
+        self.generation.map(|generation| (self.holder.as_str(), generation))
     }
 }
+
+/// A holder of that host.
+pub fn joined(host: &str, holder: &str) -> String {
+    format!("{host}/{holder}")
+}
+
+/// What came of asking for a fence.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fenced {
+    /// This epoch is the newest, and nothing older is under way.
+    Newest,
+    /// It is not, or not yet so.
+    No,
+    /// Its claim does not hold.
+    Refused(ClaimRefusal),
+}
+
+/// Who may write an export, for those who only want to know.
+pub type ShownClaim = Arc<Mutex<Option<ClaimRecord>>>;
 
 /// What an owner is asked.
 pub enum Ask {
     /// Serve a client.
     Connect { socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>, client: Option<ChannelEpoch> },
-    /// End what older connections of this client have begun. The answer comes when nothing of them is under way, and says whether this epoch is the
-    /// newest.
-    Fence { client: ChannelEpoch, answer: oneshot::Sender<bool> },
+    /// End what older connections of this client have begun. The answer comes when nothing of them is under way.
+    Fence { client: ChannelEpoch, answer: oneshot::Sender<Fenced> },
+    /// What a client asks for about the claim to write.
+    Claim { query: ClaimQuery, answer: oneshot::Sender<ClaimReply> },
+    /// Nobody has a claim any more, whatever its holder thinks; `force`: also while it is connected.
+    Release { force: bool, answer: oneshot::Sender<Result<(), Unreleased>> },
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
     Stop(oneshot::Sender<()>),
+}
+
+/// Why a claim was not released.
+#[derive(Debug)]
+pub enum Unreleased {
+    /// Nobody has one.
+    Free,
+    /// Its holder has so many connections.
+    InUse(usize),
+    /// That could not be made durable, or I/O does not end.
+    Failed(String),
 }
 
 /// What an owner says of its export.
@@ -98,6 +148,13 @@ struct Owner {
     running: Running<Export>,
     placement: CorePlacement,
     holders: HashMap<String, Holder>,
+    /// Who may write; none for an export that nobody may write.
+    book: Option<ClaimBook>,
+    shown: ShownClaim,
+    /// Of clients without a claim.
+    unclaimed: QueueSet,
+    /// Of those that were there before the claim changed hands: what they have begun may not have ended yet.
+    former: QueueSet,
 }
 
 /// Holders, and channels of each, that are remembered; beyond that those without a connection are forgotten.
@@ -112,11 +169,21 @@ pub fn start(
     running: Running<Export>,
     ended: EndedConnections,
     placement: CorePlacement,
-) -> mpsc::Sender<Ask> {
+    book: Option<ClaimBook>,
+) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
-    let owner = Owner { running, placement, holders: HashMap::new() };
+    let shown = ShownClaim::default();
+    let (unclaimed, former) = (QueueSet::new(), QueueSet::new());
+    let owner =
+        Owner { running, placement, holders: HashMap::new(), book, shown: shown.clone(), unclaimed, former };
+    owner.show();
     tokio::spawn(owner.run(ended, asked));
-    asks
+    (asks, shown)
+}
+
+/// In seconds.
+fn since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 impl Owner {
@@ -138,8 +205,16 @@ impl Owner {
                     // Who has given up meanwhile asks anew.
                     Some(Ask::Fence { answer, .. }) if answer.is_closed() => {}
                     Some(Ask::Fence { client, answer }) => {
-                        let newest = self.fence(client).await;
-                        let _ = answer.send(newest);
+                        let fenced = self.fence(client).await;
+                        let _ = answer.send(fenced);
+                    }
+                    Some(Ask::Claim { query, answer }) => {
+                        let reply = self.claim(&query).await;
+                        let _ = answer.send(reply);
+                    }
+                    Some(Ask::Release { force, answer }) => {
+                        let outcome = self.release(force).await;
+                        let _ = answer.send(outcome);
                     }
                     Some(Ask::Connect { socket, negotiated, ahead, client }) => {
                         self.connect(socket, &negotiated, &ahead, client);
@@ -165,9 +240,14 @@ impl Owner {
         let name = self.running.info().name.clone();
         // A client that has connected once more since is served by that connection.
         let stale = client.as_ref().is_some_and(|client| self.known(client).is_none());
-        let connected = match stale {
-            true => Err("a newer connection of the same client has come".to_owned()),
-            false => self
+        let claim = client.as_ref().and_then(ChannelEpoch::claim);
+        let unclaimed = claim.is_none();
+        // The claim may have changed hands since it was told that it may come in.
+        let refused = self.admits(claim).err();
+        let connected = match (stale, refused) {
+            (true, _) => Err("a newer connection of the same client has come".to_owned()),
+            (false, Some(refusal)) => Err(refusal.to_string()),
+            (false, None) => self
                 .running
                 .device_mut()
                 .connect(socket, negotiated, ahead)
@@ -187,6 +267,9 @@ impl Owner {
                 tracing::info!(export = name, queue, "a client has connected");
                 // Who had it before is gone.
                 self.forget(queue);
+                if unclaimed {
+                    self.unclaimed.insert(queue);
+                }
                 if let Some(known) = client.and_then(|client| self.known(&client)) {
                     known.queue = Some(queue);
                 }
@@ -203,20 +286,23 @@ impl Owner {
     }
 
     /// See [`Ask::Fence`].
-    async fn fence(&mut self, client: ChannelEpoch) -> bool {
-        let ChannelEpoch { holder: name, session, channel, epoch } = client;
+    async fn fence(&mut self, client: ChannelEpoch) -> Fenced {
+        if let Err(refusal) = self.admits(client.claim()) {
+            return Fenced::Refused(refusal);
+        }
+        let ChannelEpoch { holder: name, session, channel, epoch, .. } = client;
         if self.holders.len() >= MOST_KNOWN {
             self.holders.retain(|_, holder| holder.queues().next().is_some());
         }
         let holder = self.holders.entry(name.clone()).or_default();
         match session.cmp(&holder.session) {
-            Ordering::Less => return false,
+            Ordering::Less => return Fenced::No,
             Ordering::Greater => {
                 let older = holder.queues().collect();
                 *holder = Holder { session, channels: HashMap::new(), older };
             }
             Ordering::Equal => match holder.channels.get_mut(&channel) {
-                Some(known) if known.epoch >= epoch => return false,
+                Some(known) if known.epoch >= epoch => return Fenced::No,
                 Some(known) => holder.older.extend(known.queue.take()),
                 None => {}
             },
@@ -225,17 +311,109 @@ impl Owner {
             holder.channels.retain(|_, known| known.queue.is_some());
         }
         holder.channels.insert(channel, Known { epoch, queue: None });
-        let older = holder.older.clone();
+        let mut older = holder.older.clone();
+        older.extend(&self.former);
         older.iter().for_each(|queue| self.running.device_mut().close(*queue));
         // A disk that does not answer keeps this client out, and nobody else.
         let ended = tokio::time::timeout(FENCE, self.drain(&older)).await.is_ok();
         if let (true, Some(holder)) = (ended, self.holders.get_mut(&name)) {
             holder.older = QueueSet::new();
         }
+        match ended {
+            true => Fenced::Newest,
+            false => Fenced::No,
+        }
+    }
+
+    /// Whether somebody with that claim, or without one, may write; always where nobody may.
+    fn admits(&self, claim: Option<(&str, u64)>) -> Result<(), ClaimRefusal> {
+        self.book.as_ref().map_or(Ok(()), |book| book.admits(claim))
+    }
+
+    fn show(&self) {
+        let record = self.book.as_ref().and_then(ClaimBook::record).cloned();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = record;
+    }
+
+    /// Ends all connections, and says whether all that was begun for them has ended. What has not is waited for before anybody else is served.
+    async fn end_all(&mut self) -> bool {
+        let queues = self.running.queues();
+        queues.iter().for_each(|queue| self.running.device_mut().close(*queue));
+        self.holders.clear();
+        self.unclaimed = QueueSet::new();
+        self.former.extend(&queues);
+        let former = self.former.clone();
+        let ended = tokio::time::timeout(FENCE, self.drain(&former)).await.is_ok();
+        if ended {
+            self.former = QueueSet::new();
+        }
         ended
     }
 
+    /// See [`Ask::Claim`].
+    async fn claim(&mut self, query: &ClaimQuery) -> ClaimReply {
+        let failed = |name: &str| {
+            let (why, generation, since) = (ClaimDenial::Failed, 0, 0);
+            ClaimReply::Refused(ClaimRefusal { why, generation, since, name: name.to_owned() })
+        };
+        if let ClaimVerb::Release(generation) = query.verb {
+            if let Err(refusal) = self.admits(Some((&query.holder, generation))) {
+                return ClaimReply::Refused(refusal);
+            }
+            // Whoever comes next finds what this one has written, and nothing of it comes later.
+            if !self.end_all().await {
+                return failed("requests of its holder have not ended");
+            }
+        }
+        let others = self.unclaimed.len();
+        let Some(book) = &mut self.book else { return failed("it cannot be written") };
+        let before = book.record().map_or(0, |record| record.generation);
+        let reply = tokio::task::block_in_place(|| book.ask(query, others, since_1970()));
+        let name = &self.running.info().name;
+        match &reply {
+            ClaimReply::Granted(generation) if *generation != before => {
+                match query.verb {
+                    ClaimVerb::TakeOver => {
+                        tracing::warn!(export = name, holder = query.name, generation, "taken over")
+                    }
+                    _ => tracing::info!(export = name, holder = query.name, generation, "claimed"),
+                }
+                self.end_all().await;
+            }
+            ClaimReply::Released(generation) => {
+                tracing::info!(export = name, holder = query.name, generation, "its claim was given back");
+            }
+            ClaimReply::Granted(_) | ClaimReply::Refused(_) => {}
+        }
+        self.show();
+        reply
+    }
+
+    /// See [`Ask::Release`].
+    async fn release(&mut self, force: bool) -> Result<(), Unreleased> {
+        if !self.book.as_ref().is_some_and(ClaimBook::is_held) {
+            return Err(Unreleased::Free);
+        }
+        let connected = self.running.device().connections();
+        if connected > 0 && !force {
+            return Err(Unreleased::InUse(connected));
+        }
+        if !self.end_all().await {
+            return Err(Unreleased::Failed(
+                "requests of its holder have not ended: its disk does not answer".into(),
+            ));
+        }
+        let outcome = self
+            .book
+            .as_mut()
+            .map_or(Ok(()), |book| tokio::task::block_in_place(|| book.release(since_1970())));
+        self.show();
+        outcome.map_err(|refusal| Unreleased::Failed(refusal.name))
+    }
+
     fn forget(&mut self, queue: u16) {
+        self.unclaimed.remove(&queue);
+        self.former.remove(&queue);
         for holder in self.holders.values_mut() {
             holder.older.remove(&queue);
             let of_it = holder.channels.values_mut().find(|known| known.queue == Some(queue));
@@ -288,8 +466,15 @@ mod tests {
     fn a_client_names_its_session_its_channel_and_its_epoch() {
         let client = ChannelEpoch::of("ioplane:epoch=3f/17/0/7").unwrap();
         assert_eq!((client.holder.as_str(), client.session, client.channel, client.epoch), ("3f", 17, 0, 7));
-        let wrong = ["", "=", "=x", "=x/1/2", "=x/1/2/-1", "=x/1/2/3/4", "=/1/2/3"];
-        for other in wrong.iter().map(|tail| format!("{EPOCH}{tail}")).chain(["base:allocation".to_owned()]) {
+        assert_eq!(client.claim(), None);
+        let client = ChannelEpoch::of("ioplane:epoch=3f/17/0/7/18446744073709551615").unwrap();
+        assert_eq!(client.claim(), Some(("3f", u64::MAX)));
+        assert_eq!(client.of_host("host-b").claim(), Some(("host-b/3f", u64::MAX)));
+        let wrong =
+            ["", "=", "=x", "=x/1/2", "=x/1/2/-1", "=x/1/2/3/", "=x/1/2/3/-4", "=x/1/2/3/4/5", "=/1/2/3"];
+        let long = format!("=x/1/2/3/{}0", u64::MAX);
+        let wrong = wrong.into_iter().chain([long.as_str()]);
+        for other in wrong.map(|tail| format!("{EPOCH}{tail}")).chain(["base:allocation".to_owned()]) {
             assert_eq!(ChannelEpoch::of(&other), None, "{other}");
         }
     }

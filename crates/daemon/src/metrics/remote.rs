@@ -17,6 +17,13 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
         Family::new("ioplane_remote_connected", "1 while a disk of another machine can be reached"),
         all().map(|(labels, remote)| (labels, (remote.state == RemoteWord::Connected).into())),
     )?;
+    families.gauges(
+        Family::new(
+            "ioplane_remote_claim_refused",
+            "1 while another host has taken the disk over, or its claim was released",
+        ),
+        all().map(|(labels, remote)| (labels, (remote.state == RemoteWord::Refused).into())),
+    )?;
     let mut counter = |family, of: fn(&RemoteReport) -> u64| {
         families.counters(family, all().map(|(labels, remote)| (labels, of(&remote))))
     };
@@ -42,6 +49,12 @@ fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::
     })?;
     gauge(Family::new("ioplane_export_failed", "1 while the export cannot be served"), |one| {
         (one.state == ServedState::Failed).into()
+    })?;
+    gauge(Family::new("ioplane_export_held", "1 while one host alone may use the export"), |one| {
+        one.claim.as_ref().is_some_and(|claim| claim.held).into()
+    })?;
+    gauge(Family::new("ioplane_export_generation", "The claim that was granted last"), |one| {
+        one.claim.as_ref().map_or(0, |claim| i64::try_from(claim.generation).unwrap_or(i64::MAX))
     })?;
     let mut counter = |family, of: fn(&ExportReport) -> u64| {
         families.counters(family, all().map(|one| (labels(one), of(one))))

@@ -185,7 +185,7 @@ async fn change<K: ServedKind>(
 ) -> Result<(), Refusal> {
     let name = next.now.name().to_owned();
     let before = registry.served(&name).ok().map(|one| one.note().read());
-    registry.remove(&name, false, false).await?;
+    registry.make_way(&name, &next.now).await?;
     // One that could not be served before either is kept as the configuration has it now.
     let Some(before) = before else { return registry.add(next, OnFailure::Keep).await };
     let Err(refused) = registry.add(next, OnFailure::Forget).await else { return Ok(()) };

@@ -13,6 +13,7 @@ use super::address::{Address, ServerAddress};
 use super::facts::Facts;
 use super::options::ImportOptions;
 use super::socket::Socket;
+use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
 use crate::tls;
@@ -20,7 +21,7 @@ use crate::tls;
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
 /// The metadata context by which an import of ours says whose connection this is, and how often it was tried:
-/// `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`. An exporter of ours selects it when the connections of older sessions of the holder, and older ones of the
+/// `ioplane:epoch=HOLDER/SESSION/CHANNEL/EPOCH`, and `/GENERATION` if it has a claim ([`CLAIM`]). An exporter of ours selects it when the connections of older sessions of the holder, and older ones of the
 /// channel, are read no more and all that was begun for them has ended; never after a later session has come. Without `=` it is selected at once, and claims
 /// nothing: the exporter knows of epochs.
 pub const EPOCH: &str = "ioplane:epoch";
@@ -43,9 +44,13 @@ pub(super) struct Reached {
     pub instance: Option<String>,
     /// It has confirmed the epoch.
     pub fenced: bool,
+    /// It keeps claims for this export, and was asked whether it does.
+    pub keeps_claims: bool,
+    /// What it says of the claim.
+    pub claim: Option<ClaimReply>,
 }
 
-/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`].
+/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], or one of [`CLAIM`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
     match tokio::time::timeout(limit, connect(options, epoch)).await {
@@ -100,7 +105,10 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     if let Some(long) = instance.as_ref().filter(|name| name.len() > LONGEST_INSTANCE) {
         return Err(NbdError::Unsuitable(format!("its instance has a name of {} bytes", long.len())));
     }
-    Ok(Reached { socket: Arc::new(socket), facts, structured: connected.structured, instance, fenced })
+    let structured = connected.structured;
+    let keeps_claims = connected.contexts.iter().any(|context| context.name == CLAIM);
+    let claim = connected.contexts.iter().find_map(|context| ClaimReply::of(&context.name));
+    Ok(Reached { socket: Arc::new(socket), facts, structured, instance, fenced, keeps_claims, claim })
 }
 
 /// Starts TLS as its client, with the host of that name and nobody else.
@@ -116,11 +124,13 @@ async fn start_tls(
 }
 
 fn handshake(address: &Address, epoch: &str) -> Result<ClientHandshake, NbdError> {
+    // Whoever only looks asks whether there are claims, too.
+    let looks = (epoch == EPOCH).then(|| CLAIM.to_owned());
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },
         structured: true,
-        contexts: vec![INSTANCE.into(), epoch.into()],
+        contexts: [INSTANCE.to_owned(), epoch.to_owned()].into_iter().chain(looks).collect(),
     })
 }
 

@@ -22,6 +22,7 @@ use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
 use super::turnover::{Held, Trouble};
+use crate::claim::ClaimReply;
 use crate::error::Violation;
 use crate::mutation::{Rule, removed};
 
@@ -264,10 +265,7 @@ impl Keeper {
                 return Err(Attempt::Failed("the server does not say which instance it is".into()));
             }
             (Some(known), Some(now)) if image_of(known) != image_of(now) => {
-                return Err(Attempt::Stop(format!(
-                    "the exporter has another disk under this name ({now}, was {known}): put the old one back, or shut the guest \
-                     down and add the disk again"
-                )));
+                return Err(another_disk(known, now));
             }
             (Some(known), Some(now))
                 if known != now || (shared.shelf.is_some() && shared.writes.flush_failed()) =>
@@ -291,6 +289,13 @@ impl Keeper {
         let attempt = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
         let reached = reach(&shared.options, shared.epoch(self.channel, attempt)).await;
         let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
+        if let Some(ClaimReply::Refused(refusal)) = &reached.claim {
+            let known = shared.instance.load_full();
+            return Err(match (known.as_deref(), &reached.instance) {
+                (Some(known), Some(now)) if image_of(known) != image_of(now) => another_disk(known, now),
+                _ => Attempt::Stop(shared.lose_claim(refusal)),
+            });
+        }
         if shared.fenced && !reached.fenced && !removed(Rule::Fence) {
             let why = "the exporter has not confirmed that older requests of this connection are done with";
             return Err(Attempt::Failed(why.into()));
@@ -412,6 +417,13 @@ impl Keeper {
         let why = || format!("the server broke the protocol on {MOST_VIOLATIONS} connections in a row");
         (self.violations >= MOST_VIOLATIONS).then(why)
     }
+}
+
+fn another_disk(known: &str, now: &str) -> Attempt {
+    Attempt::Stop(format!(
+        "the exporter has another disk under this name ({now}, was {known}): put the old one back, or shut the guest down and add the \
+         disk again"
+    ))
 }
 
 /// Until the channel has reported something.

@@ -26,6 +26,7 @@ use tokio::sync::Notify;
 
 mod address;
 mod channel;
+mod claim;
 mod closing;
 mod connect;
 mod coverage;
@@ -45,6 +46,7 @@ mod turnover;
 mod writes;
 
 use channel::ImportChannel;
+use claim::HeldClaim;
 use connect::{Reached, reach};
 use facts::Facts;
 use keeper::Keeper;
@@ -59,9 +61,10 @@ use writes::Writes;
 
 pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE};
-pub use options::{AtStart, Confirmed, Fence, ImportOptions, Unfenced};
+pub use options::{AtStart, ClaimKeeper, ClaimOptions, ClaimWish, Confirmed, Fence, ImportOptions, Unfenced};
 pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
+use crate::claim::{ClaimRefusal, ClaimReply};
 use crate::error::NbdError;
 
 /// What a keeper does with a connection that is lost.
@@ -94,6 +97,9 @@ struct Shared {
     next: AtomicU32,
     /// The exporter confirms epochs ([`EPOCH`]).
     fenced: bool,
+    /// The claim to write, if the exporter keeps claims, and why it is gone.
+    claim: Option<HeldClaim>,
+    claim_lost: ArcSwapOption<ClaimRefusal>,
     writes: Arc<Writes>,
     /// Whether copies of writes are kept, and those of channels that are gone.
     shelf: Option<Shelf>,
@@ -125,6 +131,7 @@ impl Import {
                 }
             }
         };
+        let claim = claim::begin(&options, &reached).await?;
         let replays = reached.fenced
             || (options.fence.is_some() && reached.instance.is_some())
             || options.unfenced == Unfenced::Replay;
@@ -146,6 +153,8 @@ impl Import {
             session: AtomicU64::new(since_1970()),
             next: AtomicU32::new(0),
             fenced: reached.fenced,
+            claim,
+            claim_lost: ArcSwapOption::empty(),
             writes,
             quiet: Arc::default(),
             channels: Arc::default(),
@@ -165,6 +174,8 @@ impl Import {
         ImportStatus {
             address: shared.options.address.to_string(),
             instance: shared.instance.load().as_deref().cloned(),
+            generation: shared.claim.as_ref().map(|claim| claim.generation),
+            claim_lost: shared.claim_lost.load().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),
             rewritten: shared.rewritten.load(Ordering::Relaxed),
@@ -187,6 +198,10 @@ impl Import {
         let _turnover = shared.turnover.lock().await;
         let channel = shared.next.fetch_add(1, Ordering::Relaxed);
         let reached = reach(&shared.options, shared.epoch(channel, 1)).await?;
+        if let Some(ClaimReply::Refused(refusal)) = reached.claim {
+            shared.lose_claim(&refusal);
+            return Err(NbdError::Claim(refusal));
+        }
         if (shared.fenced && !reached.fenced)
             || reached.instance.as_ref() != shared.instance.load().as_deref()
         {
@@ -217,6 +232,12 @@ impl Import {
             let _ = std::fs::remove_file(mark);
         }
         Ok(())
+    }
+
+    /// After [`Import::finish`]: gives the claim back, so that others may write. If that fails this import's holder still has it, and comes back
+    /// with it.
+    pub async fn release(&self) -> Result<(), NbdError> {
+        self.shared.release().await
     }
 
     fn unsuitable(&self, why: &str) -> StorageError {
@@ -256,7 +277,12 @@ impl Shared {
     /// What the exporter is asked to confirm for a connection: that nothing older is under way.
     fn epoch(&self, channel: u32, attempt: u32) -> String {
         let session = self.session.load(Ordering::Acquire);
-        format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder)
+        match &self.claim {
+            Some(HeldClaim { holder, generation }) => {
+                format!("{EPOCH}={holder}/{session}/{channel}/{attempt}/{generation}")
+            }
+            None => format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder),
+        }
     }
 
     /// From now on this is a later use of the export than before.

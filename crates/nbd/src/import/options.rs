@@ -45,6 +45,43 @@ pub trait Fence: Send + Sync + fmt::Debug {
     fn confirm<'a>(&'a self, instance: &'a str, epoch: u32) -> Confirmed<'a>;
 }
 
+/// Where an import keeps what it needs to come back as the same holder. Control half; all may block.
+pub trait ClaimKeeper: Send + Sync + fmt::Debug {
+    /// Its identity: like nobody else's, and the same after a restart. Letters, digits, `-`. Durable when it is told.
+    fn holder(&self) -> Result<String, String>;
+    /// The generation that was remembered last.
+    fn generation(&self) -> Option<u64>;
+    /// Durable when it returns.
+    fn remember(&self, generation: u64) -> Result<(), String>;
+    /// The claim has been given back, or is another's.
+    fn forget(&self);
+}
+
+/// What an import does to get its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClaimWish {
+    /// Goes on with what it remembers; without that it asks for the next generation.
+    #[default]
+    Own,
+    /// The same; if what it remembers is not good any more it asks for the next one.
+    New,
+    /// Takes the next one, whoever holds the export.
+    TakeOver,
+    /// Goes on with what it remembers and asks nobody: its predecessor still uses it.
+    Inherit,
+}
+
+/// Whose claim, and what for.
+#[derive(Debug, Clone)]
+pub struct ClaimOptions {
+    /// See [`ClaimKeeper`].
+    pub keeper: Arc<dyn ClaimKeeper>,
+    /// Who this is, for people.
+    pub name: String,
+    /// See [`ClaimWish`].
+    pub wish: ClaimWish,
+}
+
 /// How to import an export.
 #[derive(Debug, Clone)]
 pub struct ImportOptions {
@@ -75,6 +112,8 @@ pub struct ImportOptions {
     /// A file in which the counts of acknowledged and of flushed writes outlive this process. In a directory of a file system in memory, since
     /// I/O cores store into it; no other import at a time has it, except during an upgrade of the daemon.
     pub mark: Option<PathBuf>,
+    /// The claim to write, at exporters that keep claims. Without it such an export cannot be used while another one has it.
+    pub claim: Option<ClaimOptions>,
 }
 
 /// Copies of 16 MiB for each channel.
@@ -103,6 +142,7 @@ impl ImportOptions {
             identity: IdentityDirectory::new(ioplane_identity::DEFAULT_DIRECTORY),
             retain: RETAIN,
             mark: None,
+            claim: None,
         }
     }
 }

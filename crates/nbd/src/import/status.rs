@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::claim::ClaimRefusal;
 use crate::error::Violation;
 
 /// Why a connection is gone.
@@ -104,6 +105,10 @@ pub struct ImportStatus {
     pub address: String,
     /// The instance that an exporter of ours has told.
     pub instance: Option<String>,
+    /// The generation of its claim to write; `None` if the exporter keeps no claims.
+    pub generation: Option<u64>,
+    /// Why the exporter refuses that claim: nothing is written any more.
+    pub claim_lost: Option<ClaimRefusal>,
     /// Writes have been acknowledged that no flush has made durable yet.
     pub dirty: bool,
     /// There are copies of all of them, to be written again if the exporter loses them.

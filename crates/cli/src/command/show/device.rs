@@ -125,6 +125,19 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
     if remote.state == RemoteWord::Stopped {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }
+    match (remote.state, remote.generation) {
+        (RemoteWord::Refused, _) => {
+            text += &fact(
+                "",
+                "what its guest has not flushed is lost: shut the guest down, then remove the disk",
+            );
+        }
+        (_, Some(generation)) => text += &fact("", format!("claim to write: generation {generation}")),
+        // A server of others, an older one, or an export that cannot be written.
+        (_, None) => {
+            text += &fact("", "no claim: read-only, or the server does not keep other hosts from writing")
+        }
+    }
     if remote.rewritten > 0 {
         text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));
     }

@@ -1,6 +1,8 @@
 //! Exports.
 
-use ioplane_api::report::ExportReport;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ioplane_api::report::{ClaimReport, ExportReport};
 use ioplane_api::size::Size;
 
 use super::{error_lines, fact, group_of, state};
@@ -11,7 +13,8 @@ pub fn exports(exports: &[ExportReport]) -> String {
     if exports.is_empty() {
         return "nothing is published: `ioplane publish disk` does that\n".to_owned();
     }
-    let mut table = Table::new(&["NAME", "STATE", "SIZE", "MODE", "CLIENTS", "ORIGIN", "LISTENS", "BACKING"]);
+    let mut table =
+        Table::new(&["NAME", "STATE", "SIZE", "MODE", "CLIENTS", "HOLDER", "ORIGIN", "LISTENS", "BACKING"]);
     for export in exports {
         table.row(vec![
             export.name.clone(),
@@ -19,6 +22,7 @@ pub fn exports(exports: &[ExportReport]) -> String {
             Size(export.size).to_string(),
             if export.read_only { "ro" } else { "rw" }.to_owned(),
             export.connections.to_string(),
+            holder(export).unwrap_or_else(|| "-".to_owned()),
             export.origin.clone(),
             export.listen.clone().unwrap_or_else(|| export.socket.display().to_string()),
             backing(export),
@@ -29,6 +33,32 @@ pub fn exports(exports: &[ExportReport]) -> String {
         text.push_str(&error_lines(&export.name, &export.error, &export.remedy, export.retry));
     }
     text
+}
+
+/// Who may use it alone.
+fn holder(export: &ExportReport) -> Option<String> {
+    export.claim.as_ref().filter(|claim| claim.held).map(|claim| claim.holder.clone())
+}
+
+/// A time, in the largest unit of which there are two.
+fn rough(seconds: u64) -> String {
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let fits = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
+    fits.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
+}
+
+/// The same, with all that is known of the claim.
+fn claim(export: &ExportReport) -> String {
+    let Some(ClaimReport { generation, holder, held, since_s }) = &export.claim else {
+        return if export.read_only { "needs none: nobody writes" } else { "none yet: any client may write" }
+            .to_owned();
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let time = rough(now.saturating_sub(*since_s));
+    match held {
+        true => format!("{holder}, for {time} (generation {generation})"),
+        false => format!("released {time} ago by {holder} (generation {generation}): any client may write"),
+    }
 }
 
 fn backing(export: &ExportReport) -> String {
@@ -58,6 +88,7 @@ pub fn export(export: &ExportReport) -> String {
         "clients",
         format!("{} connections of at most {}", export.connections, export.most_connections),
     );
+    text += &fact("claim to write", claim(export));
     text += &fact("origin", &export.origin);
     text += &fact("preferred core", export.core.map_or("any".to_owned(), |core| core.to_string()));
     text += &group_of(export.group.as_deref());
