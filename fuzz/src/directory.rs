@@ -76,13 +76,14 @@ fn text(input: &mut Unstructured<'_>) -> Result<String> {
 fn device(input: &mut Unstructured<'_>) -> Result<String> {
     let word = |text: String| Ok(format!("{text:?}"));
     Ok(format!(
-        r#"{{"name":{},"kind":{},"size":{},"location":{},"read_only":{},"users":{},"trouble":null}}"#,
+        r#"{{"name":{},"kind":{},"size":{},"location":{},"read_only":{},"users":{},"holder":{},"trouble":null}}"#,
         word(text(input)?)?,
         word(text(input)?)?,
         input.arbitrary::<u64>()?,
         word(text(input)?)?,
         input.arbitrary::<bool>()?,
         input.arbitrary::<u32>()?,
+        word(text(input)?)?,
     ))
 }
 
@@ -168,6 +169,7 @@ async fn good_host(at: SocketAddr) {
         location: "nbd://127.0.0.1/mine".to_owned(),
         read_only: false,
         users: 0,
+        holder: None,
         trouble: None,
     };
     assert!(session.report(vec![own.clone()]).await.expect("a report").is_empty(), "its name was taken");

@@ -6,7 +6,7 @@
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ struct Listed {
 pub struct DirectoryClient {
     spec: Option<DirectorySpec>,
     identity: IdentityDirectory,
+    /// Where this daemon keeps the directory, if it has it and nothing is said.
+    usual_file: PathBuf,
     /// Tells daemons of one host from each other.
     daemon: String,
     asks: mpsc::Sender<Ask>,
@@ -60,12 +62,18 @@ pub struct DirectoryClient {
 }
 
 impl DirectoryClient {
-    /// `run_dir` is what tells this daemon from others of this host.
-    pub fn new(spec: Option<DirectorySpec>, identity: IdentityDirectory, run_dir: &Path) -> DirectoryClient {
+    /// `run_dir` is what tells this daemon from others of this host; `state_dir` has what outlives the host's run.
+    pub fn new(
+        spec: Option<DirectorySpec>,
+        identity: IdentityDirectory,
+        run_dir: &Path,
+        state_dir: &Path,
+    ) -> DirectoryClient {
         let (asks, inbox) = mpsc::channel(ASKS);
         let digest = Sha256::digest(run_dir.as_os_str().as_encoded_bytes());
         let daemon = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        DirectoryClient { spec, identity, daemon, asks, inbox: Mutex::new(Some(inbox)) }
+        let usual_file = state_dir.join("directory.redb");
+        DirectoryClient { spec, identity, usual_file, daemon, asks, inbox: Mutex::new(Some(inbox)) }
     }
 
     /// Where the identity of this host is.
@@ -191,8 +199,8 @@ fn report(entry: ListedDevice) -> DeviceReport {
         HostPresence::Lost(ms) => (HostWord::Lost, Some(ms)),
         HostPresence::Never => (HostWord::Unseen, None),
     };
-    let DeviceRecord { name, kind, size, location, read_only, users, trouble } = device;
-    DeviceReport { name, kind, size, read_only, host, state, lost_ms, location, users, trouble }
+    let DeviceRecord { name, kind, size, location, read_only, users, holder, trouble } = device;
+    DeviceReport { name, kind, size, read_only, host, state, lost_ms, location, users, holder, trouble }
 }
 
 /// What of an export other hosts are told; nothing if they cannot reach it.
@@ -212,6 +220,7 @@ fn device(export: ExportReport, host: &str, address: IpAddr) -> Option<DeviceRec
         location,
         read_only: export.read_only,
         users: u32::try_from(export.connections).unwrap_or(u32::MAX),
+        holder: export.claim.filter(|claim| claim.held).map(|claim| printable(claim.holder)),
         trouble: export.error.map(printable),
     })
 }
@@ -298,7 +307,10 @@ impl SessionTask {
         };
         let (listen, file) = match &self.spec.place {
             DirectoryPlace::At(address) => return Ok((address.clone(), security)),
-            DirectoryPlace::Own { listen, file } => (*listen, file.clone()),
+            DirectoryPlace::Own { listen, file } => {
+                let file = file.clone().unwrap_or_else(|| self.daemon.devices().usual_file.clone());
+                (*listen, file)
+            }
         };
         let identity = identity.clone();
         let tls = self.spec.plain.is_none();

@@ -178,7 +178,7 @@ impl Daemon {
         let listeners = Arc::new(Listeners::new(identity.clone()));
         let state_dir = paths::state_dir(&config, &run_dir);
         let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
-        let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir));
+        let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir, &state_dir));
         let context = Arc::new(DaemonContext::new(
             cores.clone(),
             groups.clone(),

@@ -238,7 +238,7 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let groups = Arc::new(Groups::new(state_file.clone()));
     let identity = IdentityDirectory::new(folder.path().join("identity"));
     let (access, devices) =
-        (SocketAccess::default(), Arc::new(DirectoryClient::new(None, identity, &run_dir)));
+        (SocketAccess::default(), Arc::new(DirectoryClient::new(None, identity, &run_dir, &run_dir)));
     let paths = DaemonPaths { state_dir: run_dir.clone(), run_dir, control };
     let context = Arc::new(DaemonContext::new(cores, groups, state_file, paths, access, devices));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

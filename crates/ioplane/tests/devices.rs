@@ -72,6 +72,8 @@ fn hosts_find_each_others_disks_by_name() {
     load.attach(&c.path("mine.sock")).unwrap();
     step_for(&mut load, Duration::from_millis(50));
     b.until(|| device(&b, "data")["users"].as_u64() >= Some(1));
+    let holder = device(&b, "data")["holder"].as_str().unwrap().to_owned();
+    assert!(holder.contains("disk mine of"), "{holder}");
 
     // The directory is started again: names are kept, and everybody comes back by itself.
     a.kill9();

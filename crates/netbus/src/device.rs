@@ -21,8 +21,10 @@ pub struct DeviceRecord {
     pub location: String,
     /// Nobody can change it.
     pub read_only: bool,
-    /// Who uses it: connections at the moment.
+    /// Connections that use it at the moment.
     pub users: u32,
+    /// Who holds it, where only one may use it at a time: a text for people.
+    pub holder: Option<String>,
     /// What is wrong with it, if anything.
     pub trouble: Option<String>,
 }
@@ -64,10 +66,17 @@ impl DeviceRecord {
             return Err(DeviceFlaw::Name(shown(&self.name)));
         }
         let trouble = self.trouble.as_deref().unwrap_or_default();
-        let texts = [("kind", self.kind.as_str()), ("location", &self.location), ("trouble", trouble)];
+        let holder = self.holder.as_deref().unwrap_or_default();
+        let texts = [
+            ("kind", self.kind.as_str()),
+            ("location", &self.location),
+            ("holder", holder),
+            ("trouble", trouble),
+        ];
         for (what, text) in texts {
             let good = text.len() <= LONGEST && !text.chars().any(char::is_control);
-            let good = good && (what == "trouble" || text.bytes().all(|byte| byte.is_ascii_graphic()));
+            let prose = matches!(what, "holder" | "trouble");
+            let good = good && (prose || text.bytes().all(|byte| byte.is_ascii_graphic()));
             if !good || (what == "kind" && !is_name(text)) {
                 return Err(DeviceFlaw::Text(self.name.clone(), what, text.len()));
             }
@@ -77,7 +86,7 @@ impl DeviceRecord {
 
     /// As far as it is kept: neither who uses it nor how it is.
     pub(crate) fn lasting(&self) -> DeviceRecord {
-        DeviceRecord { users: 0, trouble: None, ..self.clone() }
+        DeviceRecord { users: 0, holder: None, trouble: None, ..self.clone() }
     }
 }
 
@@ -132,6 +141,7 @@ mod tests {
             location: "nbds://host-a/data".to_owned(),
             read_only: false,
             users: 1,
+            holder: Some("disk web of host-b".to_owned()),
             trouble: None,
         }
     }
@@ -149,6 +159,7 @@ mod tests {
             DeviceRecord { location: "nbd://h/\n".to_owned(), ..device("d") },
             DeviceRecord { location: long.clone(), ..device("d") },
             DeviceRecord { trouble: Some("\u{7}".to_owned()), ..device("d") },
+            DeviceRecord { holder: Some("a\nb".to_owned()), ..device("d") },
             DeviceRecord { trouble: Some(long), ..device("d") },
         ] {
             assert!(matches!(bad.check(), Err(DeviceFlaw::Text(..))), "{bad:?}");

@@ -193,6 +193,7 @@ mod tests {
             location: format!("tcp:{name}"),
             read_only: false,
             users: 0,
+            holder: None,
             trouble: None,
         }
     }

@@ -124,6 +124,7 @@ mod tests {
             location: "nbd://host-a/x".to_owned(),
             read_only: true,
             users: 0,
+            holder: None,
             trouble: None,
         }
     }
@@ -155,7 +156,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         for kept in [
             "{",
-            r#"{"host":"host-a","device":{"name":"other","kind":"disk","size":null,"location":"x","read_only":false,"users":0,"trouble":null}}"#,
+            r#"{"host":"host-a","device":{"name":"other","kind":"disk","size":null,"location":"x","read_only":false,"users":0,"holder":null,"trouble":null}}"#,
         ] {
             let store = DirectoryStore::open(&path).unwrap();
             let write = store.database.begin_write().unwrap();

@@ -24,6 +24,7 @@ fn stream(name: &str) -> DeviceRecord {
         location: format!("tcp://10.0.0.1:7/{name}"),
         read_only: false,
         users: 2,
+        holder: None,
         trouble: None,
     }
 }
@@ -194,7 +195,7 @@ async fn a_directory_that_lies_is_named() {
         session.expect_err(lie);
     }
     // Names that nobody may have, and a list without an end.
-    let entry = r#"{"host":"host-a","seen":"now","device":{"name":"../x","kind":"disk","size":null,"location":"l","read_only":false,"users":0,"trouble":null}}"#;
+    let entry = r#"{"host":"host-a","seen":"now","device":{"name":"../x","kind":"disk","size":null,"location":"l","read_only":false,"users":0,"holder":null,"trouble":null}}"#;
     let good = entry.replace("../x", "x");
     for list in [
         format!(r#"{{"say":"listed","entries":[{entry}],"more":false}}"#),

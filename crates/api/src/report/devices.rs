@@ -59,6 +59,8 @@ pub struct DeviceReport {
     pub location: String,
     /// Connections that use it.
     pub users: u32,
+    /// Who holds it, if somebody does: of disks that can be written, the one disk of one host that may use it.
+    pub holder: Option<String>,
     /// What is wrong with it, as its host says.
     pub trouble: Option<String>,
 }

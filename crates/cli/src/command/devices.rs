@@ -31,7 +31,8 @@ fn text(report: &DevicesReport) -> String {
     if report.devices.is_empty() {
         text.push_str("no host publishes anything: `ioplane publish disk` does that\n");
     } else {
-        let mut table = Table::new(&["NAME", "KIND", "SIZE", "MODE", "HOST", "USERS", "HEALTH", "LOCATION"]);
+        let mut table =
+            Table::new(&["NAME", "KIND", "SIZE", "MODE", "HOST", "USED BY", "HEALTH", "LOCATION"]);
         for device in &report.devices {
             table.row(vec![
                 device.name.clone(),
@@ -39,7 +40,7 @@ fn text(report: &DevicesReport) -> String {
                 device.size.map_or_else(|| "-".to_owned(), |size| Size(size).to_string()),
                 if device.read_only { "ro" } else { "rw" }.to_owned(),
                 device.host.clone(),
-                if device.state == HostWord::Present { device.users.to_string() } else { "-".to_owned() },
+                used_by(device),
                 health(device),
                 device.location.clone(),
             ]);
@@ -53,6 +54,15 @@ fn text(report: &DevicesReport) -> String {
         ));
     }
     text
+}
+
+fn used_by(device: &DeviceReport) -> String {
+    match (&device.holder, device.users) {
+        _ if device.state != HostWord::Present => "-".to_owned(),
+        (Some(holder), _) => holder.clone(),
+        (None, 0) => "-".to_owned(),
+        (None, users) => format!("{users} connections"),
+    }
 }
 
 fn health(device: &DeviceReport) -> String {

@@ -8,9 +8,6 @@ use ioplane_netbus::DirectoryAddress;
 
 use super::reader::{Place, TableReader};
 
-/// Where a directory's file is if nothing is said: not in the run directory, which a reboot empties.
-const FILE: &str = "/var/lib/ioplane/directory.redb";
-
 /// A directory, and how this host speaks with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectorySpec {
@@ -24,8 +21,8 @@ pub struct DirectorySpec {
 /// Who serves the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirectoryPlace {
-    /// This daemon.
-    Own { listen: SocketAddr, file: PathBuf },
+    /// This daemon; by default the file is in its state directory.
+    Own { listen: SocketAddr, file: Option<PathBuf> },
     /// Another one.
     At(DirectoryAddress),
 }
@@ -61,10 +58,7 @@ pub fn directory(mut reader: TableReader<'_, '_>) -> (Option<DirectorySpec>, Pla
         reader.note(field, format!("{field} has no meaning here"), format!("leave it out: {why}"));
     }
     let place = match (listen, at) {
-        (Some(listen), None) => {
-            let file = file.unwrap_or_else(|| PathBuf::from(FILE));
-            Some(DirectoryPlace::Own { listen: listen.address(), file })
-        }
+        (Some(listen), None) => Some(DirectoryPlace::Own { listen: listen.address(), file }),
         (None, Some(at)) => {
             Some(DirectoryPlace::At(DirectoryAddress { tls_hostname: tls_hostname.filter(|_| !plain), ..at }))
         }
@@ -117,8 +111,7 @@ mod tests {
     #[test]
     fn a_directory_is_here_or_there() {
         let own = read("listen = \"0.0.0.0:10808\"\naddress = \"10.0.0.1\"").unwrap();
-        let file = PathBuf::from(FILE);
-        assert_eq!(own.place, DirectoryPlace::Own { listen: "0.0.0.0:10808".parse().unwrap(), file });
+        assert_eq!(own.place, DirectoryPlace::Own { listen: "0.0.0.0:10808".parse().unwrap(), file: None });
         assert_eq!((own.plain, own.address), (None, Some("10.0.0.1".parse().unwrap())));
         let there = read("at = \"10.0.0.1\"\ntls_hostname = \"Host-A\"").unwrap();
         let DirectoryPlace::At(address) = there.place else { panic!() };
