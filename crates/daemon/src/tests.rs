@@ -9,6 +9,7 @@ use std::time::Instant;
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 use ioplane_identity::IdentityDirectory;
+use ioplane_nbd::import::ClaimWish;
 
 use super::access::SocketAccess;
 use super::context::{DaemonContext, DaemonPaths};
@@ -53,7 +54,9 @@ fn what_is_written_is_read() {
             let core = super::state_file::CoreRecord { configured: Some(CoreSpec::new(1)), now: None };
             entries.cores.insert(1, core);
             let form = FunctionForm { host: "00:05.0".parse().ok(), ..FunctionForm::default() };
-            let function = FunctionRecord::added(form.spec("f").unwrap());
+            // How it comes by a claim is not written: one that is read from the file goes on with what it has.
+            let added = FunctionRecord::added(form.spec("f").unwrap());
+            let function = FunctionRecord { claim: ClaimWish::default(), ..added };
             let other = FunctionSpec { name: "g".into(), ..function.now.clone() };
             entries.removed_functions.insert("g".into(), other);
             entries.functions.insert("f".into(), function);
