@@ -422,8 +422,8 @@ fn serve(
     runtime: &tokio::runtime::Handle,
 ) -> Result<DirectoryServer, NetbusError> {
     let failed = |doing| move |source| NetbusError::Os { doing, source };
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder).map_err(failed("making the directory's folder"))?;
+    if let Some(parent) = file.parent() {
+        std::fs::create_dir_all(parent).map_err(failed("making the place of its file"))?;
     }
     let listener = std::net::TcpListener::bind(listen).map_err(failed("listening"))?;
     let security = identity.map_or(ServerSecurity::Plain, ServerSecurity::Tls);

@@ -4,9 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::DEFAULT_PORT;
-use crate::device::shown;
 use crate::error::NetbusError;
-use crate::store::is_host;
+use crate::names::{is_host, shown};
 
 /// Where a directory is: `HOST[:PORT]`, an IPv6 address in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MOST_DEVICES;
+use crate::names::{is_name, shown};
 
 /// Longest text of a device, bytes.
 const LONGEST: usize = 640;
@@ -44,19 +45,6 @@ pub enum DeviceFlaw {
     /// One host, one name, two devices.
     #[error("{0} is named twice")]
     Twice(String),
-}
-
-/// Letters, digits, '-', '_' and '.', beginning with a letter or a digit: 40 at most.
-pub(crate) fn is_name(text: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    (1..=40).contains(&text.len())
-        && text.bytes().all(plain)
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
-}
-
-/// What is shown of a text that is refused.
-pub(crate) fn shown(text: &str) -> String {
-    text.chars().take(60).collect()
 }
 
 impl DeviceRecord {
@@ -130,43 +118,49 @@ pub struct ListedDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn device(name: &str) -> DeviceRecord {
+impl DeviceRecord {
+    /// One of this name, for tests.
+    pub(crate) fn sample(name: &str) -> DeviceRecord {
         DeviceRecord {
             name: name.to_owned(),
-            kind: "disk".to_owned(),
-            size: Some(1 << 30),
-            location: "nbds://host-a/data".to_owned(),
+            kind: "byte-stream".to_owned(),
+            size: Some(4096),
+            location: format!("tcp://10.0.0.1:7/{name}"),
             read_only: false,
-            users: 1,
-            holder: Some("disk web of host-b".to_owned()),
+            users: 0,
+            holder: None,
             trouble: None,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn what_a_terminal_or_a_path_would_suffer_from_is_refused() {
-        device("data-1.img").check().unwrap();
+        let holder = Some("disk web of host-b".to_owned());
+        DeviceRecord { holder, ..DeviceRecord::sample("data-1.img") }.check().unwrap();
         for name in ["", "../etc", "a/b", "-x", ".", "a\u{1b}[2J", &"x".repeat(41)] {
-            assert!(matches!(device(name).check(), Err(DeviceFlaw::Name(_))), "{name:?}");
+            assert!(matches!(DeviceRecord::sample(name).check(), Err(DeviceFlaw::Name(_))), "{name:?}");
         }
         let long = "x".repeat(LONGEST + 1);
         for bad in [
-            DeviceRecord { kind: "a b".to_owned(), ..device("d") },
-            DeviceRecord { kind: String::new(), ..device("d") },
-            DeviceRecord { location: "nbd://h/\n".to_owned(), ..device("d") },
-            DeviceRecord { location: long.clone(), ..device("d") },
-            DeviceRecord { trouble: Some("\u{7}".to_owned()), ..device("d") },
-            DeviceRecord { holder: Some("a\nb".to_owned()), ..device("d") },
-            DeviceRecord { trouble: Some(long), ..device("d") },
+            DeviceRecord { kind: "a b".to_owned(), ..DeviceRecord::sample("d") },
+            DeviceRecord { kind: String::new(), ..DeviceRecord::sample("d") },
+            DeviceRecord { location: "nbd://h/\n".to_owned(), ..DeviceRecord::sample("d") },
+            DeviceRecord { location: long.clone(), ..DeviceRecord::sample("d") },
+            DeviceRecord { trouble: Some("\u{7}".to_owned()), ..DeviceRecord::sample("d") },
+            DeviceRecord { holder: Some("a\nb".to_owned()), ..DeviceRecord::sample("d") },
+            DeviceRecord { trouble: Some(long), ..DeviceRecord::sample("d") },
         ] {
             assert!(matches!(bad.check(), Err(DeviceFlaw::Text(..))), "{bad:?}");
         }
-        let two = [device("d"), device("d")];
+        let two = [DeviceRecord::sample("d"), DeviceRecord::sample("d")];
         assert_eq!(check_all(&two), Err(DeviceFlaw::Twice("d".to_owned())));
-        let many: Vec<DeviceRecord> = (0..=MOST_DEVICES).map(|n| device(&format!("d{n}"))).collect();
+        let many: Vec<DeviceRecord> =
+            (0..=MOST_DEVICES).map(|n| DeviceRecord::sample(&format!("d{n}"))).collect();
         assert_eq!(check_all(&many), Err(DeviceFlaw::Many(MOST_DEVICES + 1)));
         check_all(&many[1..]).unwrap();
     }

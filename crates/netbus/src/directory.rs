@@ -185,43 +185,34 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn device(name: &str) -> DeviceRecord {
-        DeviceRecord {
-            name: name.to_owned(),
-            kind: "stream".to_owned(),
-            size: None,
-            location: format!("tcp:{name}"),
-            read_only: false,
-            users: 0,
-            holder: None,
-            trouble: None,
-        }
-    }
-
     #[test]
     fn a_name_is_one_hosts_until_it_is_withdrawn() {
         let mut directory = Directory::default();
-        let (taken, changes) = directory.report("a", vec![device("x"), device("y")], SECOND).unwrap();
+        let (taken, changes) = directory
+            .report("a", vec![DeviceRecord::sample("x"), DeviceRecord::sample("y")], SECOND)
+            .unwrap();
         assert!(taken.is_empty());
         assert_eq!(changes.len(), 2);
-        let (taken, changes) = directory.report("b", vec![device("x"), device("z")], SECOND).unwrap();
+        let (taken, changes) = directory
+            .report("b", vec![DeviceRecord::sample("x"), DeviceRecord::sample("z")], SECOND)
+            .unwrap();
         assert_eq!(taken, [Taken { name: "x".to_owned(), by: "a".to_owned() }]);
-        assert_eq!(changes, [NameChange::Put("b".to_owned(), device("z"))]);
+        assert_eq!(changes, [NameChange::Put("b".to_owned(), DeviceRecord::sample("z"))]);
         // Not because its host has been silent.
-        let (taken, _) = directory.report("b", vec![device("x")], SECOND * 1000).unwrap();
+        let (taken, _) = directory.report("b", vec![DeviceRecord::sample("x")], SECOND * 1000).unwrap();
         assert_eq!(taken.len(), 1);
-        let (_, changes) = directory.report("a", vec![device("y")], SECOND * 1001).unwrap();
+        let (_, changes) = directory.report("a", vec![DeviceRecord::sample("y")], SECOND * 1001).unwrap();
         assert_eq!(changes, [NameChange::Remove("x".to_owned())]);
-        let (taken, changes) = directory.report("b", vec![device("x")], SECOND * 1002).unwrap();
+        let (taken, changes) = directory.report("b", vec![DeviceRecord::sample("x")], SECOND * 1002).unwrap();
         assert!(taken.is_empty());
-        assert_eq!(changes, [NameChange::Put("b".to_owned(), device("x"))]);
+        assert_eq!(changes, [NameChange::Put("b".to_owned(), DeviceRecord::sample("x"))]);
     }
 
     #[test]
     fn what_changes_all_the_time_is_not_kept() {
         let mut directory = Directory::default();
-        directory.report("a", vec![device("x")], SECOND).unwrap();
-        let busy = DeviceRecord { users: 3, trouble: Some("slow".to_owned()), ..device("x") };
+        directory.report("a", vec![DeviceRecord::sample("x")], SECOND).unwrap();
+        let busy = DeviceRecord { users: 3, trouble: Some("slow".to_owned()), ..DeviceRecord::sample("x") };
         let (_, changes) = directory.report("a", vec![busy.clone()], SECOND * 2).unwrap();
         assert_eq!(changes, []);
         assert_eq!(directory.list(SECOND * 3)[0].device, busy);
@@ -232,12 +223,12 @@ mod tests {
 
     #[test]
     fn hosts_are_there_while_they_report() {
-        let mut directory = Directory::new([("a".to_owned(), device("x"))]);
+        let mut directory = Directory::new([("a".to_owned(), DeviceRecord::sample("x"))]);
         assert_eq!(directory.list(SECOND)[0].seen, HostPresence::Never);
-        directory.report("a", vec![device("x")], SECOND).unwrap();
+        directory.report("a", vec![DeviceRecord::sample("x")], SECOND).unwrap();
         assert_eq!(directory.list(SECOND + LEASE)[0].seen, HostPresence::Now);
         assert_eq!(directory.list(SECOND * 2 + LEASE)[0].seen, HostPresence::Lost(11_000));
-        directory.report("a", vec![device("x")], SECOND * 20).unwrap();
+        directory.report("a", vec![DeviceRecord::sample("x")], SECOND * 20).unwrap();
         directory.leave("a");
         assert_eq!(directory.list(SECOND * 21)[0].seen, HostPresence::Lost(1000));
     }
@@ -245,7 +236,7 @@ mod tests {
     #[test]
     fn only_what_nobody_reports_can_be_forgotten() {
         let mut directory = Directory::default();
-        directory.report("a", vec![device("x")], SECOND).unwrap();
+        directory.report("a", vec![DeviceRecord::sample("x")], SECOND).unwrap();
         assert_eq!(directory.forget("x", SECOND), (Forgotten::Present("a".to_owned()), None));
         assert_eq!(directory.forget("y", SECOND), (Forgotten::Unknown, None));
         let later = SECOND * 60;
@@ -257,7 +248,7 @@ mod tests {
     #[test]
     fn hosts_are_bounded_and_those_that_are_gone_make_room() {
         let mut directory = Directory::default();
-        directory.report("keeper", vec![device("x")], SECOND).unwrap();
+        directory.report("keeper", vec![DeviceRecord::sample("x")], SECOND).unwrap();
         for host in 1..MOST_HOSTS {
             directory.report(&format!("h{host}"), Vec::new(), SECOND).unwrap();
         }
@@ -278,7 +269,7 @@ mod tests {
             let mut now = Duration::ZERO;
             for (host, names, pause) in reports {
                 now += Duration::from_secs(pause);
-                let devices: Vec<DeviceRecord> = names.iter().map(|name| device(&format!("d{name}"))).collect();
+                let devices: Vec<DeviceRecord> = names.iter().map(|name| DeviceRecord::sample(&format!("d{name}"))).collect();
                 let host = format!("h{host}");
                 let (taken, changes) = directory.report(&host, devices, now).unwrap();
                 for change in changes {

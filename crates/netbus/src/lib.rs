@@ -19,6 +19,7 @@ mod device;
 mod directory;
 mod error;
 mod limits;
+mod names;
 mod server;
 mod session;
 mod store;

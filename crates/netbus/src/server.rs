@@ -11,11 +11,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
-use crate::device::{ListedDevice, is_name, shown};
+use crate::device::ListedDevice;
 use crate::directory::{Directory, Forgotten, NameChange, Taken};
 use crate::error::NetbusError;
 use crate::limits::{LEASE, MOST_HOSTS};
-use crate::store::{DirectoryStore, is_host};
+use crate::names::{is_host, is_name, shown};
+use crate::store::DirectoryStore;
 use crate::stream::{Stream, accept};
 use crate::wire::{PART, Reply, Request, VERSION, receive, send};
 

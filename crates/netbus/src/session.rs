@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::address::DirectoryAddress;
-use crate::device::{DeviceRecord, ListedDevice, is_name, shown};
+use crate::device::{DeviceRecord, ListedDevice};
 use crate::directory::{Forgotten, Taken};
 use crate::error::NetbusError;
 use crate::limits::MOST_NAMES;
-use crate::store::is_host;
+use crate::names::{is_host, is_name, shown};
 use crate::stream::{Security, Stream, connect};
 use crate::wire::{Reply, Request, VERSION, receive, send};
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{DeviceRecord, is_name, shown};
+use crate::device::DeviceRecord;
 use crate::directory::NameChange;
 use crate::error::NetbusError;
+use crate::names::{is_host, shown};
 
 /// Name to [`Kept`] as JSON.
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
@@ -102,38 +103,15 @@ fn store(path: &Path, error: impl Into<redb::Error>) -> NetbusError {
     NetbusError::Store { path: path.display().to_string(), source: Box::new(error.into()) }
 }
 
-/// Of the names that hosts have in certificates, or give themselves where there are none.
-pub(crate) fn is_host(text: &str) -> bool {
-    let label = |label: &str| is_name(label) || ((1..=63).contains(&label.len()) && label.bytes().all(plain));
-    text.len() <= 253 && !text.is_empty() && text.split('.').all(label)
-}
-
-fn plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'-'
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn device(name: &str) -> DeviceRecord {
-        DeviceRecord {
-            name: name.to_owned(),
-            kind: "disk".to_owned(),
-            size: Some(4096),
-            location: "nbd://host-a/x".to_owned(),
-            read_only: true,
-            users: 0,
-            holder: None,
-            trouble: None,
-        }
-    }
 
     #[test]
     fn what_was_applied_is_there_after_opening_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("directory.redb");
-        let put = |name: &str| NameChange::Put("host-a".to_owned(), device(name));
+        let put = |name: &str| NameChange::Put("host-a".to_owned(), DeviceRecord::sample(name));
         {
             let store = DirectoryStore::open(&path).unwrap();
             assert_eq!(store.load().unwrap(), []);
