@@ -40,7 +40,7 @@ impl Core {
         let mailbox = Arc::new(Mailbox::new(id, clock.clone()).map_err(|e| start(e.into()))?);
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
-        let shared = Arc::new(CoreShared::new(id, &settings, clock.now()));
+        let shared = Arc::new(CoreShared::new(id, &settings, clock.clone()));
         let core = Core { shared: shared.clone(), mailbox: Arc::downgrade(&mailbox) };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))
@@ -100,7 +100,7 @@ impl Core {
 
     /// How old it is, ns: the present, as the times that it notes have it.
     pub fn age_ns(&self) -> u64 {
-        self.shared.born.elapsed().as_nanos() as u64
+        self.shared.age().as_nanos() as u64
     }
 
     /// The meters of its queues.

@@ -12,12 +12,12 @@ use crate::ring::RingChoice;
 pub enum Notify {
     /// The core looks at every ring in turn and guests need not kick. A ring that had no work for [`CoreSettings::spin`] asks to be
     /// kicked and is left alone until it is; the core sleeps when all of its rings are.
-    #[default]
     Polled,
     /// As polled, but for how long a ring without work is looked at: that follows from how its requests have come so far
     /// ([`ioplane_scheduler::QueuePolling`]). A ring whose requests come slowly asks to be kicked at once, and costs what it costs a notified
     /// core; one whose requests come in bursts is polled within a burst. A ring that waits for a disk is polled for [`CoreSettings::spin`],
     /// as on a polled core, unless its requests come slowly.
+    #[default]
     Adaptive,
     /// Guests kick; the core looks only at rings that were kicked or whose I/O ended. An idle queue costs nothing, a busy
     /// one an exit a batch: the right thing where no processor time can be spared, and the baseline to measure against.

@@ -1,9 +1,11 @@
 //! What a core and its owner both see: the switches and the meters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_device::CoreId;
+use ioplane_device::clock::Clock;
 use ioplane_scheduler::{CoreObjective, ObjectiveReport};
 
 use crate::counts::{CoreReading, Counts, PublishedCounts};
@@ -54,7 +56,9 @@ fn unpacked(number: u64) -> ObjectiveReport {
 #[derive(Debug)]
 pub(crate) struct CoreShared {
     pub(crate) id: CoreId,
-    pub(crate) born: Instant,
+    /// The core's.
+    clock: Arc<dyn Clock>,
+    born: Instant,
     notify: AtomicU8,
     spin_ns: AtomicU64,
     /// [`CoreObjective`]; [`NONE`] where nothing is asked.
@@ -78,11 +82,12 @@ pub(crate) struct CoreShared {
 }
 
 impl CoreShared {
-    /// `born`: now, by the core's clock.
-    pub(crate) fn new(id: CoreId, settings: &CoreSettings, born: Instant) -> Self {
+    /// Of a core that is born now, by its clock.
+    pub(crate) fn new(id: CoreId, settings: &CoreSettings, clock: Arc<dyn Clock>) -> Self {
         let shared = CoreShared {
             id,
-            born,
+            born: clock.now(),
+            clock,
             notify: AtomicU8::new(settings.notify as u8),
             spin_ns: AtomicU64::new(settings.spin.as_nanos() as u64),
             p99_ns: AtomicU64::new(NONE),
@@ -143,7 +148,7 @@ impl CoreShared {
     /// What came of its objective lately. A core that has said nothing for long had too little to do to say.
     fn reported(&self) -> ObjectiveReport {
         let said = Duration::from_nanos(self.reported_ns.load(Ordering::Relaxed));
-        let fresh = self.born.elapsed().saturating_sub(said) <= REPORT_FRESH;
+        let fresh = self.age().saturating_sub(said) <= REPORT_FRESH;
         if fresh { unpacked(self.report.load(Ordering::Relaxed)) } else { ObjectiveReport::default() }
     }
 
@@ -153,6 +158,11 @@ impl CoreShared {
         self.awake.store(awake as u32, Ordering::Relaxed);
         self.permille.store(permille, Ordering::Relaxed);
         self.published_ns.store(self.age_ns(now), Ordering::Relaxed);
+    }
+
+    /// How old the core is. Whoever reads looks at the core's clock: what the core says is of that.
+    pub(crate) fn age(&self) -> Duration {
+        self.clock.now().saturating_duration_since(self.born)
     }
 
     /// How old the core is at `now`, ns.
@@ -168,11 +178,7 @@ impl CoreShared {
     /// How busy the core is now, in thousandths. A core that has published nothing for long is asleep.
     pub(crate) fn permille(&self) -> u32 {
         let published = Duration::from_nanos(self.published_ns.load(Ordering::Relaxed));
-        if self.born.elapsed().saturating_sub(published) > FRESH {
-            0
-        } else {
-            self.permille.load(Ordering::Relaxed)
-        }
+        if self.age().saturating_sub(published) > FRESH { 0 } else { self.permille.load(Ordering::Relaxed) }
     }
 
     pub(crate) fn read(&self, queues: u32) -> CoreReading {
@@ -190,7 +196,7 @@ impl CoreShared {
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
             cpu_ns,
-            age_ns: self.born.elapsed().as_nanos() as u64,
+            age_ns: self.age().as_nanos() as u64,
             ..CoreReading::default()
         })
     }

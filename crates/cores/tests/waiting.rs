@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counter::{Counter, Line, eventually, soon};
-use ioplane_cores::{Core, CoreReading, CoreSettings, RingChoice, YieldPolicy};
+use ioplane_cores::{Core, CoreReading, CoreSettings, Notify, RingChoice, YieldPolicy};
 use ioplane_device::clock::ManualClock;
 use ioplane_device::{Change, CoreId, QueueSet};
 
@@ -20,7 +20,7 @@ const SPIN: Duration = Duration::from_secs(3600);
 const LONG: Duration = Duration::from_secs(3600);
 
 fn settings() -> CoreSettings {
-    CoreSettings { spin: SPIN, ..CoreSettings::default() }
+    CoreSettings { notify: Notify::Polled, spin: SPIN, ..CoreSettings::default() }
 }
 
 fn one(settings: CoreSettings) -> Core {
@@ -293,7 +293,7 @@ fn a_poller_that_waits_is_polled_when_it_said() {
 
 #[test]
 fn a_disk_that_is_silent_for_long_costs_nothing() {
-    let core = one(CoreSettings { spin: Duration::from_millis(5), ..CoreSettings::default() });
+    let core = one(CoreSettings { spin: Duration::from_millis(5), ..settings() });
     let (running, lines) = Counter::run_telling(1, &core);
     held(&lines[0]);
     eventually("does not wait", || core.read().waits > 0);

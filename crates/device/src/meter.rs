@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets of a [`Histogram`]: 8 for each power of two of nanoseconds, up to about an hour.
-const BUCKETS: usize = 8 * 42;
+/// Buckets of a [`Histogram`]: 8 for each power of two of nanoseconds, up to about 18 minutes. What takes longer counts in the last.
+const BUCKETS: usize = 8 * 38;
 
 macro_rules! meters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_host::vhost_user::{
     Adopted, HandOverError, Handle, Parcel, RingLease, STOP_PATIENCE, ServerOptions, adopt, serve,
 };
@@ -29,7 +29,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
-        let settings = CoreSettings { spin: Duration::from_millis(1), ..CoreSettings::default() };
+        let settings = CoreSettings {
+            notify: Notify::Polled,
+            spin: Duration::from_millis(1),
+            ..CoreSettings::default()
+        };
         let stall = Stall::new(MemoryBacking::new(MIB).unwrap());
         Rig {
             runtime: tokio::runtime::Builder::new_multi_thread()

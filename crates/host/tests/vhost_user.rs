@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::CoreId;
 use ioplane_host::vhost_user::{Handle, HandleError, ServerOptions, Status, serve};
 use ioplane_memory::{Files, Limits};
@@ -33,7 +33,11 @@ impl Served {
     }
 
     fn limited(backing: Arc<dyn Backing>, limits: Limits) -> Self {
-        let settings = CoreSettings { spin: Duration::from_millis(1), ..CoreSettings::default() };
+        let settings = CoreSettings {
+            notify: Notify::Polled,
+            spin: Duration::from_millis(1),
+            ..CoreSettings::default()
+        };
         let pool = Arc::new(Pool::with([settings.clone(), settings]).unwrap());
         let directory = tempfile::tempdir().unwrap();
         let runtime =

@@ -162,7 +162,10 @@ fn a_slow_disk_is_found() {
     let report = while_reading(guest, 1, Duration::from_millis(1), || {
         look_for(&daemon, "a", "slow_disk", &["full_ring"])
     });
-    let remedy = report["findings"][0]["remedy"].as_str().unwrap();
+    // A machine that is busy with something else has a starved core as well.
+    let mut found = report["findings"].as_array().unwrap().iter();
+    let slow = found.find(|finding| finding["cause"] == "slow_disk").unwrap();
+    let remedy = slow["remedy"].as_str().unwrap();
     assert!(remedy.contains(below.path().to_str().unwrap()), "{report}");
 }
 

@@ -315,11 +315,11 @@ fn a_reserved_core_serves_its_group_and_nobody_else() {
 fn a_pool_follows_its_configuration() {
     let with =
         |pool: &str| format!("{pool}[[core]]\nid = 5\n[[disk]]\nname = \"a\"\nmemory = \"8M\"\nqueues = 2\n");
-    let mut daemon = TestDaemon::open(&with("[pool]\nmin = 2\nmax = 3\nnotify = \"adaptive\"\n"));
+    let mut daemon = TestDaemon::open(&with("[pool]\nmin = 2\nmax = 3\nnotify = \"notified\"\n"));
     assert_eq!(cores(&daemon), [0, 5]);
     let list = daemon.json(&["core", "list"]);
-    assert_eq!((&list[0]["elastic"], &list[0]["notify"]), (&json!(true), &json!("adaptive")), "{list}");
-    assert_eq!((&list[1]["elastic"], &list[1]["notify"]), (&json!(false), &json!("polled")), "{list}");
+    assert_eq!((&list[0]["elastic"], &list[0]["notify"]), (&json!(true), &json!("notified")), "{list}");
+    assert_eq!((&list[1]["elastic"], &list[1]["notify"]), (&json!(false), &json!("adaptive")), "{list}");
     let mut guest = Guest::connect(&daemon, "a");
     guest.work(&[0, 1], "an answer", || true);
     daemon.configure(&with("[pool]\nmin = 4\nmax = 4\n"));

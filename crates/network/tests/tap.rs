@@ -121,7 +121,8 @@ struct Hosts {
 fn hosts() -> Hosts {
     let switch = switch();
     // Sleeps soon, so that the descriptors have to wake it again and again.
-    let settings = CoreSettings { spin: Duration::from_micros(200), ..CoreSettings::default() };
+    let settings =
+        CoreSettings { notify: Notify::Polled, spin: Duration::from_micros(200), ..CoreSettings::default() };
     let core = Core::start(CoreId(0), settings).unwrap();
     let (left, right) = (Side::new(&switch, &core, 1), Side::new(&switch, &core, 2));
     Hosts { switch, core, left, right }

@@ -119,7 +119,11 @@ fn while_the_storage_holds_a_request_the_core_sleeps_and_takes_what_is_added() {
         let name = below.info().name;
         let stall = Stall::new(below);
         // No queue rests while this runs.
-        let settings = CoreSettings { spin: Duration::from_secs(3600), ..CoreSettings::default() };
+        let settings = CoreSettings {
+            notify: Notify::Polled,
+            spin: Duration::from_secs(3600),
+            ..CoreSettings::default()
+        };
         let mut rig = Rig::new(stall.clone(), settings);
         rig.submit(0);
         rig.answered();
@@ -149,9 +153,10 @@ fn while_the_storage_holds_a_request_the_core_sleeps_and_takes_what_is_added() {
 #[test]
 fn what_a_request_costs_that_waits_for_a_disk() {
     const REQUESTS: u32 = 1000;
-    let spins = CoreSettings { completion_wait: Duration::ZERO, ..CoreSettings::default() };
+    let waits = CoreSettings { notify: Notify::Polled, ..CoreSettings::default() };
+    let spins = CoreSettings { completion_wait: Duration::ZERO, ..waits.clone() };
     let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
-    let ways = [("polls", spins), ("waits", CoreSettings::default()), ("notified", notified)];
+    let ways = [("polls", spins), ("waits", waits), ("notified", notified)];
     let loads = [(0, 1), (300, 1), (0, 4), (300, 4)];
     for ((delay_us, depth), (way, settings)) in
         loads.iter().flat_map(|load| ways.iter().map(move |way| (load, way)))

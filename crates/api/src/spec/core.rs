@@ -43,7 +43,7 @@ form! {
         /// The processor to pin it to [default: not pinned]
         [long, value_name = "CPU"]
         cpu: u32,
-        /// How it starts [default: polled]
+        /// How it starts [default: adaptive]
         [long, value_name = "HOW"]
         notify: NotifyWord,
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks

@@ -71,7 +71,7 @@ impl Flaw {
 
 words! {
     /// How guests' requests are noticed.
-    NotifyWord, Polled,
+    NotifyWord, Adaptive,
     /// The core looks; guests need not kick.
     Polled "polled",
     /// The core looks while that costs less than a kick, and decides for each queue.

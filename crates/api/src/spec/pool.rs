@@ -35,7 +35,7 @@ form! {
         /// Processors for its cores, as in 2-5,8 [default: its cores are not pinned]
         [long, value_name = "LIST"]
         cpus: CpuList,
-        /// How its cores start [default: polled]
+        /// How its cores start [default: adaptive]
         [long, value_name = "HOW"]
         notify: NotifyWord,
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks

@@ -114,6 +114,11 @@ impl Adaptive {
         }
     }
 
+    /// When looking on ends, if nothing comes.
+    pub(super) fn spin_ends(&mut self, now_ns: u64) -> u64 {
+        self.queue.spin_ends(now_ns)
+    }
+
     /// The slot rests, and the look after it was armed has found nothing.
     pub(super) fn rests(&mut self) {
         self.queue.armed();

@@ -27,6 +27,7 @@ mod choices;
 mod objective;
 mod rest;
 mod slot;
+mod spins;
 mod timers;
 mod wait;
 mod wake_up;
@@ -54,6 +55,7 @@ use adaptive::{Adaptive, Age};
 use charge::SettleRate;
 use objective::Objective;
 use slot::{SlotEntry, SlotState};
+use spins::Spins;
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
 use wake_up::WakeUps;
@@ -101,8 +103,8 @@ pub(crate) struct PollLoop {
     objective: Objective,
     /// When an adaptive core polls what it would arm.
     trials: PollTrials,
-    /// Of an adaptive core, at the last poll with work.
     age: Age,
+    spins: Spins,
     /// In the last turn every awake slot waited for completions.
     waited: bool,
     /// Until then it asks no guest to kick, since one of the slots that waited could not promise that it would be.
@@ -159,6 +161,7 @@ impl PollLoop {
             objective: Objective::new(CoreObjective::default(), now),
             trials: PollTrials::default(),
             age: Age::new(now),
+            spins: Spins::default(),
             waited: false,
             unkicked_until: now,
             asks: false,
@@ -234,6 +237,7 @@ impl PollLoop {
             }
         }
         self.read_objective();
+        self.spins.changed();
         self.shared.life.load(Ordering::Acquire) == ENDING && self.try_end()
     }
 
@@ -286,6 +290,7 @@ impl PollLoop {
         self.timers.reserve(self.slots.len());
         self.worked.reserve(self.slots.len().saturating_sub(self.worked.len()));
         self.awake.reserve(self.slots.len().saturating_sub(self.awake.len()));
+        self.spins.reserve(self.slots.len());
         let slots = self.slots.len();
         self.watch.reserve(slots);
         let mut ring = ring(&mut self.context);
@@ -419,6 +424,7 @@ impl PollLoop {
         self.stepping = Some(entry.slot.queue());
         self.context.enter_slot(index);
         let looked = self.context.now();
+        let (was, was_idle) = (entry.state, entry.idle_since.is_some());
         let outcome = entry.step(&mut self.context, budget, self.notify.polls());
         self.stepping = None;
         if let Some((submitted, completed)) = self.context.take_moved() {
@@ -442,6 +448,8 @@ impl PollLoop {
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
+        } else if !(was_idle && was == entry.state) && !std::mem::replace(&mut entry.enters, true) {
+            self.spins.ran_dry(index);
         }
         entry.looked = looked;
         outcome
@@ -454,6 +462,7 @@ impl PollLoop {
                 self.timers.clear(Timer::Slot(index));
             }
             self.worked.retain(|worked| *worked != index);
+            self.spins.forget(index);
             self.turns.detach(index);
             self.watch.remove(ring(&mut self.context), entry.watched);
             self.free.push(index);

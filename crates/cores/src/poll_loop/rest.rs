@@ -36,9 +36,18 @@ const EVENT_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 
 impl PollLoop {
     /// Rests every slot that has had no work for long enough; on a notified core, every slot that has none.
+    #[inline]
     pub(super) fn rest_idle(&mut self) {
+        if self.a_spin_ends() {
+            self.rest_each();
+        }
+    }
+
+    /// Goes through the awake slots, and finds when the next of their spins ends.
+    fn rest_each(&mut self) {
         let now = self.context.now();
-        let now_ns = if self.notify == Notify::Adaptive { self.shared.age_ns(now) } else { 0 };
+        let now_ns = self.age.at(now, &self.shared);
+        self.spins.find_anew();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
             let (notify, spin, trials) = (self.notify, self.spin, &self.trials);
@@ -64,6 +73,11 @@ impl PollLoop {
                     self.free_slot(index);
                 }
             } else {
+                if let Some(entry) = &mut self.slots[index]
+                    && let Some(ends_ns) = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared)
+                {
+                    self.spins.ends(ends_ns);
+                }
                 at += 1;
             }
         }

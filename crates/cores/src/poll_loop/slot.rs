@@ -7,6 +7,8 @@ use ioplane_scheduler::{ArmReason, PollTrials};
 
 use super::adaptive::Adaptive;
 use super::charge::Charge;
+use crate::settings::Notify;
+use crate::shared::CoreShared;
 use crate::watch::Watched;
 
 /// What a core does with a slot. Each changes by itself.
@@ -51,6 +53,8 @@ pub(super) struct SlotEntry {
     /// The core's look at the clock before the first of its idle steps in a row; `None` after a step with work, and until it
     /// has been stepped after it was woken.
     pub(super) idle_since: Option<Instant>,
+    /// Is to be entered among the spins at the next look.
+    pub(super) enters: bool,
     /// Has a timer of its own: rests, and its poller has said when it wants to be polled.
     pub(super) timed: bool,
     /// Only of a Waiting slot: when its poller wants to be polled whatever happens, if it has said so.
@@ -75,6 +79,7 @@ impl SlotEntry {
             watched,
             state,
             idle_since: None,
+            enters: false,
             timed: false,
             wake_at: None,
             charge: Charge::default(),
@@ -134,6 +139,29 @@ impl SlotEntry {
         } else {
             (idle >= spin).then_some(ArmReason::SlowDisk)
         }
+    }
+
+    /// When its spin ends, ns of the core's age, if nothing comes. None if it is not looked at in vain. `now_ns`: where nobody has said since when, it
+    /// has been without work since then.
+    pub(super) fn spin_ends(
+        &mut self,
+        now_ns: u64,
+        notify: Notify,
+        spin: Duration,
+        shared: &CoreShared,
+    ) -> Option<u64> {
+        let since = self.idle_since.filter(|_| self.state.is_awake())?;
+        let spin_ns = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
+        let longest = shared.age_ns(since).saturating_add(spin_ns);
+        if notify != Notify::Adaptive {
+            return Some(longest);
+        }
+        if self.state == SlotState::Waiting {
+            self.adaptive.waits();
+            return Some(if self.adaptive.spins() { longest } else { now_ns });
+        }
+        let ends = self.adaptive.spin_ends(now_ns);
+        Some(if self.adaptive.spins_for_objective() { ends.min(longest) } else { ends })
     }
 
     /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.

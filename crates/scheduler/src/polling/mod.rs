@@ -338,6 +338,12 @@ impl QueuePolling {
         }
     }
 
+    /// A poll has found nothing, by `now_ns`. When its spin ends, if nothing comes: before that [`QueuePolling::idle`] says to poll, unless there is a ceiling. `u64::MAX`: never.
+    #[inline]
+    pub fn spin_ends(&mut self, now_ns: u64) -> u64 {
+        self.idle_since.get_or_insert(now_ns).saturating_add(self.spin_ns)
+    }
+
     /// Whether a gap that is longer than the spin is polled through all the same. One that is armed at once is not.
     fn may_spare(&self, idle_ns: u64) -> bool {
         self.spin_ns > 0 && self.spare.covers(idle_ns.saturating_sub(self.spin_ns))

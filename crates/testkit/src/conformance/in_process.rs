@@ -25,7 +25,7 @@ impl Placement for Spread {
 
 /// Core 0 polls, core 1 is notified.
 pub(super) fn two_cores(plan: &Plan) -> Arc<Pool> {
-    let polled = CoreSettings { spin: plan.spin, ..CoreSettings::default() };
+    let polled = CoreSettings { notify: Notify::Polled, spin: plan.spin, ..CoreSettings::default() };
     let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
     Arc::new(Pool::with([polled, notified]).expect("two cores"))
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::MeterReading;
 use ioplane_storage::MemoryBacking;
 use ioplane_storage::filter::Stall;
@@ -48,7 +48,11 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let settings = CoreSettings { spin: Duration::from_millis(1), ..CoreSettings::default() };
+        let settings = CoreSettings {
+            notify: Notify::Polled,
+            spin: Duration::from_millis(1),
+            ..CoreSettings::default()
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         Host {
             runtime: runtime.unwrap(),
