@@ -15,17 +15,25 @@ pub struct Configuration {
     mode: Mode,
     cores: u32,
     devices: String,
+    /// Its other threads run on the front end's processor.
+    core_alone: bool,
 }
 
 impl Configuration {
     /// One I/O core in `mode`, without devices.
     pub fn new(mode: Mode) -> Self {
-        Configuration { mode, cores: 1, devices: String::new() }
+        Configuration { mode, cores: 1, devices: String::new(), core_alone: false }
     }
 
     /// As many I/O cores, all on the backend's processor, with the numbers 0, 1, ...
     pub fn cores(mut self, cores: u32) -> Self {
         self.cores = cores;
+        self
+    }
+
+    /// The backend's processor is the cores' alone, as on a host that gives them processors of their own: the daemon's other threads run on the front end's.
+    pub fn core_alone(mut self) -> Self {
+        self.core_alone = true;
         self
     }
 
@@ -68,7 +76,8 @@ impl Configuration {
         let file = self.write(folder, place.cpus.back)?;
         let mut command = Command::new(binary);
         command.arg("serve").arg("--config").arg(file);
-        place.spawn(&command, &folder.join("log"))
+        let cpu = if self.core_alone { place.cpus.front } else { place.cpus.back };
+        place.spawn_on(cpu, &command, &folder.join("log"))
     }
 }
 

@@ -44,6 +44,11 @@ pub struct Place {
 impl Place {
     /// Starts `command` on the backend's processor. Its output goes to `log`. It dies with us, frozen or not.
     pub fn spawn(&self, command: &Command, log: &Path) -> Result<Served> {
+        self.spawn_on(self.cpus.back, command, log)
+    }
+
+    /// The same on processor `cpu`. What pins itself elsewhere does.
+    pub fn spawn_on(&self, cpu: usize, command: &Command, log: &Path) -> Result<Served> {
         let program = command.get_program().to_string_lossy().into_owned();
         // setpriv executes the program in its own place, so the process is the program's.
         let mut with_leash = Command::new("setpriv");
@@ -54,12 +59,14 @@ impl Place {
         // Ctrl-C is for this process, which ends the others when a round is done.
         command.process_group(0);
         // A child inherits the affinity of the thread that starts it.
-        machine::pin(self.cpus.back)?;
+        machine::pin(cpu)?;
         let child = command.spawn();
         machine::pin(self.cpus.front)?;
         let child = child
             .with_context(|| format!("starting {program}: are it and setpriv (util-linux) installed?"))?;
-        self.room.take(child.id());
+        if cpu == self.cpus.back {
+            self.room.take(child.id());
+        }
         Ok(Served { child, log: log.to_path_buf(), server: None })
     }
 }

@@ -79,8 +79,8 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        "depth1.notified_kicks_per_request",
-        "kicks per request, notified, depth 1",
+        "depth1.notified_irq_kicks_per_request",
+        "kicks per request, notified, depth 1, a driver that sleeps as guests do",
         AtLeast(0.9),
         Some(AtLeast(0.9)),
     ),
