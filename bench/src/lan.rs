@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use ioplane_cores::{CoreSettings, Notify, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool, YieldPolicy};
 use ioplane_host::vhost_user::{ServerOptions, serve};
 use ioplane_network::{Mac, PortOptions, Switch, SwitchSettings};
 use ioplane_virtio::net::{Net, NetOptions};
@@ -28,6 +28,9 @@ pub struct Options {
     /// Queue pairs of each NIC.
     #[arg(long)]
     pub pairs: u16,
+    /// The core never yields its processor, which nothing else is to use.
+    #[arg(long)]
+    pub dedicated: bool,
     /// Entries of each ring at most.
     #[arg(long)]
     pub ring: u16,
@@ -60,7 +63,8 @@ pub fn run(options: &Options) -> Result<()> {
         (_, true) => Notify::Adaptive,
         _ => Notify::Polled,
     };
-    let settings = CoreSettings { cpu: Some(options.cpu), notify, ..CoreSettings::default() };
+    let yield_policy = if options.dedicated { YieldPolicy::Dedicated } else { YieldPolicy::default() };
+    let settings = CoreSettings { cpu: Some(options.cpu), notify, yield_policy, ..CoreSettings::default() };
     let pool = Arc::new(Pool::with([settings])?);
     let switch = Switch::new("bench", SwitchSettings::default());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

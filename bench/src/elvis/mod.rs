@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<Report> {
             if round % ROUNDS_PER_START == 0 {
                 sessions.clear();
                 for (name, mode) in contenders() {
-                    let backend = Ioplane { mode, binary: None };
+                    let backend = Ioplane { mode, dedicated: false, binary: None };
                     let folder = folder.path().join(format!("{name}-{guests}-{round}"));
                     let session = Session::open(&backend, guests, !options.awake, &folder, &place)?;
                     sessions.push(Session { name, ..session });
@@ -170,7 +170,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
             let mut sessions = Vec::new();
             for side in pair.order {
                 pair.go_on()?;
-                let backend = Ioplane { mode, binary: Some(pair.binary(side).to_owned()) };
+                let backend = Ioplane { mode, dedicated: false, binary: Some(pair.binary(side).to_owned()) };
                 let folder = folder.path().join(format!("{}-{}-{guests}", side.name(), backend.name()));
                 sessions.push((side, Session::open(&backend, guests, true, &folder, pair.place)?));
             }

@@ -14,6 +14,8 @@ use crate::served::{Place, Served};
 pub struct Ioplane {
     /// How its core learns of requests.
     pub mode: Mode,
+    /// Its core never yields.
+    pub dedicated: bool,
     /// Another build of this program.
     pub binary: Option<PathBuf>,
 }
@@ -30,6 +32,9 @@ impl Backend for Ioplane {
         if self.mode != Mode::Polled {
             command.arg(format!("--{}", self.mode.word()));
         }
+        if self.dedicated {
+            command.arg("--dedicated");
+        }
         for index in 0..nics {
             let address: Vec<String> = mac(index).iter().map(|byte| format!("{byte:02x}")).collect();
             command.arg(format!("--nic={}={}", address.join(":"), socket(folder, index).display()));
@@ -38,6 +43,7 @@ impl Backend for Ioplane {
     }
 
     fn describe(&self) -> String {
-        format!("a switch, one {} core", self.mode.word())
+        let yields = if self.dedicated { "never yields" } else { "yields when it finds nothing" };
+        format!("a switch, one {} core that {yields}", self.mode.word())
     }
 }

@@ -59,6 +59,9 @@ pub struct Options {
     /// Only the load with this key, `split64` for example; may be given several times.
     #[arg(long)]
     only: Vec<String>,
+    /// ioplane's core never yields its processor, as testpmd's does not.
+    #[arg(long)]
+    dedicated: bool,
     /// Where sockets and logs are made; the default is the directory of the build.
     #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
@@ -135,7 +138,7 @@ pub fn run(options: &Options) -> Result<Report> {
     for (name, packed) in [("split64", false), ("packed64", true)] {
         report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
     }
-    let ioplane = Ioplane { mode: Mode::Polled, binary: None };
+    let ioplane = Ioplane { mode: Mode::Polled, dedicated: options.dedicated, binary: None };
     let mut backends: Vec<&dyn Backend> = vec![&Testpmd];
     if !options.peers_only {
         backends.insert(0, &ioplane);
@@ -174,7 +177,8 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
         let mut sessions = Vec::new();
         for side in pair.order {
             pair.go_on()?;
-            let backend = Ioplane { mode: Mode::Polled, binary: Some(pair.binary(side).to_owned()) };
+            let backend =
+                Ioplane { mode: Mode::Polled, dedicated: false, binary: Some(pair.binary(side).to_owned()) };
             let folder = folder.path().join(format!("{key}-{}", side.name()));
             sessions.push((side, Session::open(&backend, shape, &folder, pair.place)?));
         }
