@@ -4,6 +4,7 @@
 //! Nothing here calls KVM: the caller is given as [`VcpuDescriptor`], so that tests stand in for the kernel.
 
 mod abi;
+mod clamp;
 mod counters;
 mod cpuid;
 mod descriptor;
@@ -16,6 +17,9 @@ mod run_page;
 mod vcpu;
 mod vm;
 
+pub use clamp::{
+    ClampPage, ClampReport, ClampState, HIGHEST_HZ, LOWEST_HZ, PitClamp, PitWish, SETTLED, pit_hz,
+};
 pub use counters::{
     BatchCounts, ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters,
 };
@@ -23,7 +27,7 @@ pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
-pub use process::{Interposer, Kernel};
+pub use process::{Interposer, Kernel, makes_timer};
 pub use run_page::RunPage;
 pub use vcpu::{ClusterLimits, ClusteredVcpu};
 pub use vm::{ClusterObstacle, GuestCpuid, InterruptController, VmState};

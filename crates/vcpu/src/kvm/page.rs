@@ -7,6 +7,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::clamp::ClampPage;
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
 
 /// How the file is called where descriptors are listed.
@@ -15,7 +16,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -31,6 +32,8 @@ pub struct ClusterPage {
     /// The interposer has failed.
     failed: AtomicU32,
     cycles_per_microsecond: AtomicU64,
+    /// The timer's.
+    pub(super) clamp: ClampPage,
     counters: [VcpuCounters; MOST_VCPUS],
 }
 
@@ -114,6 +117,11 @@ impl ClusterPage {
         Some(counters)
     }
 
+    /// The part that is the timer clamp's.
+    pub fn clamp(&self) -> &ClampPage {
+        &self.clamp
+    }
+
     /// How it stands now.
     pub fn switched(&self) -> ClusterSwitch {
         ClusterSwitch::of(self.switch.load(Ordering::Relaxed))
@@ -165,7 +173,7 @@ impl ClusterPage {
     }
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     for (to, from) in array.iter_mut().zip(bytes.iter().skip(at)) {
         *to = *from;
@@ -173,7 +181,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     array
 }
 
-fn read_header(file: &File) -> io::Result<Vec<u8>> {
+pub(super) fn read_header(file: &File) -> io::Result<Vec<u8>> {
     let mut header = vec![0; offset_of!(ClusterPage, counters)];
     file.read_exact_at(&mut header, 0)?;
     let magic = u64::from_ne_bytes(array(&header, offset_of!(ClusterPage, magic)));
