@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use ioplane_vcpu::kvm::{HIGHEST_HZ, LOWEST_HZ};
 
-use crate::interposer;
+use crate::{OFF, interposer};
 
 /// The most ticks per second from the beginning.
 const CLAMP: &str = "IOPLANE_EXITS_CLAMP";
@@ -75,7 +75,9 @@ pub(crate) fn begin(descriptor: c_int) {
     }
     let body = move || {
         let begun = Instant::now();
-        while let Some(pause) = interposer().clamp_step(descriptor, begun.elapsed()) {
+        // Once it has failed, vCPUs do not say any more when they run.
+        while !OFF.load(Ordering::Relaxed) {
+            let Some(pause) = interposer().clamp_step(descriptor, begun.elapsed()) else { break };
             std::thread::sleep(pause);
         }
         // The VM is gone; the process may make another.

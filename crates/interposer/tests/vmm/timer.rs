@@ -114,7 +114,12 @@ fn check(vm: c_int, go_on: &AtomicU8, shared: &Shared) {
     let report = until(&file, |report| report.state == ClampState::Clamped);
     assert_eq!((report.guest_count, report.count, report.changes), (1193, CLAMPED, 1));
     assert_eq!((count(), in_kvm(vm)), (1193, CLAMPED));
-    assert!(shared.interrupted.load(Ordering::SeqCst) > 0, "the guest was stopped for it");
+    // The guest was stopped for it, and its thread says so when it comes to it.
+    let begun = Instant::now();
+    while shared.interrupted.load(Ordering::SeqCst) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "the guest was not stopped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 
     step(2);
     until(&file, |report| report.state == ClampState::ReadsCounter && report.count == 1193);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClampAction, ClampArgs};
 use ioplane_cli::output::{CommandError, print, print_done};
@@ -109,7 +109,8 @@ fn undone(file: &File, vm: &Vm) -> Result<ClampReport> {
     loop {
         let report = ClampPage::read(file)?;
         let ended = !Path::new(&format!("/proc/{}", vm.pid)).exists();
-        if ended || matches!(report.state, ClampState::NoPit | ClampState::Off) {
+        let off = matches!(report.state, ClampState::NoPit | ClampState::Off | ClampState::Failed);
+        if ended || off && report.count == report.guest_count {
             return Ok(report);
         }
         if begun.elapsed() > UNDONE {

@@ -125,6 +125,11 @@ impl PitClamp {
         self.state = state;
         let in_use = timer.write_state == SECOND_BYTE || !is_periodic(timer);
         match (self.held, wish) {
+            (Some(_), None) if in_use => {
+                // The guest's count comes soon.
+                self.state = ClampState::Settling;
+                PitWish::Nothing
+            }
             _ if in_use => PitWish::Nothing,
             (Some(held), None) => PitWish::Restore(held.guest),
             (Some(held), Some(count)) if held.count == count => PitWish::Nothing,

@@ -194,6 +194,7 @@ fn a_guest_that_is_writing_is_not_disturbed() {
     for hz in [Some(100), Some(50), None] {
         assert_eq!(pit.look(&mut clamp, hz), PitWish::Nothing, "{hz:?}: one byte of two is written");
         assert_eq!(pit.shown(&clamp), 1193, "until the second one comes");
+        assert_ne!(clamp.state(), ClampState::Off, "it is not as the guest has set it");
     }
     pit.write(0, 0x05);
     assert_eq!(pit.look(&mut clamp, None), PitWish::Nothing);
