@@ -1,4 +1,6 @@
 //! A guest that programs KVM's PIT and then does nothing that would exit, and a VMM that is told what the guest has set.
+#![allow(unsafe_code)]
+// UNSAFETY: KVM's calls take addresses, and `kvm_run` and the guest's memory are shared.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -242,7 +242,8 @@ fn a_counter_that_is_read_is_a_clock() {
 
 #[test]
 fn what_is_refused() {
-    let cases: [(fn(&mut Pit), ClampState); 3] = [
+    type Change = fn(&mut Pit);
+    let cases: [(Change, ClampState); 3] = [
         (|pit| pit.state.flags |= KVM_PIT_FLAGS_HPET_LEGACY, ClampState::Hpet),
         (|pit| pit.program(0x35, HZ_1000), ClampState::Decimal),
         (
