@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_vcpu::kvm::{ClampPage, ClampReport, ClampState};
+use ioplane_vcpu::kvm::{ClampReport, ClampState};
 use kvm_bindings::{kvm_pit_config, kvm_pit_state, kvm_pit_state2};
 
 use super::*;
@@ -61,7 +61,7 @@ fn told(vm: c_int) -> kvm_pit_state2 {
 fn until(file: &File, what: impl Fn(&ClampReport) -> bool) -> ClampReport {
     let begun = Instant::now();
     loop {
-        let report = ClampPage::read(file).unwrap();
+        let report = ClusterPage::read_clamp(file).unwrap();
         if what(&report) {
             return report;
         }
@@ -112,7 +112,7 @@ fn check(vm: c_int, go_on: &AtomicU8, shared: &Shared) {
     step(1);
     assert_eq!(until(&file, |report| report.state == ClampState::Off).hz, None, "before it is switched on");
     assert_eq!((count(), in_kvm(vm)), (1193, 1193));
-    ClampPage::set(&file, Some(100)).unwrap();
+    ClusterPage::set_clamp(&file, Some(100)).unwrap();
     let report = until(&file, |report| report.state == ClampState::Clamped);
     assert_eq!((report.guest_count, report.count, report.changes), (1193, CLAMPED, 1));
     assert_eq!((count(), in_kvm(vm)), (1193, CLAMPED));
@@ -130,12 +130,12 @@ fn check(vm: c_int, go_on: &AtomicU8, shared: &Shared) {
     step(3);
     let report = until(&file, |report| report.state == ClampState::Clamped);
     assert_eq!((report.guest_count, count(), in_kvm(vm)), (596, 596, CLAMPED), "another rate");
-    ClampPage::set(&file, None).unwrap();
+    ClusterPage::set_clamp(&file, None).unwrap();
     until(&file, |report| report.state == ClampState::Off);
     assert_eq!((count(), in_kvm(vm)), (596, 596), "undone");
 
     // What the VMM sets is what it gets, and what KVM has.
-    ClampPage::set(&file, Some(50)).unwrap();
+    ClusterPage::set_clamp(&file, Some(50)).unwrap();
     until(&file, |report| report.state == ClampState::Settling);
     let mut pit = told(vm);
     pit.channels[0].count = 700;

@@ -9,7 +9,7 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClampAction, ClampArgs};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_exits::Vm;
-use ioplane_vcpu::kvm::{ClampPage, ClampReport, ClampState, SETTLED, pit_hz};
+use ioplane_vcpu::kvm::{ClampReport, ClampState, ClusterPage, PIT_HZ, SETTLED};
 use serde::Serialize;
 
 use super::{cluster, usage};
@@ -67,15 +67,15 @@ pub fn run(args: &ClampArgs, json: bool) -> Result<()> {
     };
     let file = cluster::open(&vm, hz.is_some())?;
     let Some(hz) = hz else {
-        return print(json, &status(&vm, &ClampPage::read(&file)?), text);
+        return print(json, &status(&vm, &ClusterPage::read_clamp(&file)?), text);
     };
-    if hz.is_some() && ClampPage::read(&file)?.state == ClampState::NoPit {
+    if hz.is_some() && ClusterPage::read_clamp(&file)?.state == ClampState::NoPit {
         let error = format!("{} (process {}) has no timer in KVM that could be clamped", vm.name, vm.pid);
         let remedy = "its PIT is in the VMM, or it has none: QEMU's is in KVM with kernel-irqchip=on";
         bail!(CommandError::new(Code::Unsupported, error, remedy));
     }
-    ClampPage::set(&file, hz)?;
-    let report = if hz.is_none() { undone(&file, &vm)? } else { ClampPage::read(&file)? };
+    ClusterPage::set_clamp(&file, hz)?;
+    let report = if hz.is_none() { undone(&file, &vm)? } else { ClusterPage::read_clamp(&file)? };
     print_done(json, &status(&vm, &report), |status| match status.hz {
         Some(hz) => format!(
             "at most {hz} ticks per second, once the guest's timer has been the same for {} s\n",
@@ -107,7 +107,7 @@ fn check_clock(clock: Option<&str>) -> Result<()> {
 fn undone(file: &File, vm: &Vm) -> Result<ClampReport> {
     let begun = Instant::now();
     loop {
-        let report = ClampPage::read(file)?;
+        let report = ClusterPage::read_clamp(file)?;
         let ended = !Path::new(&format!("/proc/{}", vm.pid)).exists();
         let off = matches!(report.state, ClampState::NoPit | ClampState::Off | ClampState::Failed);
         if ended || off && report.count == report.guest_count {
@@ -123,16 +123,35 @@ fn undone(file: &File, vm: &Vm) -> Result<ClampReport> {
 }
 
 fn status(vm: &Vm, report: &ClampReport) -> Status {
-    let known = |count: u32| (count != 0).then(|| pit_hz(count));
+    let known = |count: u32| (count != 0).then(|| f64::from(PIT_HZ) / f64::from(count));
     Status {
         name: vm.name.clone(),
         pid: vm.pid,
         hz: report.hz,
         clamped: report.count != report.guest_count,
-        state: report.state.text(),
+        state: words(report.state),
         guest_hz: known(report.guest_count),
         timer_hz: known(report.count),
         changes: report.changes,
+    }
+}
+
+/// A state in words.
+fn words(state: ClampState) -> &'static str {
+    match state {
+        ClampState::NoPit => "KVM has no PIT of this VM",
+        ClampState::Off => "off",
+        ClampState::Settling => "waits until the guest's timer has been the same for 10 s",
+        ClampState::Clamped => "clamped",
+        ClampState::Nothing => "the guest's timer is not periodic or slow enough",
+        ClampState::ReadsCounter => "refused: the guest reads the timer's counter",
+        ClampState::RealMode => "refused: real mode or virtual-8086 mode",
+        ClampState::Hpet => "refused: the HPET replaces the timer",
+        ClampState::Decimal => "refused: the timer counts decimally",
+        ClampState::Speaker => "refused: channel 2 of the PIT runs",
+        ClampState::NotFollowed => "refused: a vCPU is not followed",
+        ClampState::DoesNotStop => "waits for a vCPU that does not stop",
+        ClampState::Failed => "failed",
     }
 }
 

@@ -10,6 +10,7 @@ mod cpuid;
 mod descriptor;
 mod gate;
 mod guest_clock;
+mod kernel;
 mod page;
 mod predictor;
 mod process;
@@ -18,16 +19,17 @@ mod vcpu;
 mod vm;
 
 pub use clamp::{
-    ClampPage, ClampReport, ClampState, HIGHEST_HZ, LOWEST_HZ, PitClamp, PitWish, SETTLED, pit_hz,
+    ClampPage, ClampReport, ClampState, HIGHEST_HZ, LOWEST_HZ, PIT_HZ, PitClamp, PitWish, SETTLED,
 };
 pub use counters::{
     BatchCounts, ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters,
 };
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
+pub use kernel::Kernel;
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
-pub use process::{Interposer, Kernel, makes_timer};
+pub use process::{Interposer, makes_timer};
 pub use run_page::RunPage;
 pub use vcpu::{ClusterLimits, ClusteredVcpu};
 pub use vm::{ClusterObstacle, GuestCpuid, InterruptController, VmState};

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::clamp::ClampPage;
+use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
 
 /// How the file is called where descriptors are listed.
@@ -33,7 +33,7 @@ pub struct ClusterPage {
     failed: AtomicU32,
     cycles_per_microsecond: AtomicU64,
     /// The timer's.
-    pub(super) clamp: ClampPage,
+    clamp: ClampPage,
     counters: [VcpuCounters; MOST_VCPUS],
 }
 
@@ -138,6 +138,20 @@ impl ClusterPage {
         file.write_all_at(&to.word().to_ne_bytes(), offset_of!(ClusterPage, switch) as u64)
     }
 
+    /// Sets the most ticks per second in the process that has this file; `None` switches the clamp off.
+    pub fn set_clamp(file: &File, hz: Option<u32>) -> io::Result<()> {
+        read_header(file)?;
+        let at = offset_of!(ClusterPage, clamp) + HZ_AT;
+        file.write_all_at(&hz.unwrap_or(0).to_ne_bytes(), at as u64)
+    }
+
+    /// Reads how the clamp stands.
+    pub fn read_clamp(file: &File) -> io::Result<ClampReport> {
+        let header = read_header(file)?;
+        let word = |at: usize| u32::from_ne_bytes(array(&header, offset_of!(ClusterPage, clamp) + at));
+        Ok(ClampPage::report_of(word))
+    }
+
     /// Reads such a file. What it says is another process's word.
     pub fn read(file: &File) -> io::Result<ClusterReport> {
         let header = read_header(file)?;
@@ -173,7 +187,7 @@ impl ClusterPage {
     }
 }
 
-pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     for (to, from) in array.iter_mut().zip(bytes.iter().skip(at)) {
         *to = *from;
@@ -181,7 +195,7 @@ pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     array
 }
 
-pub(super) fn read_header(file: &File) -> io::Result<Vec<u8>> {
+fn read_header(file: &File) -> io::Result<Vec<u8>> {
     let mut header = vec![0; offset_of!(ClusterPage, counters)];
     file.read_exact_at(&mut header, 0)?;
     let magic = u64::from_ne_bytes(array(&header, offset_of!(ClusterPage, magic)));

@@ -17,15 +17,16 @@ use kvm_bindings::{
     KVM_SYNC_X86_VALID_FIELDS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry,
     kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug,
     kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs,
-    kvm_run, kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
+    kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use super::abi;
-use super::clamp::{ClampPage, RunGate, TimerClamp};
-use super::counters::{ClusterCounts, VcpuCounters};
+use super::clamp::{RunGate, TimerClamp};
+use super::counters::ClusterCounts;
 use super::cpuid::{self, BatchOffer};
 use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
+use super::kernel::Kernel;
 use super::page::ClusterSwitch;
 use super::run_page::RunPage;
 use super::vcpu::{ClusterLimits, ClusteredVcpu};
@@ -38,40 +39,6 @@ const DESCRIPTORS: usize = 1 << 16;
 const MOST_LEAVES: u32 = 256;
 /// What RDTSCP has in ECX.
 const IA32_TSC_AUX: u32 = 0xc000_0103;
-
-/// The kernel. Results are those of the system calls: an error number with a minus sign, or what the call returns.
-pub trait Kernel {
-    /// `ioctl`.
-    fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32;
-    /// Maps a vCPU's descriptor, shared, for reading and writing.
-    fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run>;
-    /// Where a new vCPU counts; `None` if there is no room for it, which leaves it alone.
-    fn counters(&self) -> Option<&'static VcpuCounters>;
-    /// Whether KVM keeps shadow tables of the guest's page tables, so that it must see each store to those.
-    fn has_shadow_tables(&self) -> bool;
-    /// Whether the signals of a fault reach their handler on this thread. Asked once for each vCPU, on its thread.
-    fn faults_arrive(&self) -> bool;
-    /// What is switched on now. Asked often.
-    fn switched(&self) -> ClusterSwitch;
-    /// The interposer has failed: clustering is off from now on.
-    fn failed(&self);
-    /// Whether guests are offered batches ([`crate::batch`]), which changes what CPUID says to them.
-    fn offers_batches(&self) -> bool {
-        false
-    }
-    /// Where the timer clamp is switched and says how it stands; `None` if there is none.
-    fn clamp(&self) -> Option<&ClampPage> {
-        None
-    }
-    /// The number of this thread, for [`Kernel::kick`].
-    fn thread(&self) -> i32 {
-        0
-    }
-    /// Interrupts KVM_RUN on a thread, so that it returns EINTR; false if that is not possible.
-    fn kick(&self, _thread: i32) -> bool {
-        false
-    }
-}
 
 enum Descriptor {
     Vm {

@@ -11,8 +11,9 @@
 // UNSAFETY: changes what KVM has written for the VMM, at the VMM's address.
 
 mod hold;
-mod page;
+pub(super) mod page;
 mod pit;
+mod state;
 
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,11 +23,12 @@ use kvm_bindings::{kvm_pit_channel_state, kvm_pit_state2, kvm_regs, kvm_sregs};
 
 use super::abi;
 use super::gate::SharedVm;
-use super::process::Kernel;
+use super::kernel::Kernel;
 use crate::registers::{cr0, rflags};
 pub(super) use hold::{RunGate, RunHold};
-pub use page::{ClampPage, ClampReport, ClampState};
-pub use pit::{HIGHEST_HZ, LOWEST_HZ, PitClamp, PitWish, SETTLED, pit_hz};
+pub use page::{ClampPage, ClampReport};
+pub use pit::{PIT_HZ, PitClamp, PitWish, SETTLED};
+pub use state::{ClampState, HIGHEST_HZ, LOWEST_HZ};
 
 /// Time between two looks at the guest's timer.
 const LOOK: Duration = Duration::from_millis(100);
@@ -98,11 +100,10 @@ impl TimerClamp {
         // The first vCPU's: others may never have been started.
         let real = gates.first().is_none_or(|gate| in_real_mode(kernel, gate.descriptor));
         if real && matches!(wish, PitWish::Clamp(_)) {
-            return clamp.refuse_real_mode();
+            return clamp.failed(ClampState::RealMode);
         }
         let with = clamp.with(wish, &pit);
-        let result = kernel.ioctl(descriptor, abi::KVM_SET_PIT2, ptr::from_ref(&with).expose_provenance());
-        if result != 0 {
+        if kernel.ioctl(descriptor, abi::KVM_SET_PIT2, ptr::from_ref(&with).expose_provenance()) != 0 {
             return clamp.failed(ClampState::Failed);
         }
         clamp.done(wish, &pit);
@@ -120,7 +121,7 @@ impl TimerClamp {
             return result;
         }
         if matches!(request, abi::KVM_SET_PIT | abi::KVM_SET_PIT2) {
-            clamp.replaced();
+            *clamp = PitClamp::default();
             return result;
         }
         let channels = ptr::with_exposed_provenance_mut::<[kvm_pit_channel_state; 3]>(argument);
@@ -144,9 +145,7 @@ fn get<K: Kernel>(kernel: &K, descriptor: i32) -> Option<kvm_pit_state2> {
 /// Whether a vCPU that does not run is in real mode or virtual-8086 mode, or KVM does not say.
 fn in_real_mode<K: Kernel>(kernel: &K, descriptor: i32) -> bool {
     let (mut special, mut general) = (kvm_sregs::default(), kvm_regs::default());
-    let special_said =
-        kernel.ioctl(descriptor, abi::KVM_GET_SREGS, ptr::from_mut(&mut special).expose_provenance());
-    let general_said =
-        kernel.ioctl(descriptor, abi::KVM_GET_REGS, ptr::from_mut(&mut general).expose_provenance());
-    special_said != 0 || general_said != 0 || special.cr0 & cr0::PE == 0 || general.rflags & rflags::VM != 0
+    let said = kernel.ioctl(descriptor, abi::KVM_GET_SREGS, ptr::from_mut(&mut special).expose_provenance())
+        | kernel.ioctl(descriptor, abi::KVM_GET_REGS, ptr::from_mut(&mut general).expose_provenance());
+    said != 0 || special.cr0 & cr0::PE == 0 || general.rflags & rflags::VM != 0
 }

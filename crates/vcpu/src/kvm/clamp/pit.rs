@@ -9,14 +9,10 @@ use std::time::Duration;
 
 use kvm_bindings::{KVM_PIT_FLAGS_HPET_LEGACY, kvm_pit_channel_state, kvm_pit_state2};
 
-use super::page::ClampState;
+use super::state::ClampState;
 
 /// The PIT's clock.
-const PIT_HZ: u32 = 1_193_182;
-/// The slowest clamp: slower ones do not fit the counter's 16 bits.
-pub const LOWEST_HZ: u32 = 19;
-/// The fastest one.
-pub const HIGHEST_HZ: u32 = 1000;
+pub const PIT_HZ: u32 = 1_193_182;
 /// How long a guest's timer must have been programmed as it is. A kernel that measures clocks and interrupts against the PIT, as at
 /// its boot, needs the true period; it programs the PIT for other things soon after.
 pub const SETTLED: Duration = Duration::from_secs(10);
@@ -26,11 +22,6 @@ const SECOND_BYTE: u8 = 4;
 /// The least count for at most so many ticks a second.
 fn least_count(hz: u32) -> u32 {
     PIT_HZ.div_ceil(hz.max(1))
-}
-
-/// Ticks per second of a count, as KVM counts: 0 stands for 65,536.
-pub fn pit_hz(count: u32) -> f64 {
-    f64::from(PIT_HZ) / f64::from(if count == 0 { 0x1_0000 } else { count })
 }
 
 /// The least count from `least` on that is told from one that the guest writes.
@@ -82,7 +73,7 @@ struct Programmed {
 /// When channel 2 was loaded, and how. Setting a count of channel 0 loads it again.
 type Speaker = (i64, u32, u8, u8);
 
-/// The clamp of one PIT.
+/// The clamp of one PIT. If the VMM sets another state, a new one begins.
 #[derive(Debug, Default)]
 pub struct PitClamp {
     held: Option<Held>,
@@ -198,14 +189,9 @@ impl PitClamp {
         (ClampState::Clamped, Some(count))
     }
 
-    /// The guest runs in real mode or virtual-8086 mode: the tick is its clock.
-    pub fn refuse_real_mode(&mut self) {
-        self.real_mode = true;
-        self.state = ClampState::RealMode;
-    }
-
-    /// What could not be done: this is how it stands.
+    /// What could not be done: this is how it stands. Real mode is remembered.
     pub fn failed(&mut self, state: ClampState) {
+        self.real_mode |= state == ClampState::RealMode;
         self.state = state;
     }
 
@@ -236,11 +222,6 @@ impl PitClamp {
         if let Some(held) = self.held.filter(|held| held.is_in(&channels[0])) {
             channels[0].count = held.guest;
         }
-    }
-
-    /// The VMM has set another state.
-    pub fn replaced(&mut self) {
-        *self = Self::default();
     }
 
     /// The count that the guest has set, and the one that KVM has; as of the last look.

@@ -97,6 +97,10 @@ impl Pit {
     }
 }
 
+fn pit_hz(count: u32) -> f64 {
+    f64::from(PIT_HZ) / f64::from(count)
+}
+
 /// Rate generator, both bytes, binary.
 const PERIODIC: u8 = 0x34;
 const HZ_1000: u16 = 1193;
@@ -291,7 +295,7 @@ fn real_mode_is_refused_until_the_timer_is_programmed_anew() {
     pit.look(&mut clamp, Some(100));
     pit.now += SETTLED;
     assert_eq!(clamp.look(&pit.state, Some(100), pit.now), CLAMP);
-    clamp.refuse_real_mode();
+    clamp.failed(ClampState::RealMode);
     assert_eq!((pit.settle(&mut clamp, Some(100)), clamp.state()), (PitWish::Nothing, ClampState::RealMode));
     pit.program(PERIODIC, 1194);
     assert_eq!(pit.settle(&mut clamp, Some(100)), CLAMP);
@@ -316,7 +320,7 @@ fn what_the_vmm_sets_begins_anew() {
     // As after a migration: the other side's.
     let mut other = pit.state;
     clamp.show(&mut other.channels);
-    clamp.replaced();
+    clamp = PitClamp::default();
     pit.set(&other);
     assert_eq!((pit.look(&mut clamp, Some(100)), clamp.state()), (PitWish::Nothing, ClampState::Settling));
     assert_eq!(pit.settle(&mut clamp, Some(100)), CLAMP);
@@ -326,6 +330,7 @@ mod random {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kvm::{HIGHEST_HZ, LOWEST_HZ};
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -401,7 +406,7 @@ mod random {
                     Step::Vmm => {
                         let mut state = clamped.state;
                         clamp.show(&mut state.channels);
-                        clamp.replaced();
+                        clamp = PitClamp::default();
                         clamped.set(&state);
                     }
                     _ => {}
