@@ -143,7 +143,7 @@ fn words(state: ClampState) -> &'static str {
         ClampState::Off => "off",
         ClampState::Settling => "waits until the guest's timer has been the same for 10 s",
         ClampState::Clamped => "clamped",
-        ClampState::Nothing => "the guest's timer is not periodic or slow enough",
+        ClampState::Nothing => "the guest's timer is not periodic, or it is slow enough",
         ClampState::ReadsCounter => "refused: the guest reads the timer's counter",
         ClampState::RealMode => "refused: real mode or virtual-8086 mode",
         ClampState::Hpet => "refused: the HPET replaces the timer",
