@@ -1,5 +1,6 @@
 //! What can be typed.
 
+mod clamp;
 mod configuration;
 mod devices;
 mod duration;
@@ -23,6 +24,7 @@ use ioplane_api::spec::{
 
 use duration::duration;
 
+pub use clamp::{ClampAction, ClampArgs};
 pub use configuration::ConfigCommand;
 pub use devices::{DevicesArgs, DevicesCommand};
 pub use exits::{

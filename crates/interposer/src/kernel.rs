@@ -7,11 +7,11 @@ use std::ffi::{c_int, c_ulong};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ioplane_vcpu::kvm::{ClusterSwitch, Kernel, VcpuCounters};
+use ioplane_vcpu::kvm::{ClampPage, ClusterSwitch, Kernel, VcpuCounters};
 use kvm_bindings::kvm_run;
 
 use crate::shared::SharedPage;
-use crate::signals;
+use crate::{clamp, signals};
 
 /// What a system call returns: an error number with a minus sign, or a result.
 pub(crate) fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
@@ -91,6 +91,18 @@ impl Kernel for Linux {
 
     fn offers_batches(&self) -> bool {
         self.batches
+    }
+
+    fn clamp(&self) -> Option<&ClampPage> {
+        self.shared.as_ref().map(SharedPage::clamp)
+    }
+
+    fn thread(&self) -> i32 {
+        clamp::thread()
+    }
+
+    fn kick(&self, thread: i32) -> bool {
+        clamp::kick(thread)
     }
 
     fn failed(&self) {

@@ -8,12 +8,14 @@
 //! ```
 //!
 //! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone, as for programs other than QEMU unless it is `on`. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
-//! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters.
+//! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters. `IOPLANE_EXITS_CLAMP` is the most ticks per second of a guest's
+//! PIT (docs/decisions/0059).
 //!
 //! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
 #![allow(unsafe_code)]
 // UNSAFETY: defines symbols of libc, and makes system calls with arguments that the VMM has given.
 
+mod clamp;
 mod clock;
 mod kernel;
 mod shared;
@@ -25,7 +27,7 @@ use std::panic::catch_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ioplane_vcpu::kvm::{ClusterLimits, ClusterSwitch, Interposer};
+use ioplane_vcpu::kvm::{ClusterLimits, ClusterSwitch, Interposer, makes_timer};
 
 use kernel::Linux;
 
@@ -109,7 +111,14 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: us
         }
         kernel::ioctl(descriptor, request, argument)
     } else {
-        catch_unwind(|| interposer().ioctl(descriptor, request, argument)).unwrap_or_else(|_| {
+        catch_unwind(|| {
+            let result = interposer().ioctl(descriptor, request, argument);
+            if result == 0 && makes_timer(request) {
+                clamp::begin(descriptor);
+            }
+            result
+        })
+        .unwrap_or_else(|_| {
             // Not known what was done: the VMM tries KVM_RUN again, and clustering has ended.
             OFF.store(true, Ordering::Relaxed);
             -libc::EINTR

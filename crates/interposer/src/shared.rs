@@ -6,7 +6,9 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterSwitch, VcpuCounters};
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClampPage, ClusterPage, ClusterSwitch, VcpuCounters};
+
+use crate::clamp;
 
 /// The mapping; it stays until the process ends.
 pub(crate) struct SharedPage(&'static ClusterPage);
@@ -22,6 +24,7 @@ impl SharedPage {
         // fields are atomic.
         let page: &'static ClusterPage = unsafe { &*mapped.cast::<ClusterPage>() };
         page.begin(switch, batches, cycles_per_microsecond);
+        page.clamp().begin(clamp::from_environment());
         Some(Self(page))
     }
 
@@ -31,6 +34,10 @@ impl SharedPage {
 
     pub(crate) fn switched(&self) -> ClusterSwitch {
         self.0.switched()
+    }
+
+    pub(crate) fn clamp(&self) -> &ClampPage {
+        self.0.clamp()
     }
 
     pub(crate) fn set_failed(&self) {

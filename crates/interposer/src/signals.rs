@@ -15,7 +15,7 @@ use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::symbols;
+use crate::{clamp, symbols};
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// In a word with the VMM's handler: it takes three arguments.
@@ -120,7 +120,18 @@ fn is_ours(action: &libc::sigaction) -> bool {
     action.sa_sigaction == handler as *const () as usize
 }
 
+/// Whether the kernel calls our handler.
+pub(crate) fn in_place(signal: c_int) -> bool {
+    let mut there = MaybeUninit::uninit();
+    // SAFETY: the call has filled it if it says so.
+    next_sigaction(signal, None, Some(&mut there)) == 0 && is_ours(unsafe { there.assume_init_ref() })
+}
+
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the second argument of a handler that is running.
+    if unsafe { clamp::is_kick(signal, info) } {
+        return;
+    }
     // SAFETY: the second argument of a handler that is running.
     let code = unsafe { (*info).si_code };
     // Positive codes are the kernel's own. A signal that is not for a fault comes at any instruction, also at one that might fault.

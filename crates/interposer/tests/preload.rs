@@ -76,6 +76,7 @@ fn what_runs_in_the_child() {
             assert_eq!(unsafe { libc::ioctl(nothing, 0x1234) }, 77);
         }
         Ok("vmm") => vmm::run(),
+        Ok("timer") => vmm::timer::run(),
         _ => {}
     }
 }
@@ -317,6 +318,16 @@ fn a_guest_on_this_host_does_the_same_with_fewer_exits() {
     let saved: u64 = saved.unwrap_or_else(|| panic!("{with}")).parse().unwrap();
     // A KVM that is made of software forgets IOPL, so that ports end its clusters.
     assert!(saved > vmm::ACCESSES / 3, "{saved} of {} accesses\n{with}", vmm::ACCESSES);
+}
+
+/// A real PIT of KVM's, on this host. The guest leaves KVM_RUN for nothing but a kick.
+#[test]
+fn a_timer_is_clamped_and_comes_back_and_the_vmm_sees_the_guests() {
+    let said = succeeds("timer", &[]);
+    match said.lines().find_map(|line| line.strip_prefix("no KVM: ")) {
+        Some(why) => eprintln!("not tried: {why}"),
+        None => assert!(said.lines().any(|line| line == "clamped"), "{said}"),
+    }
 }
 
 /// What is not KVM's goes where it would go without this library: here to another one that is preloaded.

@@ -19,6 +19,8 @@ const PRELOAD: &str = "LD_PRELOAD";
 const MICROSECONDS: &str = "IOPLANE_EXITS_CLUSTER_MICROSECONDS";
 /// Where the interposer reads whether it offers batches.
 const BATCH: &str = "IOPLANE_EXITS_BATCH";
+/// Where the interposer reads the most ticks per second of a guest.
+const CLAMP: &str = "IOPLANE_EXITS_CLAMP";
 
 /// Puts the VMM in the place of this process. Comes back only with an error.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -37,6 +39,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     if args.batch || args.batch_only {
         command.env(BATCH, if args.batch_only { "only" } else { "on" });
+    }
+    if let Some(hz) = args.clamp {
+        command.env(CLAMP, hz.to_string());
     }
     Err(command.exec()).with_context(|| format!("{} does not start", program.display()))
 }

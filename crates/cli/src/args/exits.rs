@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::ClampArgs;
 use super::duration;
 
 /// Which VM's exits, and what of them.
@@ -49,6 +50,9 @@ pub enum ExitsCommand {
     Diff(DiffArgs),
     /// Say what clustering does in a VM that `ioplane run` has started, or switch it on or off
     Cluster(ClusterArgs),
+    /// Say how fast a guest's timer ticks, or have it tick at most so often: the PIT of a VM that `ioplane run` has started, or all
+    /// periodic timers of this host
+    Clamp(ClampArgs),
 }
 
 /// How often.

@@ -29,6 +29,10 @@ pub struct RunArgs {
     /// The same, and no clusters: the guest has fewer exits only where it asks for it. `ioplane exits cluster on` begins clusters
     #[arg(long, conflicts_with = "batch")]
     pub batch_only: bool,
+    /// At most so many ticks per second of the guest's PIT (19 to 1000), for guests that tell the time by another clock: as
+    /// `ioplane exits clamp` does it later
+    #[arg(long, value_name = "HZ", value_parser = super::clamp::hz)]
+    pub clamp: Option<u32>,
     /// The VMM and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -15,6 +15,8 @@ use kvm_bindings::{
     kvm_userspace_memory_region,
 };
 
+pub mod timer;
+
 const MEMORY: usize = 2 << 20;
 /// No memory is here; mapped to itself.
 const DEVICE: u64 = 2 << 20;
@@ -149,6 +151,24 @@ fn vcpu(system: c_int, vm: c_int) -> Result<c_int, String> {
     Ok(vcpu)
 }
 
+/// Memory of a VM with page tables and a program.
+fn guest_memory(vm: c_int, program: &[u8]) -> Result<*mut u8, String> {
+    let memory = map(MEMORY, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+    const USER: u64 = 0x67;
+    put(memory, 0x1000, &(0x2000 | USER).to_le_bytes());
+    put(memory, 0x2000, &(0x3000 | USER).to_le_bytes());
+    put(memory, 0x3000, &(USER | 0x80).to_le_bytes());
+    put(memory, 0x3008, &(DEVICE | USER | 0x80).to_le_bytes());
+    put(memory, CODE, program);
+    let region = kvm_userspace_memory_region {
+        memory_size: MEMORY as u64,
+        userspace_addr: memory.expose_provenance() as u64,
+        ..Default::default()
+    };
+    call(vm, KVM_SET_USER_MEMORY_REGION, at(&region))?;
+    Ok(memory)
+}
+
 /// Runs it and prints what the guest did, a line for each access.
 pub fn run() {
     if let Err(why) = guest() {
@@ -162,19 +182,7 @@ fn guest() -> Result<(), String> {
     let vm = call(system.as_raw_fd(), KVM_CREATE_VM, 0)?;
     call(vm, KVM_SET_TSS_ADDR, 0xfffb_d000)?;
     call(vm, KVM_CREATE_IRQCHIP, 0)?;
-    let memory = map(MEMORY, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
-    const USER: u64 = 0x67;
-    put(memory, 0x1000, &(0x2000 | USER).to_le_bytes());
-    put(memory, 0x2000, &(0x3000 | USER).to_le_bytes());
-    put(memory, 0x3000, &(USER | 0x80).to_le_bytes());
-    put(memory, 0x3008, &(DEVICE | USER | 0x80).to_le_bytes());
-    put(memory, CODE, &program());
-    let region = kvm_userspace_memory_region {
-        memory_size: MEMORY as u64,
-        userspace_addr: memory.expose_provenance() as u64,
-        ..Default::default()
-    };
-    call(vm, KVM_SET_USER_MEMORY_REGION, at(&region))?;
+    let memory = guest_memory(vm, &program())?;
     let vcpu = vcpu(system.as_raw_fd(), vm)?;
     let bytes = usize::try_from(call(system.as_raw_fd(), KVM_GET_VCPU_MMAP_SIZE, 0)?).unwrap();
     let page: *mut kvm_run = map(bytes, libc::MAP_SHARED, vcpu).cast();

@@ -83,7 +83,6 @@ struct Count {
 /// Says, or switches.
 pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
     let vm = Vm::choose(args.vm.as_deref())?;
-    let path = find(&vm)?;
     let switch = match args.action {
         ClusterWord::Status => None,
         ClusterWord::On => Some(ClusterSwitch::On),
@@ -91,10 +90,7 @@ pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
         ClusterWord::BatchOnly => Some(ClusterSwitch::BatchOnly),
     };
     let write = switch.is_some();
-    // The process may have put anything there since it was found: a FIFO would be waited for.
-    let no_waiting = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
-    let file = File::options().read(true).write(write).custom_flags(no_waiting).open(&path);
-    let file = file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))?;
+    let file = open(&vm, write)?;
     if let Some(switch) = switch {
         if switch == ClusterSwitch::BatchOnly && !ClusterPage::read(&file)?.batches {
             let error = format!("{} (process {}) was not offered batches", vm.name, vm.pid);
@@ -108,6 +104,15 @@ pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
         return print_done(json, &status, |status| format!("{}\n", state(status)));
     }
     print(json, &status, text)
+}
+
+/// The file of the interposer in a VM's process.
+pub(super) fn open(vm: &Vm, write: bool) -> Result<File> {
+    let path = find(vm)?;
+    // The process may have put anything there since it was found: a FIFO would be waited for.
+    let no_waiting = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = File::options().read(true).write(write).custom_flags(no_waiting).open(&path);
+    file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))
 }
 
 fn find(vm: &Vm) -> Result<PathBuf> {

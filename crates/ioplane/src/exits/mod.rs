@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 mod callers;
+mod clamp;
 mod cluster;
 mod diff;
 mod reach;
@@ -65,6 +66,7 @@ fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         Some(ExitsCommand::Record(args)) => record::record(args, json)?,
         Some(ExitsCommand::Diff(args)) => return record::diff(args, json),
         Some(ExitsCommand::Cluster(args)) => cluster::run(args, json)?,
+        Some(ExitsCommand::Clamp(args)) => clamp::run(args, json)?,
         None if args.list => list(json)?,
         None => {
             let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };

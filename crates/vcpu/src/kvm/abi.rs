@@ -4,8 +4,8 @@ use std::mem::size_of;
 
 use kvm_bindings::{
     kvm_cpuid, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
-    kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_sregs2, kvm_userspace_memory_region,
-    kvm_userspace_memory_region2, kvm_vcpu_events,
+    kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_pit_state, kvm_pit_state2, kvm_regs,
+    kvm_sregs, kvm_sregs2, kvm_userspace_memory_region, kvm_userspace_memory_region2, kvm_vcpu_events,
 };
 
 const KVMIO: u64 = 0xae;
@@ -39,12 +39,19 @@ pub(super) const KVM_IRQ_LINE_STATUS: u64 = 3 << 30 | (size_of::<kvm_irq_level>(
 pub(super) const KVM_SIGNAL_MSI: u64 = iow::<kvm_msi>(0xa5);
 pub(super) const KVM_CREATE_PIT: u64 = io(0x64);
 pub(super) const KVM_CREATE_PIT2: u64 = iow::<kvm_pit_config>(0x77);
+/// Reads and writes.
+pub(super) const KVM_GET_PIT: u64 = 3 << 30 | (size_of::<kvm_pit_state>() as u64) << 16 | io(0x65);
+/// The header says that it reads, though it writes.
+pub(super) const KVM_SET_PIT: u64 = ior::<kvm_pit_state>(0x66);
+pub(super) const KVM_GET_PIT2: u64 = ior::<kvm_pit_state2>(0x9f);
+pub(super) const KVM_SET_PIT2: u64 = iow::<kvm_pit_state2>(0xa0);
 pub(super) const KVM_IOEVENTFD: u64 = iow::<kvm_ioeventfd>(0x79);
 pub(super) const KVM_RUN: u64 = io(0x80);
 /// The structure ends in an array, which does not count.
 pub(super) const KVM_SET_CPUID: u64 = iow::<kvm_cpuid>(0x8a);
 pub(super) const KVM_GET_REGS: u64 = ior::<kvm_regs>(0x81);
 pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
+pub(super) const KVM_GET_SREGS: u64 = ior::<kvm_sregs>(0x83);
 /// The structure ends in an array, which does not count.
 pub(super) const KVM_SET_CPUID2: u64 = iow::<kvm_cpuid2>(0x90);
 pub(super) const KVM_GET_VCPU_EVENTS: u64 = ior::<kvm_vcpu_events>(0x9f);
@@ -81,6 +88,11 @@ mod tests {
         assert_eq!(KVM_SET_USER_MEMORY_REGION, 0x4020_ae46);
         assert_eq!(KVM_SET_USER_MEMORY_REGION2, 0x40a0_ae49);
         assert_eq!(KVM_CREATE_PIT2, 0x4040_ae77);
+        assert_eq!(KVM_GET_PIT, 0xc048_ae65);
+        assert_eq!(KVM_SET_PIT, 0x8048_ae66);
+        assert_eq!(KVM_GET_PIT2, 0x8070_ae9f);
+        assert_eq!(KVM_SET_PIT2, 0x4070_aea0);
+        assert_eq!(KVM_GET_SREGS, 0x8138_ae83);
         assert_eq!(KVM_IOEVENTFD, 0x4040_ae79);
         assert_eq!(KVM_GET_REGS, 0x8090_ae81);
         assert_eq!(KVM_SET_REGS, 0x4090_ae82);

@@ -7,6 +7,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
 
 /// How the file is called where descriptors are listed.
@@ -15,7 +16,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -31,6 +32,8 @@ pub struct ClusterPage {
     /// The interposer has failed.
     failed: AtomicU32,
     cycles_per_microsecond: AtomicU64,
+    /// The timer's.
+    clamp: ClampPage,
     counters: [VcpuCounters; MOST_VCPUS],
 }
 
@@ -114,6 +117,11 @@ impl ClusterPage {
         Some(counters)
     }
 
+    /// The part that is the timer clamp's.
+    pub fn clamp(&self) -> &ClampPage {
+        &self.clamp
+    }
+
     /// How it stands now.
     pub fn switched(&self) -> ClusterSwitch {
         ClusterSwitch::of(self.switch.load(Ordering::Relaxed))
@@ -128,6 +136,20 @@ impl ClusterPage {
     pub fn switch(file: &File, to: ClusterSwitch) -> io::Result<()> {
         read_header(file)?;
         file.write_all_at(&to.word().to_ne_bytes(), offset_of!(ClusterPage, switch) as u64)
+    }
+
+    /// Sets the most ticks per second in the process that has this file; `None` switches the clamp off.
+    pub fn set_clamp(file: &File, hz: Option<u32>) -> io::Result<()> {
+        read_header(file)?;
+        let at = offset_of!(ClusterPage, clamp) + HZ_AT;
+        file.write_all_at(&hz.unwrap_or(0).to_ne_bytes(), at as u64)
+    }
+
+    /// Reads how the clamp stands.
+    pub fn read_clamp(file: &File) -> io::Result<ClampReport> {
+        let header = read_header(file)?;
+        let word = |at: usize| u32::from_ne_bytes(array(&header, offset_of!(ClusterPage, clamp) + at));
+        Ok(ClampPage::report_of(word))
     }
 
     /// Reads such a file. What it says is another process's word.

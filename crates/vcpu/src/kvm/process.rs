@@ -9,6 +9,7 @@ use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::Duration;
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
@@ -16,14 +17,16 @@ use kvm_bindings::{
     KVM_SYNC_X86_VALID_FIELDS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry,
     kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug,
     kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs,
-    kvm_run, kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
+    kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use super::abi;
-use super::counters::{ClusterCounts, VcpuCounters};
+use super::clamp::{RunGate, TimerClamp};
+use super::counters::ClusterCounts;
 use super::cpuid::{self, BatchOffer};
 use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
+use super::kernel::Kernel;
 use super::page::ClusterSwitch;
 use super::run_page::RunPage;
 use super::vcpu::{ClusterLimits, ClusteredVcpu};
@@ -37,36 +40,17 @@ const MOST_LEAVES: u32 = 256;
 /// What RDTSCP has in ECX.
 const IA32_TSC_AUX: u32 = 0xc000_0103;
 
-/// The kernel. Results are those of the system calls: an error number with a minus sign, or what the call returns.
-pub trait Kernel {
-    /// `ioctl`.
-    fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32;
-    /// Maps a vCPU's descriptor, shared, for reading and writing.
-    fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run>;
-    /// Where a new vCPU counts; `None` if there is no room for it, which leaves it alone.
-    fn counters(&self) -> Option<&'static VcpuCounters>;
-    /// Whether KVM keeps shadow tables of the guest's page tables, so that it must see each store to those.
-    fn has_shadow_tables(&self) -> bool;
-    /// Whether the signals of a fault reach their handler on this thread. Asked once for each vCPU, on its thread.
-    fn faults_arrive(&self) -> bool;
-    /// What is switched on now. Asked often.
-    fn switched(&self) -> ClusterSwitch;
-    /// The interposer has failed: clustering is off from now on.
-    fn failed(&self);
-    /// Whether guests are offered batches ([`crate::batch`]), which changes what CPUID says to them.
-    fn offers_batches(&self) -> bool {
-        false
-    }
-}
-
 enum Descriptor {
     Vm {
         vm: &'static SharedVm,
         /// What KVM_GET_VCPU_MMAP_SIZE says.
         run_bytes: usize,
+        timer: &'static TimerClamp,
     },
     Vcpu {
         vm: &'static SharedVm,
+        timer: &'static TimerClamp,
+        gate: &'static RunGate,
         /// A call is using `vcpu`. Others go to KVM, which has a lock of its own.
         busy: AtomicBool,
         vcpu: Box<UnsafeCell<ClusteredVcpu>>,
@@ -89,6 +73,8 @@ struct Calls<'a, K> {
     descriptor: i32,
     /// Of KVM_RUN; it has none, and it is passed on as it came.
     argument: usize,
+    timer: &'static TimerClamp,
+    gate: &'static RunGate,
 }
 
 impl<K: Kernel> Calls<'_, K> {
@@ -105,7 +91,8 @@ impl<K: Kernel> Calls<'_, K> {
 
 impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
     fn run(&mut self) -> i32 {
-        self.kernel.ioctl(self.descriptor, abi::KVM_RUN, self.argument)
+        let run = || self.kernel.ioctl(self.descriptor, abi::KVM_RUN, self.argument);
+        self.timer.hold.run(self.gate, self.kernel.thread(), run)
     }
 
     fn registers(&mut self, registers: &mut kvm_regs) -> i32 {
@@ -202,15 +189,19 @@ impl<K: Kernel> Interposer<K> {
             return self.create_vm(descriptor, argument);
         }
         match self.known(descriptor) {
-            Some(Descriptor::Vm { vm, run_bytes }) => {
-                self.vm_call(vm, *run_bytes, descriptor, request, argument)
+            Some(Descriptor::Vm { timer, .. }) if is_timer_state(request) => {
+                timer.call(request, argument, || self.kernel.ioctl(descriptor, request, argument))
             }
-            Some(Descriptor::Vcpu { vm, busy, vcpu }) => {
+            Some(Descriptor::Vm { vm, run_bytes, timer }) => {
+                self.vm_call((vm, timer), *run_bytes, descriptor, request, argument)
+            }
+            Some(Descriptor::Vcpu { vm, timer, gate, busy, vcpu }) => {
                 let Some(_exclusive) = Exclusive::new(busy) else {
                     return self.kernel.ioctl(descriptor, request, argument);
                 };
+                let calls = Calls { kernel: &self.kernel, descriptor, argument, timer, gate };
                 // SAFETY: the only one that has found `busy` unset.
-                self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, descriptor, request, argument)
+                self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, calls, request)
             }
             None => {
                 let result = self.kernel.ioctl(descriptor, request, argument);
@@ -230,6 +221,20 @@ impl<K: Kernel> Interposer<K> {
             vm.fail();
             self.kernel.failed();
         }
+    }
+
+    /// Looks after the timer of the VM that has this descriptor, on a thread that does nothing else. `now` is of any clock that only goes
+    /// forwards. When to look again; `None` if no VM with a PIT has the descriptor.
+    pub fn clamp_step(&self, descriptor: i32, now: Duration) -> Option<Duration> {
+        let Some(Descriptor::Vm { vm, timer, .. }) = self.known(descriptor) else { return None };
+        let step = || timer.step(&self.kernel, vm, descriptor, now);
+        catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
+            // The next look puts back what is the guest's, unless that fails too.
+            let first = !vm.has_failed();
+            vm.fail();
+            self.kernel.failed();
+            first.then_some(Duration::ZERO)
+        })
     }
 
     /// What clustering has done for the vCPU of a descriptor; `None` if it has none, or is in a call.
@@ -276,7 +281,8 @@ impl<K: Kernel> Interposer<K> {
                     vm.change().refuse(ClusterObstacle::ShadowTables);
                 }
                 let bytes = self.kernel.ioctl(descriptor, abi::KVM_GET_VCPU_MMAP_SIZE, 0);
-                self.keep(result, Descriptor::Vm { vm, run_bytes: usize::try_from(bytes).unwrap_or(0) });
+                let run_bytes = usize::try_from(bytes).unwrap_or(0);
+                self.keep(result, Descriptor::Vm { vm, run_bytes, timer: Box::leak(Box::default()) });
             });
         }
         result
@@ -284,7 +290,7 @@ impl<K: Kernel> Interposer<K> {
 
     fn vm_call(
         &self,
-        vm: &'static SharedVm,
+        (vm, timer): (&'static SharedVm, &'static TimerClamp),
         run_bytes: usize,
         descriptor: i32,
         request: u64,
@@ -332,7 +338,7 @@ impl<K: Kernel> Interposer<K> {
         }
         if request == abi::KVM_CREATE_VCPU && result >= 0 {
             self.forget(result);
-            self.learn_of(vm, || self.vcpu_created(vm, run_bytes, descriptor, result));
+            self.learn_of(vm, || self.vcpu_created((vm, timer), run_bytes, descriptor, result));
         } else if result == 0 {
             self.learn_of(vm, || match request {
                 abi::KVM_CREATE_IRQCHIP => vm.change().interrupt_controller(InterruptController::Kernel),
@@ -355,7 +361,13 @@ impl<K: Kernel> Interposer<K> {
         result
     }
 
-    fn vcpu_created(&self, vm: &'static SharedVm, run_bytes: usize, vm_descriptor: i32, descriptor: i32) {
+    fn vcpu_created(
+        &self,
+        (vm, timer): (&'static SharedVm, &'static TimerClamp),
+        run_bytes: usize,
+        vm_descriptor: i32,
+        descriptor: i32,
+    ) {
         vm.change().vcpu_created();
         let capability = usize::try_from(KVM_CAP_SYNC_REGS).unwrap_or(0);
         let shared = self.kernel.ioctl(vm_descriptor, abi::KVM_CHECK_EXTENSION, capability);
@@ -375,7 +387,8 @@ impl<K: Kernel> Interposer<K> {
             let speed = if scaled { 0 } else { self.kernel.ioctl(descriptor, abi::KVM_GET_TSC_KHZ, 0) };
             vcpu.set_host_time_stamp_speed(u64::try_from(speed).unwrap_or(0));
             let vcpu = Box::new(UnsafeCell::new(vcpu));
-            self.keep(descriptor, Descriptor::Vcpu { vm, busy: AtomicBool::new(false), vcpu });
+            let gate = timer.hold.gate(descriptor);
+            self.keep(descriptor, Descriptor::Vcpu { vm, timer, gate, busy: AtomicBool::new(false), vcpu });
         }
     }
 
@@ -383,11 +396,10 @@ impl<K: Kernel> Interposer<K> {
         &self,
         vm: &SharedVm,
         vcpu: &mut ClusteredVcpu,
-        descriptor: i32,
+        mut calls: Calls<'_, K>,
         request: u64,
-        argument: usize,
     ) -> i32 {
-        let mut calls = Calls { kernel: &self.kernel, descriptor, argument };
+        let (descriptor, argument) = (calls.descriptor, calls.argument);
         if request == abi::KVM_RUN {
             let result = vcpu.run(vm, &mut calls);
             if vm.has_failed() {
@@ -465,6 +477,16 @@ impl<K: Kernel> Interposer<K> {
         }
         result
     }
+}
+
+/// Whether a call, if it succeeds, gives a VM a PIT. The request is as in [`Interposer::ioctl`].
+pub fn makes_timer(request: u64) -> bool {
+    matches!(request & u64::from(u32::MAX), abi::KVM_CREATE_PIT | abi::KVM_CREATE_PIT2)
+}
+
+/// Whether a call reads or sets the PIT.
+fn is_timer_state(request: u64) -> bool {
+    matches!(request, abi::KVM_GET_PIT | abi::KVM_SET_PIT | abi::KVM_GET_PIT2 | abi::KVM_SET_PIT2)
 }
 
 fn event_range(change: &mut VmChange<'_>, event: kvm_ioeventfd) {

@@ -12,3 +12,4 @@ mod program;
 mod quiet;
 mod real;
 mod same;
+mod timer;

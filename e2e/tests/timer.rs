@@ -1,0 +1,142 @@
+//! The timer clamp with a real guest: stock QEMU in L1, a Debian kernel that ticks by the PIT. What its ticks, its jiffies and its clocks make of
+//! fewer interrupts.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::daemon::binary;
+use ioplane_e2e::{L1, L2, Version};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// How long the guest is watched. What asking it costs is small against it.
+const WATCHED: Duration = Duration::from_secs(12);
+/// Without these Linux stops the PIT at once (`apic_needs_pit`).
+const MACHINE: &str = "-machine pc,hpet=off -cpu host,tsc-deadline=off,arat=off -m 256M -sandbox on";
+/// One clock event per tick from the PIT, at Debian's 250 per second.
+const TICKS_BY_PIT: &str = "nohz=off highres=off nolapic_timer tsc=reliable";
+const HZ: f64 = 50.0;
+/// The guest's clock in seconds, its jiffies and its timer's interrupts.
+const STAMP: &str = "read up idle </proc/uptime
+    jiffies=$(sed -n 's/^jiffies: //p' /proc/timer_list | head -n 1)
+    echo \"$up $jiffies $(sed -n 's/^ *0: *\\([0-9]*\\).*/\\1/p' /proc/interrupts)\"";
+const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0";
+
+/// What the guest has counted, and between which times by this machine's clock that was.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    clock: f64,
+    jiffies: f64,
+    interrupts: f64,
+    shortest: f64,
+    longest: f64,
+}
+
+fn stamp(guest: &L2<'_>) -> Result<[f64; 3]> {
+    let said = guest.run(STAMP)?;
+    let numbers: Vec<f64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    numbers.try_into().map_err(|_| anyhow::anyhow!("{said}"))
+}
+
+fn watch(guest: &L2<'_>) -> Result<Counted> {
+    let (outer, before, inner) = (Instant::now(), stamp(guest)?, Instant::now());
+    std::thread::sleep(WATCHED);
+    let shortest = inner.elapsed().as_secs_f64();
+    let after = stamp(guest)?;
+    let longest = outer.elapsed().as_secs_f64();
+    let [clock, jiffies, interrupts] = std::array::from_fn(|at| after[at] - before[at]);
+    Ok(Counted { clock, jiffies, interrupts, shortest, longest })
+}
+
+fn clamp(l1: &L1, words: &str) -> Result<Value> {
+    let said = l1.run(&format!("{} exits clamp {words} --json", binary()?.display()), MINUTE)?;
+    serde_json::from_str(&said).with_context(|| said)
+}
+
+/// Switches it on and waits until the timer is set.
+fn clamp_on(l1: &L1, clock: &str) -> Result<Value> {
+    clamp(l1, &format!("{HZ} --vm ticks --clock {clock}"))?;
+    let end = Instant::now() + 5 * MINUTE;
+    loop {
+        let status = clamp(l1, "--vm ticks")?;
+        if status["clamped"] == true {
+            return Ok(status);
+        }
+        ensure!(Instant::now() < end, "{status:#}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn hz(status: &Value, which: &str) -> f64 {
+    status[which].as_f64().unwrap_or(0.0)
+}
+
+/// All VMs of L1, by KVM's parameter.
+fn host_wide(l1: &L1) -> Result<()> {
+    let parameter = || l1.run("mkdir -p /run; cat /sys/module/kvm/parameters/min_timer_period_us", MINUTE);
+    let before = parameter()?;
+    let status = clamp(l1, "100 --host")?;
+    ensure!(status["period_us"] == 10_000 && parameter()?.trim() == "10000", "{status:#}");
+    let hit = status["vms"].as_array().is_some_and(|vms| vms.iter().any(|vm| vm["name"] == "ticks"));
+    ensure!(hit && status["before_us"].as_u64() == before.trim().parse().ok(), "{before}: {status:#}");
+    clamp(l1, "off --host")?;
+    ensure!(parameter()? == before, "undone");
+    Ok(())
+}
+
+#[test]
+fn a_guest_ticks_less_often_and_keeps_its_time_if_it_does_not_count_ticks() -> Result<()> {
+    let begun = Instant::now();
+    let step = |what: &str| eprintln!("[{:5.1} s] {what}", begun.elapsed().as_secs_f64());
+    let l1 = L1::boot(1024, "", &|line| eprintln!("{line}"))?;
+    let before = l1.interposed()?;
+    let guest = l1.debian_after(&before, Version::Host, "ticks", MACHINE, TICKS_BY_PIT)?;
+    let sources = guest.run(&format!("cat {SOURCE}/current_clocksource {SOURCE}/available_clocksource"))?;
+    step(&format!("up; clocks: {sources}"));
+
+    for words in ["50 --vm ticks", "50 --vm ticks --clock jiffies", "50 --vm ticks --clock pit"] {
+        ensure!(clamp(&l1, words).is_err(), "{words} is to be refused");
+    }
+    let status = clamp(&l1, "--vm ticks")?;
+    ensure!(status["hz"].is_null() && status["clamped"] == false && status["changes"] == 0, "{status:#}");
+    ensure!((hz(&status, "guest_hz") - 250.0).abs() < 1.0, "the PIT does not tick: {status:#}");
+    let own = watch(&guest)?;
+    step(&format!("its own rate: {own:?}"));
+
+    let status = clamp_on(&l1, "kvm-clock")?;
+    ensure!((hz(&status, "guest_hz") - 250.0).abs() < 1.0 && hz(&status, "timer_hz") <= HZ, "{status:#}");
+    for source in ["kvm-clock", "tsc", "acpi_pm", "jiffies"] {
+        if !sources.split_whitespace().any(|one| one == source) {
+            step(&format!("{source}: the guest does not offer it"));
+            continue;
+        }
+        guest.run(&format!("echo {source} >{SOURCE}/current_clocksource; sleep 1"))?;
+        let counted = watch(&guest)?;
+        step(&format!("clamped, {source}: {counted:?}"));
+        let most = HZ * counted.longest + 5.0;
+        ensure!(counted.interrupts <= most && counted.jiffies <= most, "{counted:?}: at most {most}");
+        if source == "jiffies" {
+            ensure!(counted.clock < counted.shortest * 0.7, "it counts ticks: {counted:?}");
+        } else {
+            // L1 may have measured its own clock badly while it booted; a clock that counts ticks would be at a fifth.
+            let right = counted.shortest * 0.8..=counted.longest * 1.2;
+            ensure!(right.contains(&counted.clock), "{counted:?}");
+        }
+    }
+    let text = l1.run(&format!("{} exits clamp --vm ticks", binary()?.display()), MINUTE)?;
+    eprintln!("{text}");
+
+    let status = clamp(&l1, "off --vm ticks")?;
+    ensure!(status["clamped"] == false && hz(&status, "timer_hz") == hz(&status, "guest_hz"), "{status:#}");
+    // A machine that is busy with other things may not let it have all of its ticks at once.
+    for attempt in 1.. {
+        let again = watch(&guest)?;
+        step(&format!("its own rate again: {again:?}"));
+        if again.interrupts > HZ * 1.5 * again.longest {
+            break;
+        }
+        ensure!(attempt < 10, "{again:?}");
+    }
+    host_wide(&l1)?;
+    guest.kill()?;
+    Ok(())
+}
