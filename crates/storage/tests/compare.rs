@@ -233,7 +233,7 @@ fn a_guest_that_never_stops_writing_hides_nothing_and_makes_up_nothing() {
                 1 => stalls[random.below(2) as usize].release(),
                 2 if guest.channel.in_flight() == 0 => {
                     let block = random.below(bytes / BLOCK);
-                    if block % 8 != 0 {
+                    if !block.is_multiple_of(8) {
                         guest.view.write(0, &[random.below(256) as u8; 1024]).unwrap();
                         let from = [ioplane_memory::GuestRange { gpa: 0, len: 1024 }];
                         let at = Op::Write { offset: block * BLOCK + 512, from: &from };

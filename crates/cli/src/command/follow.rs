@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ioplane_api::report::{DiskReport, SwapReport, VerifyReport};
-use ioplane_api::size::Size;
+use ioplane_api::report::DiskReport;
 
 use super::address;
 use crate::client::Client;
@@ -24,36 +23,6 @@ pub trait LongWork: Sized {
     fn is_under_way(&self) -> bool;
     /// Bytes that are done, of how many, and what to say beside.
     fn progress(&self) -> (u64, u64, String);
-}
-
-impl LongWork for SwapReport {
-    fn of(disk: &DiskReport) -> Result<Self> {
-        super::swap::swap_of(disk)
-    }
-
-    fn is_under_way(&self) -> bool {
-        self.state.is_under_way()
-    }
-
-    fn progress(&self) -> (u64, u64, String) {
-        let beside = format!("{} {}/s", self.state.words(), Size(self.bytes_per_s));
-        (self.bytes.saturating_sub(self.left), self.bytes, beside)
-    }
-}
-
-impl LongWork for VerifyReport {
-    fn of(disk: &DiskReport) -> Result<Self> {
-        super::verify::verify_of(disk)
-    }
-
-    fn is_under_way(&self) -> bool {
-        self.state.is_under_way()
-    }
-
-    fn progress(&self) -> (u64, u64, String) {
-        let beside = format!("{}/s, different {}", Size(self.bytes_per_s), Size(self.different));
-        (self.compared, self.bytes.min(self.other_bytes), beside)
-    }
 }
 
 /// Becomes true by Ctrl-C, which ends this process no more: the work would go on without anybody who looks at it.

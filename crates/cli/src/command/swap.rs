@@ -9,7 +9,7 @@ use ioplane_api::report::{DiskReport, SwapReport, SwapWord};
 use ioplane_api::request::SwapForm;
 use ioplane_api::size::Size;
 
-use super::follow::{follow, interrupted};
+use super::follow::{LongWork, follow, interrupted};
 use super::{absolute, address, ask, get, working};
 use crate::args::{SwapArgs, SwapTarget};
 use crate::client::Client;
@@ -72,7 +72,22 @@ fn form(client: &Client, args: &SwapArgs, to: &SwapTarget) -> Result<SwapForm> {
     Ok(form)
 }
 
-pub(super) fn swap_of(disk: &DiskReport) -> Result<SwapReport> {
+fn swap_of(disk: &DiskReport) -> Result<SwapReport> {
     let none = || CommandError::new(Code::BadAnswer, "the daemon tells of no swap", "is it another version?");
     Ok(disk.swap.clone().ok_or_else(none)?)
+}
+
+impl LongWork for SwapReport {
+    fn of(disk: &DiskReport) -> Result<Self> {
+        swap_of(disk)
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.state.is_under_way()
+    }
+
+    fn progress(&self) -> (u64, u64, String) {
+        let beside = format!("{} {}/s", self.state.words(), Size(self.bytes_per_s));
+        (self.bytes.saturating_sub(self.left), self.bytes, beside)
+    }
 }

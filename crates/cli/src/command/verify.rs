@@ -10,7 +10,7 @@ use ioplane_api::report::{DiskReport, VerifyReport, VerifyWord};
 use ioplane_api::request::VerifyForm;
 use ioplane_api::size::Size;
 
-use super::follow::{follow, interrupted};
+use super::follow::{LongWork, follow, interrupted};
 use super::{absolute, address, ask, working};
 use crate::args::{VerifyArgs, VerifyTarget};
 use crate::client::Client;
@@ -87,7 +87,7 @@ fn begin(client: &Client, path: &str, args: &VerifyArgs) -> Result<DiskReport> {
 }
 
 /// What a report says of the last comparison.
-pub(super) fn verify_of(disk: &DiskReport) -> Result<VerifyReport> {
+fn verify_of(disk: &DiskReport) -> Result<VerifyReport> {
     let none =
         || CommandError::new(Code::BadAnswer, "the daemon tells of no comparison", "is it another version?");
     Ok(disk.verify.clone().ok_or_else(none)?)
@@ -103,4 +103,19 @@ fn text(verify: &VerifyReport) -> String {
         text += &format!("  and {} ranges more\n", verify.ranges - told);
     }
     text
+}
+
+impl LongWork for VerifyReport {
+    fn of(disk: &DiskReport) -> Result<Self> {
+        verify_of(disk)
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.state.is_under_way()
+    }
+
+    fn progress(&self) -> (u64, u64, String) {
+        let beside = format!("{}/s, different {}", Size(self.bytes_per_s), Size(self.different));
+        (self.compared, self.bytes.min(self.other_bytes), beside)
+    }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 
-use super::watched::unit;
+use super::blocks::unit;
 use super::{CompareFault, Findings, SECTOR};
 use crate::channel::{Backing, Fault, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
 use crate::mirror::Step;

@@ -9,6 +9,7 @@
 //! A block that was written since the beginning is never called different: it is read again, and if it still differs nobody knows whether it
 //! did before. The argument is in docs/decisions/0057-verify.md.
 
+mod blocks;
 mod comparer;
 mod watched;
 

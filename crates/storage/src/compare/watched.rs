@@ -7,20 +7,10 @@ use std::time::Instant;
 use ioplane_device::CoreContext;
 use ioplane_memory::{GuestRange, GuestView};
 
+use super::blocks::unit;
 use super::comparer::Comparer;
 use crate::channel::{Backing, BackingInfo, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
 use crate::mirror::ranges::DirtyMap;
-
-/// Blocks that are told apart: at most so many, unless they would be larger than [`LARGEST`].
-const BLOCKS: u64 = 16 << 20;
-/// The smallest block, in bytes, and the largest one.
-const SMALLEST: u64 = 4 << 10;
-const LARGEST: u64 = 64 << 10;
-
-/// How large the blocks of a disk are: 4 KiB up to 64 GiB.
-pub(super) fn unit(bytes: u64) -> u64 {
-    (bytes / BLOCKS).next_power_of_two().clamp(SMALLEST, LARGEST)
-}
 
 /// A backing while it is compared: what is written is noted. Otherwise it is what it was.
 #[derive(Debug)]
