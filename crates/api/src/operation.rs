@@ -13,7 +13,7 @@ use crate::report::{
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, SwapForm,
-    UnpinForm, UpgradeForm,
+    UnpinForm, UpgradeForm, VerifyForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -255,6 +255,10 @@ operations! {
     StartSwap: Post "/v1/disks/{name}/swap" body SwapForm => 200 DiskReport;
     /// Ends the swap of a disk: it goes on with the backing that it has.
     CancelSwap: Delete "/v1/disks/{name}/swap" => 200 DiskReport;
+    /// Compares a disk with another copy of it while a guest uses it; answers when the comparison has begun.
+    StartVerify: Post "/v1/disks/{name}/verify" optional VerifyForm => 200 DiskReport;
+    /// Ends the comparison of a disk.
+    CancelVerify: Delete "/v1/disks/{name}/verify" => 200 DiskReport;
     /// The exports: disks of this host that other machines use.
     Exports: Get "/v1/exports" => 200 Vec<ExportReport>;
     /// One export.

@@ -117,6 +117,20 @@ body! {
 }
 
 body! {
+    /// A comparison of a disk with another copy [default: with what it was on before it was swapped].
+    #[derive(Default)]
+    #[serde(default)]
+    VerifyForm {
+        /// With this image.
+        path: Option<PathBuf>,
+        /// With this export of an NBD server.
+        remote: Option<NbdUri>,
+        /// Bytes of each copy to read per second at most.
+        rate: Option<Size>,
+    }
+}
+
+body! {
     /// How queues learn of requests.
     #[derive(Default)]
     #[serde(default)]

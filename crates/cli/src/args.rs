@@ -10,6 +10,7 @@ mod pci;
 mod publish;
 mod run;
 mod swap;
+mod verify;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,6 +37,7 @@ pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
 pub use swap::{SwapArgs, SwapTarget};
+pub use verify::{VerifyArgs, VerifyTarget};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -121,6 +123,8 @@ pub enum Command {
     Disk(DiskCommand),
     /// Copy a disk to another backing while its guest uses it, and then go on with that one; Ctrl-C cancels
     Swap(SwapArgs),
+    /// Compare a disk with another copy of it while its guest uses it; exits with 0 if they are equal, 1 if not, 2 if that is not known
+    Verify(VerifyArgs),
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),

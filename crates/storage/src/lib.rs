@@ -8,6 +8,7 @@
 //!   FileBacking    image file or block device: io_uring, or a few threads where that is forbidden
 //!   MemoryBacking  a memfd; every operation ends at once
 //!   Mirror         two of them, while a disk goes from one to the other
+//!   Watched        one of them, while it is compared with another copy
 //!   filter::*      Delay, Stall, Fail, PowerCut around any of them, for tests
 //! ```
 //!
@@ -19,6 +20,7 @@
 //! Must not know: rings, virtio, sockets, who the guest is.
 
 mod channel;
+pub mod compare;
 mod file;
 pub mod filter;
 mod holder;
@@ -27,6 +29,7 @@ mod memory;
 pub mod mirror;
 pub mod mutation;
 mod orphan;
+mod pace;
 
 pub use channel::{
     Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,

@@ -25,6 +25,7 @@ mod pool;
 mod queue;
 mod remote;
 mod swap;
+mod verify;
 
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
@@ -44,6 +45,7 @@ pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
 pub use remote::{RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
+pub use verify::{RangeReport, VerifyReport, VerifyWord};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -269,6 +271,9 @@ pub struct DiskReport {
     /// The swap that is under way, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<SwapReport>,
+    /// The comparison with another copy that is under way, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<VerifyReport>,
     /// Size, as the guest sees it.
     pub size: u64,
     /// Writes are refused.

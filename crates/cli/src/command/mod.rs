@@ -2,6 +2,7 @@
 
 mod configuration;
 mod devices;
+mod follow;
 mod group;
 pub mod kvm;
 mod libvirt;
@@ -13,6 +14,7 @@ pub mod show;
 mod swap;
 pub mod table;
 mod top;
+mod verify;
 mod vm;
 
 use std::io::IsTerminal;
@@ -99,6 +101,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Swap(args) => swap::run(&client()?, args, json)?,
+        Command::Verify(args) => return Ok(verify::run(client, args, json)),
         Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Devices(args) => devices::run(&client()?, args, json)?,
         Command::Identity(args) => return host.identity(&args, json),

@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm};
+use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm, VerifyForm};
 use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec};
 use ioplane_nbd::import::ClaimWish;
 
@@ -116,6 +116,26 @@ pub async fn start_swap(State(daemon): Own, Path(name): Path<String>, body: Body
 pub async fn cancel_swap(State(daemon): Own, Path(name): Path<String>) -> Answer {
     whole(daemon.may_change()?, async move {
         daemon.disks.served(&name)?.cancel_swap().await?;
+        json(daemon.report_of(&daemon.disks, &name).await?)
+    })
+    .await
+}
+
+pub async fn start_verify(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: VerifyForm = form_or_usual(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.disks.served(&name)?.begin_verify(form, daemon.disks.context()).await?;
+        let report = daemon.report_of(&daemon.disks, &name).await?;
+        let with = report.verify.as_ref().map_or("", |verify| &verify.with);
+        tracing::info!(disk = name, with, "being compared");
+        json(report)
+    })
+    .await
+}
+
+pub async fn cancel_verify(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        daemon.disks.served(&name)?.cancel_verify().await?;
         json(daemon.report_of(&daemon.disks, &name).await?)
     })
     .await

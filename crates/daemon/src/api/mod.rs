@@ -99,6 +99,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::RemoveMigrationSocket => routing::on(method, disk::close_migration_socket),
         Operation::StartSwap => routing::on(method, disk::start_swap),
         Operation::CancelSwap => routing::on(method, disk::cancel_swap),
+        Operation::StartVerify => routing::on(method, disk::start_verify),
+        Operation::CancelVerify => routing::on(method, disk::cancel_verify),
         Operation::Exports => routing::on(method, export::exports),
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),

@@ -5,6 +5,7 @@ mod migration_socket;
 mod remote;
 mod swap;
 mod swap_kill;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -229,6 +230,8 @@ pub struct Disk {
     pub(super) backing: Arc<Mutex<Shown>>,
     /// The swap that is under way, or the last one.
     pub(super) swap: Mutex<Option<Arc<swap::Swap>>>,
+    /// The comparison that is under way, or the last one.
+    pub(super) verify: Mutex<Option<Arc<verify::Verify>>>,
 }
 
 /// What a report says of a disk's backing.
@@ -538,7 +541,8 @@ impl ServedKind for Disk {
         record.claim = ClaimWish::Own;
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
-        Ok(Disk { served: Served::start(model, record, context)?, backing, swap: Mutex::default() })
+        let served = Served::start(model, record, context)?;
+        Ok(Disk { served, backing, swap: Mutex::default(), verify: Mutex::default() })
     }
 
     fn may_be_removed(&self) -> Result<(), Refusal> {
@@ -558,6 +562,7 @@ impl ServedKind for Disk {
         let mut report = self.busy();
         report.backing = lock(&self.backing).report();
         report.swap = self.swap_report();
+        report.verify = self.verify_report();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };
@@ -604,6 +609,7 @@ impl ServedKind for Disk {
             waiting: None,
             backing,
             swap: None,
+            verify: None,
             size,
             read_only: spec.read_only,
             serial: spec.serial.clone(),

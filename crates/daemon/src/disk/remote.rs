@@ -9,28 +9,64 @@ use ioplane_api::spec::NbdUri;
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
-    Address, ClaimOptions, ClaimWish, ConnectionState, ConnectionStatus, Import, ImportOptions,
+    Address, ClaimOptions, ClaimWish, ConnectionState, ConnectionStatus, Import, ImportOptions, lets_in,
 };
 use sha2::{Digest, Sha256};
 
+use super::Opened;
 use crate::context::Opener;
 use crate::refusal::Refusal;
 
 /// How long a disk that is closed is flushed.
 const LEAVE: Duration = Duration::from_secs(3);
+/// How long the server of a copy that is only read may be unreachable.
+const READER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
-/// takes, 10 s at most for each.
-pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
+/// The URI itself, or where the directory says that a device is. Blocks, 10 s at most.
+fn located(uri: &NbdUri, owner: &Opener) -> Result<(NbdUri, Address), Refusal> {
     let runtime = tokio::runtime::Handle::current();
     let located = match uri.device() {
         Some(name) => tokio::task::block_in_place(|| runtime.block_on(owner.devices.locate(name)))?,
         None => uri.clone(),
     };
-    let address: Address = located.as_str().parse().map_err(|error: NbdError| {
+    let address = located.as_str().parse().map_err(|error: NbdError| {
         Refusal::invalid(error.to_string(), "give the URI of an export, such as nbd://host-a/data")
             .at("remote")
     })?;
+    Ok((located, address))
+}
+
+/// Connects to the server and asks it what the export is. Blocks, 10 s at most.
+fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc<Import>, Refusal> {
+    let runtime = tokio::runtime::Handle::current();
+    let opened = tokio::task::block_in_place(|| {
+        runtime.block_on(async {
+            let without_claim = options.claim.is_none().then(|| options.clone());
+            let import = Import::open(options).await?;
+            // An exporter of ours may let in its holder only: requests would fail and not say why. Others may end with their first connection.
+            if let Some(options) = without_claim.filter(|_| import.status().instance.is_some()) {
+                lets_in(&options).await?;
+            }
+            Ok(import)
+        })
+    });
+    opened.map_err(|error| {
+        if let NbdError::Claim(refusal) = &error {
+            return refused(uri, refusal);
+        }
+        let remedy = match &error {
+            NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
+            NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
+            _ => format!("see whether the server runs and can be reached: nbdinfo '{located}'"),
+        };
+        Refusal::failed(format!("{located}: {error}"), remedy)
+    })
+}
+
+/// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
+/// takes, 10 s at most for each.
+pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
+    let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;
     let host = rustix::system::uname();
@@ -43,18 +79,26 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
         mark: Some(mark(uri, &owner.socket)),
         ..ImportOptions::new(address)
     };
-    let opened = tokio::task::block_in_place(|| runtime.block_on(Import::open(options)));
-    opened.map_err(|error| {
-        if let NbdError::Claim(refusal) = &error {
-            return refused(uri, refusal);
-        }
-        let remedy = match &error {
-            NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
-            NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
-            _ => format!("see whether the server runs and can be reached: nbdinfo '{located}'"),
-        };
-        Refusal::failed(format!("{located}: {error}"), remedy)
-    })
+    connect(uri, &located, options)
+}
+
+/// The same to read only, and for a while: it claims nothing, so that it is refused what another disk holds, and reads fail when the server has not been
+/// reachable for [`READER_PATIENCE`]. Blocks.
+pub fn open_reader(uri: &NbdUri, owner: &Opener) -> Result<Opened, Refusal> {
+    let (located, address) = located(uri, owner)?;
+    let options = ImportOptions {
+        give_up_after: Some(READER_PATIENCE),
+        identity: owner.identity.clone(),
+        retain: 0,
+        ..ImportOptions::new(address)
+    };
+    Ok(Opened::remote(connect(uri, &located, options)?))
+}
+
+/// Why an export cannot be read, as far as its connections know.
+pub fn why_unreadable(import: &Import) -> Option<String> {
+    let lost = import.status().claim_lost.map(|refusal| refusal.to_string());
+    lost.or_else(|| report(import).why)
 }
 
 /// Somebody else writes there.

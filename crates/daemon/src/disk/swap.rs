@@ -226,15 +226,17 @@ fn remove_created(backing: &BackingSpec) {
 }
 
 /// Does `work` on a thread of its own: it may take hours, and nobody waits for it when the daemon ends.
-async fn on_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, Refusal> {
+pub(super) async fn on_thread<R: Send + 'static>(
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, Refusal> {
     let (sender, receiver) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("swap".to_owned()).spawn(move || {
+    let thread = std::thread::Builder::new().name("copies".to_owned()).spawn(move || {
         let _ = sender.send(work());
     });
     thread.map_err(|error| {
-        Refusal::failed(format!("a thread for copying: {error}"), "raise the limit on threads")
+        Refusal::failed(format!("a thread of its own: {error}"), "raise the limit on threads")
     })?;
-    receiver.await.map_err(|_| Refusal::bug("the copier has ended without a word"))
+    receiver.await.map_err(|_| Refusal::bug("a thread of copies has ended without a word"))
 }
 
 fn fault(fault: MirrorFault) -> Refusal {
@@ -284,8 +286,15 @@ impl Disk {
         self.swapping().as_ref().map(|swap| swap.report())
     }
 
-    /// Refuses what cannot be done while the disk has two backings.
+    /// What the disk was on before it was swapped, as far as this daemon knows.
+    pub(super) fn swapped_from(&self) -> Option<BackingSpec> {
+        let done = self.swapping().clone().filter(|swap| swap.state() == SwapWord::Done);
+        done.map(|swap| swap.from.clone())
+    }
+
+    /// Refuses what cannot be done while the disk has two backings, or is compared.
     pub fn not_swapping(&self) -> Result<(), Refusal> {
+        self.not_verifying()?;
         let swap = self.swapping().clone().filter(|swap| swap.state().is_under_way());
         swap.map_or(Ok(()), |swap| {
             let name = self.served.note.read().now.name;

@@ -59,6 +59,12 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
     }
 }
 
+/// Whether a client without a claim is let in now; if not, the exporter's words say why. The connection ends with that.
+pub async fn lets_in(options: &ImportOptions) -> Result<(), NbdError> {
+    // Without a word about claims, which an exporter of ours would take for one who has a claim to show.
+    reach(options, INSTANCE.to_owned()).await.map(drop)
+}
+
 async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (address, dead_after) = (&options.address, options.dead_after);

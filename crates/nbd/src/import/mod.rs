@@ -60,7 +60,7 @@ use turnover::{Talk, Trouble};
 use writes::Writes;
 
 pub use address::{Address, ServerAddress};
-pub use connect::{EPOCH, INSTANCE};
+pub use connect::{EPOCH, INSTANCE, lets_in};
 pub use options::{AtStart, ClaimKeeper, ClaimOptions, ClaimWish, Confirmed, Fence, ImportOptions, Unfenced};
 pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
 

@@ -5,25 +5,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::ranges::CHUNK;
 use super::{MirrorFault, State, errno};
 use crate::channel::{Backing, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
+use crate::pace::{LOOK, Pace, wait_for_either};
 
 /// Runs that are copied at once, and the longest one in bytes.
 const LANES: u16 = 8;
 const RUN: u64 = 256 << 10;
 /// The tag of a flush.
 const SYNC: Tag = Tag(LANES);
-/// How often somebody looks who waits for a claim, or for what ends without a word.
-const LOOK: Duration = Duration::from_millis(1);
-/// How much may be copied at once after a pause, where there is a rate.
-const BURST: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -115,21 +111,11 @@ impl Copier {
         rate: Option<u64>,
         enough: &mut dyn FnMut(&Copier) -> bool,
     ) -> Result<(), MirrorFault> {
-        let (mut filled, mut credit) = (Instant::now(), 0.0f64);
+        let mut pace = Pace::new(rate, RUN, Instant::now());
         let mut asked = None::<Instant>;
         loop {
             let now = Instant::now();
-            let may_begin = match rate {
-                None => true,
-                Some(rate) => {
-                    let rate = rate as f64;
-                    credit += rate * now.duration_since(filled).as_secs_f64();
-                    // A run is more than a low rate allows at once.
-                    credit = credit.min((rate * BURST.as_secs_f64()).max(RUN as f64));
-                    filled = now;
-                    credit >= 0.0
-                }
-            };
+            let may_begin = pace.may_begin(now);
             if asked.is_none_or(|asked| now.duration_since(asked) >= LOOK) {
                 asked = Some(now);
                 if enough(self) {
@@ -138,7 +124,7 @@ impl Copier {
             }
             let before = self.state.copied.load(Ordering::Relaxed);
             let step = self.step(may_begin)?;
-            credit -= (self.state.copied.load(Ordering::Relaxed) - before) as f64;
+            pace.spend(self.state.copied.load(Ordering::Relaxed) - before);
             match step {
                 Step::Moved => {}
                 Step::Waits => self.wait(),
@@ -320,11 +306,7 @@ impl Copier {
 
     /// Waits for the channels below, for [`LOOK`] at most.
     fn wait(&self) {
-        let wakers = [self.old.waker(), self.new.waker()];
-        let mut ready: Vec<PollFd<'_>> =
-            wakers.iter().flatten().map(|waker| PollFd::new(waker, PollFlags::IN)).collect();
-        let time = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
-        let _ = rustix::event::poll(&mut ready, Some(&time));
+        wait_for_either(&*self.old, &*self.new);
     }
 }
 

@@ -15,7 +15,7 @@
 mod channel;
 mod copier;
 pub mod mutation;
-mod ranges;
+pub(crate) mod ranges;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

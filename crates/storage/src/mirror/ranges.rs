@@ -12,10 +12,12 @@ const BLOCK: u64 = 4 << 10;
 /// Words of each table of [`RangeLocks`]: 4 GiB of disk, after which places are used again.
 const WORDS: u64 = 16 << 10;
 
-/// A bit for each chunk that the new backing may have otherwise than the old one.
+/// A bit for each chunk of a disk: of a swap, one that the new backing may have otherwise than the old one.
 #[derive(Debug)]
-pub(super) struct DirtyMap {
+pub(crate) struct DirtyMap {
     words: Box<[AtomicU64]>,
+    /// Bytes of a chunk.
+    unit: u64,
     /// How many bits are set.
     count: AtomicU64,
     chunks: u64,
@@ -32,9 +34,17 @@ impl DirtyMap {
         };
         DirtyMap {
             words: (0..words).map(|word| AtomicU64::new(bits(word))).collect(),
+            unit: CHUNK,
             count: AtomicU64::new(chunks),
             chunks,
         }
+    }
+
+    /// Nothing is marked. `unit`: bytes of a chunk.
+    pub fn none(bytes: u64, unit: u64) -> Self {
+        let chunks = bytes.div_ceil(unit);
+        let words = (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        DirtyMap { words, unit, count: AtomicU64::new(0), chunks }
     }
 
     /// How many chunks there are.
@@ -51,13 +61,18 @@ impl DirtyMap {
     /// Marks all chunks of a range. Within the disk: what is beyond is left out.
     #[inline]
     pub fn mark(&self, offset: u64, len: u64) {
-        let end = (offset + len).div_ceil(CHUNK).min(self.chunks);
-        for chunk in offset / CHUNK..end {
-            let bit = 1 << (chunk % 64);
-            let before = self.words[(chunk / 64) as usize].fetch_or(bit, Ordering::SeqCst);
-            if before & bit == 0 {
-                self.count.fetch_add(1, Ordering::SeqCst);
+        let end = (offset + len).div_ceil(self.unit).min(self.chunks);
+        let mut at = offset / self.unit;
+        // A word at a time: a discard may be long, and this is an I/O core.
+        while at < end {
+            let bits = (64 - at % 64).min(end - at);
+            let mask = (u64::MAX >> (64 - bits)) << (at % 64);
+            let before = self.words[(at / 64) as usize].fetch_or(mask, Ordering::SeqCst);
+            let new = u64::from((mask & !before).count_ones());
+            if new > 0 {
+                self.count.fetch_add(new, Ordering::SeqCst);
             }
+            at += bits;
         }
     }
 

@@ -168,6 +168,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
     text.extend(disk.backing.remote.as_ref().map(|one| remote(name, one)));
     text.extend(disk.swap.as_ref().map(|swap| fact("swap", swap.words())));
+    text.extend(disk.verify.as_ref().map(|verify| fact("verify", verify.words())));
     text += &fact(
         "requests",
         format!(
