@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::Violation;
+use super::SiliconViolation;
 use super::spec::*;
 
 /// Most VLANs: the 82576 has 32 filters.
@@ -167,21 +167,21 @@ impl Mailbox {
         self.memory[((offset - VMBMEM) / 4) as usize % MAILBOX_WORDS]
     }
 
-    pub(super) fn write(&mut self, offset: u64, value: u32) -> Result<(), Violation> {
+    pub(super) fn write(&mut self, offset: u64, value: u32) -> Result<(), SiliconViolation> {
         let held = self.bits & VFU != 0;
         if offset != V2PMAILBOX {
             if !held {
-                return Err(Violation::MailboxNotHeld { offset });
+                return Err(SiliconViolation::MailboxNotHeld { offset });
             }
             self.memory[((offset - VMBMEM) / 4) as usize % MAILBOX_WORDS] = value;
             return Ok(());
         }
         if value & REQ != 0 {
             if !held {
-                return Err(Violation::MailboxNotHeld { offset });
+                return Err(SiliconViolation::MailboxNotHeld { offset });
             }
             if self.request != Request::None {
-                return Err(Violation::RequestOnRequest);
+                return Err(SiliconViolation::RequestOnRequest);
             }
             self.message = self.memory;
             self.request = Request::Announced;

@@ -21,7 +21,7 @@ pub mod spec;
 mod violation;
 
 pub use mailbox::PfState;
-pub use violation::Violation;
+pub use violation::SiliconViolation;
 
 use dma::Dma;
 use interrupts::Interrupts;
@@ -49,7 +49,7 @@ pub struct Vf82576 {
     counters: [u32; COUNTERS.len()],
     dma: Dma,
     sent: Vec<Vec<u8>>,
-    violations: Vec<Violation>,
+    violations: Vec<SiliconViolation>,
 }
 
 impl Vf82576 {
@@ -73,7 +73,7 @@ impl Vf82576 {
     }
 
     /// Rules that were broken, first to last.
-    pub fn violations(&self) -> &[Violation] {
+    pub fn violations(&self) -> &[SiliconViolation] {
         &self.violations
     }
 
@@ -143,7 +143,7 @@ impl Vf82576 {
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
         out.fill(0);
         if out.len() != 4 || offset % 4 != 0 || offset >= BAR_SIZE {
-            self.violations.push(Violation::Access { offset, bytes: out.len() });
+            self.violations.push(SiliconViolation::Access { offset, bytes: out.len() });
             return;
         }
         out.copy_from_slice(&self.register(offset).to_le_bytes());
@@ -169,7 +169,7 @@ impl Vf82576 {
     /// Writes BAR 0.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         let Some(value) = bytes.try_into().ok().filter(|_| offset % 4 == 0 && offset < BAR_SIZE) else {
-            self.violations.push(Violation::Access { offset, bytes: bytes.len() });
+            self.violations.push(SiliconViolation::Access { offset, bytes: bytes.len() });
             return;
         };
         if let Err(violation) = self.set(offset, u32::from_le_bytes(value)) {
@@ -177,9 +177,9 @@ impl Vf82576 {
         }
     }
 
-    fn set(&mut self, offset: u64, value: u32) -> Result<(), Violation> {
+    fn set(&mut self, offset: u64, value: u32) -> Result<(), SiliconViolation> {
         if self.resetting > 0 {
-            return Err(Violation::DuringReset { offset });
+            return Err(SiliconViolation::DuringReset { offset });
         }
         if let Some((queue, register)) = self.queue(offset) {
             return queue.write(offset, register, value);
@@ -192,7 +192,7 @@ impl Vf82576 {
             V2PMAILBOX => return self.mailbox.write(offset, value),
             _ if mailbox_memory(offset) => return self.mailbox.write(offset, value),
             _ if self.interrupts.write(offset, value) => {}
-            _ => return Err(Violation::ReadOnly { offset }),
+            _ => return Err(SiliconViolation::ReadOnly { offset }),
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::Violation;
+use super::SiliconViolation;
 use super::dma::Dma;
 use super::spec::*;
 
@@ -74,7 +74,7 @@ impl Queue {
         })
     }
 
-    pub(super) fn write(&mut self, offset: u64, register: u64, value: u32) -> Result<(), Violation> {
+    pub(super) fn write(&mut self, offset: u64, register: u64, value: u32) -> Result<(), SiliconViolation> {
         let half = |old: u64, high: bool| {
             if high {
                 old & 0xffff_ffff | u64::from(value) << 32
@@ -83,8 +83,8 @@ impl Queue {
             }
         };
         match register {
-            HEAD if value != 0 => return Err(Violation::Head { offset, value }),
-            BAL | BAH | LEN | SRRCTL | HEAD if self.on => return Err(Violation::QueueOn { offset }),
+            HEAD if value != 0 => return Err(SiliconViolation::Head { offset, value }),
+            BAL | BAH | LEN | SRRCTL | HEAD if self.on => return Err(SiliconViolation::QueueOn { offset }),
             BAL => self.base = half(self.base, false) & !127,
             BAH => self.base = half(self.base, true),
             LEN => self.length = value & 0xf_ff80,
@@ -94,26 +94,26 @@ impl Queue {
             TAIL if !self.on() => {
                 // What stands there is taken when the queue is switched on, so only zero makes sense.
                 if value != 0 {
-                    return Err(Violation::TailWhileOff { offset, value });
+                    return Err(SiliconViolation::TailWhileOff { offset, value });
                 }
                 self.tail = 0;
             }
-            TAIL if value >= self.count() => return Err(Violation::TailOutside { offset, value }),
+            TAIL if value >= self.count() => return Err(SiliconViolation::TailOutside { offset, value }),
             TAIL => self.tail = value,
             DCTL => return self.switch(offset, value),
             TDWBAL => self.head_address = half(self.head_address, false),
             TDWBAH => self.head_address = half(self.head_address, true),
-            _ => return Err(Violation::ReadOnly { offset }),
+            _ => return Err(SiliconViolation::ReadOnly { offset }),
         }
         Ok(())
     }
 
-    fn switch(&mut self, offset: u64, value: u32) -> Result<(), Violation> {
+    fn switch(&mut self, offset: u64, value: u32) -> Result<(), SiliconViolation> {
         self.control = value & !ENABLE;
         match (self.on(), value & ENABLE != 0) {
             (false, true) => {
                 if self.on || self.head != 0 || self.count() == 0 {
-                    return Err(Violation::NotInitialised { offset });
+                    return Err(SiliconViolation::NotInitialised { offset });
                 }
                 self.on = true;
             }
@@ -124,12 +124,12 @@ impl Queue {
     }
 
     /// Writes to memory what is to be written. How many frames were ended by that; each interrupts.
-    pub(super) fn flush(&mut self, dma: &Dma, violations: &mut Vec<Violation>) -> usize {
+    pub(super) fn flush(&mut self, dma: &Dma, violations: &mut Vec<SiliconViolation>) -> usize {
         let mut ended = 0;
         for write_back in self.pending.drain(..) {
             for (iova, bytes) in write_back.data {
                 if !dma.write(iova, &bytes) {
-                    violations.push(Violation::Dma { iova });
+                    violations.push(SiliconViolation::Dma { iova });
                 }
             }
             ended += usize::from(write_back.last);
@@ -142,7 +142,12 @@ impl Queue {
     }
 
     /// Takes a frame in, if there is room: data and write-backs come with the next [`Queue::flush`].
-    pub(super) fn receive(&mut self, frame: &[u8], dma: &Dma, violations: &mut Vec<Violation>) -> bool {
+    pub(super) fn receive(
+        &mut self,
+        frame: &[u8],
+        dma: &Dma,
+        violations: &mut Vec<SiliconViolation>,
+    ) -> bool {
         let buffer = match self.shape & 0x7f {
             0 => 2048,
             kilobytes => kilobytes as usize * 1024,
@@ -158,7 +163,7 @@ impl Queue {
             let at = self.descriptor(self.head);
             let mut descriptor = [0; 16];
             if !dma.read(at, &mut descriptor) {
-                violations.push(Violation::Dma { iova: at });
+                violations.push(SiliconViolation::Dma { iova: at });
                 return false;
             }
             let address = u64::from_le_bytes(descriptor[..8].try_into().unwrap_or_default());
@@ -179,7 +184,7 @@ impl Queue {
         &mut self,
         link: bool,
         dma: &Dma,
-        violations: &mut Vec<Violation>,
+        violations: &mut Vec<SiliconViolation>,
     ) -> Option<Vec<u8>> {
         if !self.on || self.head == self.tail || self.stopping && self.frame.is_empty() {
             return None;
@@ -187,13 +192,13 @@ impl Queue {
         let at = self.descriptor(self.head);
         let mut descriptor = [0; 16];
         if !dma.read(at, &mut descriptor) {
-            violations.push(Violation::Dma { iova: at });
+            violations.push(SiliconViolation::Dma { iova: at });
             return None;
         }
         let command = u32::from_le_bytes(descriptor[8..12].try_into().unwrap_or_default());
         let kind = command & TX_TYPE;
         if command & TX_DEXT == 0 || ![TX_CONTEXT, TX_DATA].contains(&kind) {
-            violations.push(Violation::Descriptor { iova: at });
+            violations.push(SiliconViolation::Descriptor { iova: at });
         }
         // Without a link frames wait in the ring.
         if kind == TX_DATA && !link && self.frame.is_empty() {
@@ -204,7 +209,7 @@ impl Queue {
             let from = self.frame.len();
             self.frame.resize(from + (command & 0xffff) as usize, 0);
             if !dma.read(address, &mut self.frame[from..]) {
-                violations.push(Violation::Dma { iova: address });
+                violations.push(SiliconViolation::Dma { iova: address });
             }
         }
         if command & TX_RS != 0 {

@@ -2,7 +2,7 @@
 
 /// One broken rule of the data sheet. Tests fail on any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Violation {
+pub enum SiliconViolation {
     /// An access that is not of 32 aligned bits, or beyond the BAR.
     Access {
         /// Its offset.
