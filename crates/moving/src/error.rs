@@ -32,6 +32,9 @@ pub enum MovingError {
     /// The memory for dummies could not be made.
     #[error("memory for dummy frames: {0}")]
     Dummies(#[from] MapError),
+    /// The same, of the file behind it.
+    #[error("memory for dummy frames: {0}")]
+    DummyFile(std::io::Error),
     /// The device stands still: nothing is to be done to it before it was resumed or replayed.
     #[error("the device is stopped")]
     Stopped,

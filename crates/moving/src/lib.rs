@@ -35,5 +35,5 @@ mod written;
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use movable::{Movable, Unsent};
 pub use replay::Surroundings;
-pub use state::check;
+pub use state::{check, seal};
 pub use written::{PAGE, PageSet};

@@ -157,7 +157,7 @@ impl<H: Hardware> Movable<H> {
 
     fn known(&self, way: Way, offset: u64) -> bool {
         let pieces = self.machine.at(way, offset, 4);
-        offset % 4 == 0
+        offset.is_multiple_of(4)
             && pieces.len() == 1
             && pieces[0].register.is_some_and(|id| self.machine.register(id).width == 4)
     }
@@ -181,7 +181,7 @@ impl<H: Hardware> Movable<H> {
 
     fn mailbox_word(&self, offset: u64) -> Option<usize> {
         let at = offset.checked_sub(self.plan.memory)?;
-        (at % 4 == 0 && at / 4 < self.plan.words as u64).then_some((at / 4) as usize)
+        (at.is_multiple_of(4) && at / 4 < self.plan.words as u64).then_some((at / 4) as usize)
     }
 
     fn mailbox_written(&mut self, value: u32) -> Result<(), MovingError> {

@@ -313,6 +313,6 @@ fn wait(around: &mut dyn Surroundings, doing: impl FnOnce() -> String) -> Result
 /// Memory that frames are thrown into.
 fn dummy_memory(iova: u64) -> Result<MemoryRegion, MovingError> {
     let map = GuestMap::anonymous(DUMMY_LEN)?;
-    let spec = map.regions()[0].spec().map_err(|error| MovingError::Fill(error))?;
+    let spec = map.regions()[0].spec().map_err(MovingError::DummyFile)?;
     Ok(MemoryRegion::map(RegionSpec { gpa: iova, ..spec })?)
 }

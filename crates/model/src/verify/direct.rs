@@ -95,7 +95,7 @@ impl Look<'_> {
         if ring.enable.1.count_ones() != 1 || ring.done.1.count_ones() != 1 {
             self.say(&place, "enable and done are not one bit each", "name one bit");
         }
-        if ring.done.0 + 4 > ring.size || ring.size % 4 != 0 || ring.most == 0 {
+        if ring.done.0 + 4 > ring.size || !ring.size.is_multiple_of(4) || ring.most == 0 {
             self.say(
                 &place,
                 "the descriptor has no such word, or there are none",

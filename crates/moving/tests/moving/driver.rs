@@ -95,7 +95,7 @@ impl Driver {
     }
 
     /// write_posted and read_posted: the answer.
-    fn say(&mut self, words: &[u32]) -> [u32; 3] {
+    pub fn say(&mut self, words: &[u32]) -> [u32; 3] {
         self.lock();
         self.latched = 0;
         for (at, word) in (0..).zip(words) {
@@ -384,7 +384,7 @@ impl Driver {
 
     pub fn traffic(&mut self, turns: u32) {
         for turn in 0..turns {
-            if self.send() && turn % 2 == 0 {
+            if self.send() && turn.is_multiple_of(2) {
                 self.send();
             }
             self.run(2);

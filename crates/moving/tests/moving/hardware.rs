@@ -17,11 +17,16 @@ pub const MEMORY: u64 = 1 << 20;
 
 /// The silicon, shared by its owner and the wire.
 #[derive(Clone)]
-pub struct Silicon(Arc<Mutex<Vf82576>>, BarMap);
+pub struct Silicon(Arc<Mutex<Vf82576>>, BarMap, Arc<AtomicU64>);
 
 impl Silicon {
     pub fn new(vf: Vf82576) -> Silicon {
-        Silicon(Arc::new(Mutex::new(vf)), BarMap::new())
+        Silicon(Arc::new(Mutex::new(vf)), BarMap::new(), Arc::default())
+    }
+
+    /// Register accesses of whoever owns it, so far.
+    pub fn accesses(&self) -> u64 {
+        self.2.load(Ordering::Relaxed)
     }
 
     pub fn vf(&self) -> MutexGuard<'_, Vf82576> {
@@ -58,11 +63,13 @@ impl Hardware for Silicon {
     }
 
     fn read(&mut self, _: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.2.fetch_add(1, Ordering::Relaxed);
         self.vf().read(offset, out);
         Ok(())
     }
 
     fn write(&mut self, _: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.2.fetch_add(1, Ordering::Relaxed);
         self.vf().write(offset, bytes);
         Ok(())
     }
@@ -192,7 +199,7 @@ pub const LOST: u64 = u64::MAX;
 impl Surroundings for Around {
     fn wait(&mut self) -> bool {
         self.waits += 1;
-        if self.waits % 5 == 0 {
+        if self.waits.is_multiple_of(5) {
             self.silicon.vf().receive(&frame([0xff; 6], LOST, 60));
         }
         self.silicon.vf().step();

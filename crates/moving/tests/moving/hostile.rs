@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_moving::vf82576::DIRECT;
-use ioplane_moving::{DirectStateError, MOST, MovingError, Unsent, check};
+use ioplane_moving::{DirectStateError, MOST, MovingError, Unsent, check, seal};
 use ioplane_nic::vf82576::{SiliconViolation, Vf82576};
 
 use crate::hardware::{Host, MEMORY};
@@ -29,24 +29,11 @@ fn refused(map: &GuestMap, bytes: &[u8]) -> DirectStateError {
     }
 }
 
-/// The state with a header that fits its body.
-fn sealed(body: &[u8]) -> Vec<u8> {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&1u16.to_le_bytes());
-    hasher.update(&(body.len() as u32).to_le_bytes());
-    hasher.update(body);
-    let mut bytes = b"ioMV\x01\x00".to_vec();
-    bytes.extend((body.len() as u16).to_le_bytes());
-    bytes.extend(hasher.finalize().to_le_bytes());
-    bytes.extend(body);
-    bytes
-}
-
 #[test]
 fn version_length_and_checksum_are_looked_at_first() {
     let (state, map) = (state(), memory(MEMORY));
     check(&DIRECT, &map, &state).expect("as it was saved");
-    assert_eq!(sealed(&state[HEADER..]), state, "the test seals as the code does");
+    assert_eq!(seal(&state[HEADER..]), state, "the test seals as the code does");
     for len in 0..HEADER {
         assert_eq!(refused(&map, &state[..len]), DirectStateError::NotAState);
     }
@@ -76,11 +63,11 @@ fn a_ring_outside_of_memory_and_another_model_are_refused() {
     assert!(why.contains("outside of the guest's memory"), "{why}");
     let mut body = state[HEADER..].to_vec();
     body[1] = b'x';
-    assert!(matches!(refused(&memory(MEMORY), &sealed(&body)), DirectStateError::OtherModel(_)));
+    assert!(matches!(refused(&memory(MEMORY), &seal(&body)), DirectStateError::OtherModel(_)));
     body.truncate(30);
-    assert!(matches!(refused(&memory(MEMORY), &sealed(&body)), DirectStateError::Damaged(_)));
+    assert!(matches!(refused(&memory(MEMORY), &seal(&body)), DirectStateError::Damaged(_)));
     let long = [&state[HEADER..], &[0]].concat();
-    assert!(matches!(refused(&memory(MEMORY), &sealed(&long)), DirectStateError::Damaged(_)));
+    assert!(matches!(refused(&memory(MEMORY), &seal(&long)), DirectStateError::Damaged(_)));
 }
 
 /// Whatever passes can be replayed: it ends, it breaks no rule that a driver could not break as well, and no head is ever written.
@@ -93,7 +80,7 @@ fn whatever_a_stranger_seals_is_refused_or_harmless() {
         for value in [0, 1, 2, 7, 15, 16, 0x7f, 0x80, 0xff, body[at] ^ 1, body[at] ^ 0x10] {
             let mut other = body.to_vec();
             other[at] = value;
-            let other = sealed(&other);
+            let other = seal(&other);
             if check(&DIRECT, &map, &other).is_err() {
                 refusals += 1;
                 continue;
@@ -119,7 +106,7 @@ fn whatever_a_stranger_seals_is_refused_or_harmless() {
 #[test]
 fn a_refused_state_changes_nothing() {
     let mut driver = busy();
-    let bad = sealed(&[0; 40]);
+    let bad = seal(&[0; 40]);
     let view = GuestView::new(Arc::new(memory(MEMORY)));
     assert!(matches!(driver.world.host.movable.load(&bad, &view), Err(MovingError::State(_))));
     driver.work();

@@ -27,22 +27,26 @@ fn points() -> u64 {
 
 #[test]
 fn moved_before_each_step_of_its_work_nothing_is_lost_and_no_rule_is_broken() {
-    let (mut moves, mut largest) = (0, 0);
+    let (mut moves, mut largest, mut accesses) = (0, 0, (0, 0));
     for point in 1..=points() {
         let world = run(Plan::at([point]));
         assert_eq!(world.missed, 0, "pages that were missed, moved before point {point}");
         assert_eq!(world.moves, 1, "moved before point {point}");
         moves += world.moves;
         largest = largest.max(world.largest_state);
+        accesses = (accesses.0.max(world.accesses.0), accesses.1.max(world.accesses.1));
     }
-    println!("{moves} moves, the largest state {largest} bytes");
+    let (stop, replay) = accesses;
+    println!(
+        "{moves} moves, the largest state {largest} bytes, at most {stop} accesses to stop and {replay} to replay"
+    );
 }
 
 #[test]
 fn moved_again_and_again_nothing_is_lost() {
     let last = points();
     for every in [1, 2, 3, 7, 31] {
-        let world = run(Plan::at((1..last).filter(|point| point % every == 0)));
+        let world = run(Plan::at((1..last).filter(|point| point.is_multiple_of(every))));
         assert_eq!(world.missed, 0, "moved before every {every}th point");
         // A run with moves has fewer points: what waits for the device is done while it comes to rest.
         assert!(world.moves >= world.points.min(last) / every - 1, "{} moves", world.moves);

@@ -1,6 +1,6 @@
 //! Single moves: what is refused, what is called off, what goes wrong on the way.
 
-use ioplane_moving::{MovingError, Unsent};
+use ioplane_moving::{MOST, MovingError, Unsent};
 use ioplane_nic::vf82576::{Vf82576, spec};
 
 use crate::driver::Driver;
@@ -135,6 +135,34 @@ fn frames_that_do_not_come_are_waited_for_until_the_deadline() {
     let outcome = there.movable.replay(&there.view, &mut around);
     assert!(matches!(outcome, Err(MovingError::Deadline { .. })), "{outcome:?}");
     assert!(outcome.unwrap_err().to_string().contains("ring receive 0"));
+}
+
+/// All that a driver can have said, in full: the state still fits.
+#[test]
+fn the_largest_state_fits() {
+    let mut driver = busy();
+    let mut multicast = [!0; 16];
+    multicast[0] = spec::MESSAGE_MULTICAST | 30 << 16;
+    driver.say(&multicast);
+    driver.say(&[spec::MESSAGE_PROMISC | 3 << 16]);
+    for vlan in 4064..4094 {
+        driver.say(&[spec::MESSAGE_VLAN | 1 << 16, vlan]);
+    }
+    let pf = driver.world.host.silicon.vf().pf().clone();
+    assert_eq!((pf.vlans.len(), pf.multicast.len()), (32, 30), "all that there is room for");
+    driver.drain();
+    assert!(driver.world.host.stop(Unsent::Wait));
+    let state = driver.world.host.movable.save().expect("it stands still");
+    println!("{} bytes", state.len());
+    // 34 registers, 9 counters, 16 words and 8 heads and tails take at most 5 bytes each: less than 250 more than here.
+    assert!(state.len() + 250 <= MOST, "{} bytes", state.len());
+    let mut there = other(&driver, vf());
+    there.movable.load(&state, &there.view).expect("a state");
+    there.replay().expect("a host");
+    let now = there.silicon.vf().pf().clone();
+    assert_eq!((now.vlans, now.multicast, now.promiscuous), (pf.vlans, pf.multicast, pf.promiscuous));
+    driver.world.go_on(there);
+    driver.finish();
 }
 
 /// The physical function speaks by itself: the guest hears it, whatever else it says meanwhile.

@@ -55,6 +55,8 @@ pub struct World {
     /// Pages that were not what they were on the source before anything was replayed.
     pub missed: u64,
     pub largest_state: usize,
+    /// Register accesses of the last stop and of the last replay.
+    pub accesses: (u64, u64),
     copying: Option<Copying>,
     /// The address that the guest believes to have.
     pub mac: [u8; 6],
@@ -80,6 +82,7 @@ impl World {
             moves: 0,
             missed: 0,
             largest_state: 0,
+            accesses: (0, 0),
             copying: None,
             mac: [0; 6],
         }
@@ -95,7 +98,7 @@ impl World {
         {
             self.begin_copy();
         }
-        if self.copying.is_some() && self.points % 9 == 0 && due != Some(self.points) {
+        if self.copying.is_some() && self.points.is_multiple_of(9) && due != Some(self.points) {
             self.round();
         }
         if due == Some(self.points) {
@@ -151,6 +154,7 @@ impl World {
 
     fn switch_over(&mut self) {
         // While the device comes to rest the wire goes on, and so does what it is told by its PF.
+        let before = self.host.silicon.accesses();
         let mut at_rest = false;
         let mut plain = Vec::new();
         for _ in 0..200 {
@@ -164,6 +168,7 @@ impl World {
             self.inject();
             self.host.silicon.vf().step();
         }
+        let stopping = self.host.silicon.accesses() - before;
         assert!(at_rest, "busy: {:?}", self.host.movable.busy());
         self.collect();
         self.round();
@@ -184,6 +189,7 @@ impl World {
         assert!(state.len() <= MOST, "{} bytes", state.len());
         there.movable.load(&state, &there.view).expect("what a host saves, another loads");
         there.replay().expect("a host like this one");
+        self.accesses = (stopping, there.silicon.accesses());
         assert!(there.memory() == here, "what was borrowed of the guest's memory was put back");
         self.go_on(there);
         self.moves += 1;
@@ -209,9 +215,12 @@ impl World {
             return;
         }
         let longest = self.host.silicon.vf().pf().longest;
-        let len =
-            if self.next % 3 == 0 && longest > 2000 { 2900 } else { 60 + (self.next % 7) as usize * 100 };
-        let to = if self.next % 5 == 0 { [0xff; 6] } else { self.mac };
+        let len = if self.next.is_multiple_of(3) && longest > 2000 {
+            2900
+        } else {
+            60 + (self.next % 7) as usize * 100
+        };
+        let to = if self.next.is_multiple_of(5) { [0xff; 6] } else { self.mac };
         if self.host.silicon.vf().receive(&frame(to, self.next, len)) {
             self.accepted.push(self.next);
         }

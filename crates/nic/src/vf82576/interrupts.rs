@@ -109,5 +109,5 @@ impl Interrupts {
 
 fn throttle(offset: u64) -> Option<usize> {
     let at = offset.checked_sub(EITR)?;
-    (at % 4 == 0 && at / 4 < u64::from(VECTORS)).then_some((at / 4) as usize)
+    (at.is_multiple_of(4) && at / 4 < u64::from(VECTORS)).then_some((at / 4) as usize)
 }

@@ -142,7 +142,7 @@ impl Vf82576 {
     /// Reads BAR 0.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
         out.fill(0);
-        if out.len() != 4 || offset % 4 != 0 || offset >= BAR_SIZE {
+        if out.len() != 4 || !offset.is_multiple_of(4) || offset >= BAR_SIZE {
             self.violations.push(SiliconViolation::Access { offset, bytes: out.len() });
             return;
         }
@@ -168,7 +168,8 @@ impl Vf82576 {
 
     /// Writes BAR 0.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
-        let Some(value) = bytes.try_into().ok().filter(|_| offset % 4 == 0 && offset < BAR_SIZE) else {
+        let Some(value) = bytes.try_into().ok().filter(|_| offset.is_multiple_of(4) && offset < BAR_SIZE)
+        else {
             self.violations.push(SiliconViolation::Access { offset, bytes: bytes.len() });
             return;
         };
