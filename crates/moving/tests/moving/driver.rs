@@ -173,7 +173,7 @@ impl Driver {
     }
 
     fn configure_rx(&mut self) {
-        self.world.write(RX + SRRCTL, self.buffer() / 1024 | 1 << 25);
+        self.world.write(RX + SRRCTL, (self.buffer() / 1024) | (1 << 25));
         let control = self.world.read(RX + DCTL);
         self.world.write(RX + DCTL, control & !ENABLE);
         self.world.tick();
