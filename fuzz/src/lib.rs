@@ -17,6 +17,7 @@ pub mod frames;
 pub mod guest;
 pub mod late;
 pub mod monitor;
+pub mod moved_state;
 pub mod mutate;
 pub mod nbd;
 pub mod net_control;
@@ -63,6 +64,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_requests", run: nbd::requests::run },
     Target { name: "nbd_replies", run: nbd::replies::run },
     Target { name: "directory", run: directory::run },
+    Target { name: "moved_state", run: moved_state::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

@@ -109,3 +109,8 @@ fn nbd_requests() {
 fn nbd_replies() {
     smoke("nbd_replies");
 }
+
+#[test]
+fn moved_state() {
+    smoke("moved_state");
+}

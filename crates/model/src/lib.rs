@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod compile;
+mod direct;
 pub mod draw;
 mod fault;
 mod functions;
@@ -30,6 +31,9 @@ mod tests;
 pub mod verify;
 pub mod words;
 
+pub use direct::{
+    Buffers, DirectModel, Dummy, KeepRule, MailboxTable, MessageKind, PageRule, Replay, TailRing,
+};
 pub use fault::{ModelFault, TableFlaw};
 pub use functions::{Condition, DataPort, PortStep, Transfer};
 pub use input::{Await, ModelInput};
@@ -176,7 +180,7 @@ pub enum Hook {
 }
 
 /// The interrupt status and mask.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupts {
     /// Status register, write one to clear.
     pub status: &'static str,
@@ -191,6 +195,12 @@ pub struct Interrupts {
     pub traffic: u32,
     /// The bit with which the device says that a bus access failed: what policy `error` raises.
     pub error: u32,
+}
+
+impl Interrupts {
+    /// Its interrupts are messages that reach the guest past the monitor.
+    pub const PAST_THE_MONITOR: Interrupts =
+        Interrupts { status: "", mask: "", bits: 0, live: 0, traffic: 0, error: 0 };
 }
 
 /// States that exclude each other, and what leads from one to another.

@@ -8,3 +8,5 @@ pub(crate) const STATES: usize = 64;
 pub(crate) const REGISTERS: usize = 128;
 /// Most registers whose values one function of a model is given.
 pub const VALUES: usize = 8;
+/// Most bytes of registers: for each there is a number of a register, by way and bank.
+pub(crate) const LARGEST: u16 = 0x4000;

@@ -25,6 +25,7 @@ mod counts;
 mod frame;
 pub mod ne2000;
 pub mod rtl8139;
+pub mod vf82576;
 mod wake;
 
 pub use counts::{ChipCounts, Drops};

@@ -2,13 +2,14 @@
 
 use super::Look;
 use crate::layout::has_meaning;
+use crate::limits::LARGEST;
 use crate::{Hook, Register, Way};
 
 impl Look<'_> {
     pub(super) fn registers(&mut self) {
         let model = self.model;
-        if model.size == 0 || model.size > 4096 {
-            self.say("size", format!("{} bytes", model.size), "have 1 to 4096");
+        if model.size == 0 || model.size > LARGEST {
+            self.say("size", format!("{} bytes", model.size), format!("have 1 to {LARGEST}"));
         }
         let banks = self.banks();
         for (at, register) in model.registers.iter().enumerate() {

@@ -1,0 +1,131 @@
+//! What was said through the mailbox and accepted: kept, to be said again on another function.
+
+use ioplane_model::{KeepRule, MailboxTable, MessageKind};
+use serde::{Deserialize, Serialize};
+
+/// Kept messages. Hostile when it was loaded, until [`Kept::doubt`] has looked at it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    /// The message that begins anew was accepted.
+    pub(super) begun: bool,
+    /// The function's address, as words of a message.
+    pub(super) address: [u32; 2],
+    /// The last message of a kind: its place in the table, and its words.
+    last: Vec<(u8, Vec<u32>)>,
+    /// Kind, the bits that add, and the values.
+    each: Vec<(u8, u32, Vec<u32>)>,
+}
+
+impl Kept {
+    /// A message was accepted with this answer.
+    pub(super) fn accepted(&mut self, mailbox: &MailboxTable, place: usize, said: &[u32], answer: &[u32]) {
+        let Some(message) = mailbox.messages.get(place) else { return };
+        let word = |words: &[u32], at: u8| words.get(usize::from(at)).copied().unwrap_or(0);
+        let address = |words: &[u32], at: u8| [word(words, at), word(words, at + 1)];
+        let place = place as u8;
+        match message.keep {
+            KeepRule::Nothing => {}
+            KeepRule::Begins { address: at } => {
+                *self = Kept { begun: true, address: address(answer, at), ..Kept::default() };
+            }
+            KeepRule::Address { word: at } => self.address = address(said, at),
+            KeepRule::Last => {
+                self.last.retain(|(own, _)| *own != place);
+                self.last.push((place, said.iter().copied().take(message.words.into()).collect()));
+            }
+            KeepRule::Each { word: at, field, adds, most } => {
+                let value = word(said, at) & field;
+                let bits = word(said, 0) & adds;
+                let found = self.each.iter().position(|(own, ..)| *own == place);
+                let found = found.unwrap_or_else(|| {
+                    self.each.push((place, 0, Vec::new()));
+                    self.each.len() - 1
+                });
+                let (_, added, values) = &mut self.each[found];
+                values.retain(|own| *own != value);
+                if bits != 0 && values.len() < usize::from(most) {
+                    *added = bits;
+                    values.push(value);
+                }
+            }
+        }
+    }
+
+    /// What to say, in the order of the table: everything but the messages of the beginning and of the address.
+    pub(super) fn messages(&self, mailbox: &'static MailboxTable) -> Vec<(&'static MessageKind, Vec<u32>)> {
+        let mut said = Vec::new();
+        for (place, message) in mailbox.messages.iter().enumerate() {
+            for (own, words) in &self.last {
+                if usize::from(*own) == place {
+                    said.push((message, words.clone()));
+                }
+            }
+            for (own, bits, values) in &self.each {
+                let KeepRule::Each { word, .. } = message.keep else { continue };
+                for value in values.iter().filter(|_| usize::from(*own) == place) {
+                    let mut words = vec![0; message.words.into()];
+                    words[usize::from(word)] = *value;
+                    words[0] |= message.kind | bits;
+                    said.push((message, words));
+                }
+            }
+        }
+        said
+    }
+
+    /// The message with the address.
+    pub(super) fn address_message(
+        &self,
+        mailbox: &'static MailboxTable,
+    ) -> Option<(&'static MessageKind, Vec<u32>)> {
+        mailbox.messages.iter().find_map(|message| {
+            let KeepRule::Address { word } = message.keep else { return None };
+            let mut words = vec![0; message.words.into()];
+            words[0] = message.kind;
+            words.iter_mut().skip(word.into()).zip(self.address).for_each(|(place, word)| *place = word);
+            Some((message, words))
+        })
+    }
+
+    /// Whether a saved one could be.
+    pub(super) fn doubt(&self, mailbox: &MailboxTable) -> Result<(), String> {
+        let once = |place: u8, before: &mut u64| {
+            let bit = 1u64.checked_shl(place.into()).unwrap_or(0);
+            let new = bit != 0 && *before & bit == 0;
+            *before |= bit;
+            new
+        };
+        let mut seen = 0;
+        for (place, words) in &self.last {
+            let message = mailbox.messages.get(usize::from(*place));
+            let fits = message.is_some_and(|message| {
+                let first = words.first().copied().unwrap_or(0);
+                message.keep == KeepRule::Last
+                    && words.len() == usize::from(message.words)
+                    && first & mailbox.kind == message.kind
+                    && first & mailbox.accepted == 0
+            });
+            if !fits || !once(*place, &mut seen) {
+                return Err(format!("a message of {} words that cannot be kept", words.len()));
+            }
+        }
+        for (place, bits, values) in &self.each {
+            let fits = mailbox.messages.get(usize::from(*place)).is_some_and(|message| match message.keep {
+                KeepRule::Each { field, adds, most, .. } => {
+                    values.len() <= usize::from(most)
+                        && values.iter().all(|value| value & !field == 0)
+                        && bits & !adds == 0
+                        && (*bits != 0 || values.is_empty())
+                }
+                _ => false,
+            });
+            if !fits || !once(*place, &mut seen) {
+                return Err(format!("{} values that cannot be kept", values.len()));
+            }
+        }
+        if !self.begun && *self != Kept::default() {
+            return Err("messages that were accepted before the first".to_owned());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! A function, its model, and the guest's view of what is trapped.
+
+use ioplane_hardware::Hardware;
+use ioplane_memory::GuestView;
+use ioplane_model::{DirectModel, Machine, ModelInput, PageRule, Verdict, Way};
+
+use crate::error::MovingError;
+use crate::kept::Kept;
+use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
+use crate::plan::MovePlan;
+use crate::state::{DirectStateV1, Geometry, RingStateV1};
+use crate::written::{PageSet, RingLog};
+
+/// What [`Movable::stop`] does about frames that the guest has given to the device and the device has not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsent {
+    /// Waits until they are sent.
+    Wait,
+    /// The other function sends them: for a port without a link.
+    Leave,
+}
+
+/// What is logged while memory is copied.
+pub(crate) struct Copying {
+    view: GuestView,
+    logs: Vec<Option<RingLog>>,
+    /// To be named at the next call.
+    written: PageSet,
+    /// To be named once more when the device is at rest.
+    late: PageSet,
+}
+
+pub(crate) enum Phase {
+    Running,
+    /// Told to stop; the queues end what they have in hand. Values as they were before that.
+    Stopping(Box<DirectStateV1>),
+    Stopped(Box<DirectStateV1>),
+}
+
+/// A function, its model, and the guest's view of what is trapped.
+pub struct Movable<H: Hardware> {
+    pub(crate) hardware: H,
+    pub(crate) plan: MovePlan,
+    pub(crate) machine: Machine,
+    pub(crate) mailbox: GuestMailbox,
+    pub(crate) sending: Sending,
+    pub(crate) latched: Latched,
+    pub(crate) kept: Kept,
+    /// What is added to each counter of the hardware for the guest.
+    pub(crate) offsets: Vec<u32>,
+    pub(crate) copying: Option<Copying>,
+    pub(crate) phase: Phase,
+}
+
+impl<H: Hardware> Movable<H> {
+    /// A function that was reset and that nobody has driven since.
+    pub fn new(hardware: H, model: &'static DirectModel) -> Result<Self, MovingError> {
+        let plan = MovePlan::new(model)?;
+        let fault = |fault: ioplane_model::ModelFault| MovingError::Model {
+            model: model.model.name,
+            why: fault.to_string(),
+        };
+        Ok(Movable {
+            hardware,
+            machine: Machine::new(model.model).map_err(fault)?,
+            mailbox: GuestMailbox::default(),
+            sending: Sending::Nothing,
+            latched: Latched::default(),
+            kept: Kept::default(),
+            offsets: vec![0; plan.counters.len()],
+            copying: None,
+            phase: Phase::Running,
+            plan,
+        })
+    }
+
+    /// The function: for the guest's interrupts, and for its accesses to pages that it maps.
+    pub fn hardware(&mut self) -> &mut H {
+        &mut self.hardware
+    }
+
+    /// Whether the guest's accesses to a page of registers come here. It changes with [`Movable::begin_copy`] and
+    /// [`Movable::end_copy`]; a page that is neither in the table is trapped.
+    pub fn trapped(&self, page: usize) -> bool {
+        match self.plan.table.pages.get(page) {
+            Some(PageRule::Mapped) => false,
+            Some(PageRule::MappedAtRest) => self.copying.is_some(),
+            Some(PageRule::Trapped) | None => true,
+        }
+    }
+
+    /// What is in the way of a change of hands, of what is trapped: region and state.
+    pub fn busy(&self) -> Option<(&'static str, &'static str)> {
+        self.machine.busy()
+    }
+
+    pub(crate) fn get(&mut self, offset: u64) -> Result<u32, MovingError> {
+        let mut bytes = [0; 4];
+        self.hardware.read(self.plan.bar, offset, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn put(&mut self, offset: u64, value: u32) -> Result<(), MovingError> {
+        Ok(self.hardware.write(self.plan.bar, offset, &value.to_le_bytes())?)
+    }
+
+    pub(crate) fn line(&mut self) -> Line<'_, H> {
+        Line { hardware: &mut self.hardware, plan: &self.plan, latched: &mut self.latched }
+    }
+
+    fn running(&self) -> Result<(), MovingError> {
+        if matches!(self.phase, Phase::Running) { Ok(()) } else { Err(MovingError::Stopped) }
+    }
+
+    /// The guest reads a register of 32 bits on a trapped page. What the model does not know reads as zero.
+    pub fn read(&mut self, offset: u64) -> Result<u32, MovingError> {
+        self.running()?;
+        if let Some(word) = self.mailbox_word(offset) {
+            return Ok(self.mailbox.words[word]);
+        }
+        if offset == self.plan.control {
+            self.turn()?;
+            let bits = self.mailbox.bits;
+            self.mailbox.bits &= !self.plan.table.mailbox.latched;
+            return Ok(bits);
+        }
+        if !self.known(Way::Read, offset) {
+            return Ok(0);
+        }
+        let value = self.get(offset)?;
+        let counter = self.plan.counters.iter().position(|own| *own == offset);
+        Ok(counter.map_or(value, |at| value.wrapping_add(self.offsets[at])))
+    }
+
+    /// The guest writes one. What the model does not know, and what is only read, takes no writes.
+    pub fn write(&mut self, offset: u64, value: u32) -> Result<(), MovingError> {
+        self.running()?;
+        if let Some(word) = self.mailbox_word(offset) {
+            self.mailbox.words[word] = value;
+            return Ok(());
+        }
+        if !self.known(Way::Write, offset) {
+            return Ok(());
+        }
+        let pieces = self.machine.at(Way::Write, offset, 4);
+        if let Some(register) = pieces.first().and_then(|piece| piece.register)
+            && self.machine.hooked(register, Way::Write)
+        {
+            self.tell(ModelInput::Write { register, value });
+        }
+        if offset == self.plan.control {
+            return self.mailbox_written(value);
+        }
+        self.ring_written(offset, value)?;
+        self.put(offset, value)
+    }
+
+    fn known(&self, way: Way, offset: u64) -> bool {
+        let pieces = self.machine.at(way, offset, 4);
+        offset.is_multiple_of(4)
+            && pieces.len() == 1
+            && pieces[0].register.is_some_and(|id| self.machine.register(id).width == 4)
+    }
+
+    fn tell(&mut self, seen: ModelInput) {
+        // These tables check nothing: what the device reaches is what the IOMMU translates.
+        let moves = match self.machine.update(seen) {
+            Verdict::Done(moves) => moves,
+            Verdict::Check(pending) => self.machine.commit(pending),
+        };
+        if moves.reset() {
+            self.mailbox = GuestMailbox::default();
+            self.sending = Sending::Nothing;
+            self.latched = Latched::default();
+            self.kept = Kept::default();
+            for ring in 0..self.plan.rings.len() {
+                self.retire(ring);
+            }
+        }
+    }
+
+    fn mailbox_word(&self, offset: u64) -> Option<usize> {
+        let at = offset.checked_sub(self.plan.memory)?;
+        (at.is_multiple_of(4) && at / 4 < self.plan.words as u64).then_some((at / 4) as usize)
+    }
+
+    fn mailbox_written(&mut self, value: u32) -> Result<(), MovingError> {
+        let table = &self.plan.table.mailbox;
+        // Whoever asks again before the answer has to wait for the first one's: the other side may be reading it.
+        if value & table.request != 0 && !matches!(self.sending, Sending::Asked(_)) {
+            self.sending = Sending::Waits(self.mailbox.words);
+        }
+        if value & (table.acknowledge | table.request) != 0 {
+            self.mailbox.unread = false;
+        }
+        if value & table.hold != 0 {
+            self.mailbox.bits |= table.hold;
+        } else {
+            self.mailbox.bits &= !table.hold;
+        }
+        self.turn()
+    }
+
+    /// Carries messages between the guest's mailbox and the function's, as far as they go. To be called now and then while
+    /// [`Movable::busy`] says something; a guest that looks at its mailbox does so too.
+    pub fn turn(&mut self) -> Result<(), MovingError> {
+        let table = &self.plan.table.mailbox;
+        self.line().look()?;
+        for (seen, bit) in [(&mut self.latched.taken, table.taken), (&mut self.latched.ready, table.ready)] {
+            if std::mem::take(seen) {
+                self.mailbox.bits |= bit;
+            }
+        }
+        // A message waits until the guest has taken the last one and does not write one itself.
+        if self.latched.message
+            && !self.mailbox.unread
+            && self.mailbox.bits & table.hold == 0
+            && let Some(words) = self.line().take()?
+        {
+            self.arrived(words);
+        }
+        // What the other side has said would be written over.
+        if let Sending::Waits(words) = self.sending
+            && !self.latched.message
+            && self.line().send(&words)?
+        {
+            self.sending = Sending::Asked(words);
+        }
+        self.became(self.mailbox.bits);
+        Ok(())
+    }
+
+    fn arrived(&mut self, words: [u32; 16]) {
+        let table = &self.plan.table.mailbox;
+        self.mailbox.words = words;
+        self.mailbox.bits |= table.message;
+        self.mailbox.unread = true;
+        let Sending::Asked(asked) = self.sending else { return };
+        if words[0] & table.kind != asked[0] & table.kind {
+            return;
+        }
+        self.sending = Sending::Nothing;
+        if words[0] & table.accepted != 0
+            && let Some((place, _)) = self.plan.message(asked[0])
+        {
+            self.kept.accepted(table, place, &asked, &words);
+        }
+    }
+
+    /// Tells the model what the control register says, if a state waits for it.
+    fn became(&mut self, value: u32) {
+        // Whoever asked is answered by an answer, not by whatever the other side says.
+        let answered = matches!(self.sending, Sending::Nothing);
+        let waits: Vec<_> = self.machine.awaits().collect();
+        for wait in waits {
+            let message = wait.mask & self.plan.table.mailbox.message != 0;
+            if u64::from(self.machine.register(wait.register).offset) == self.plan.control
+                && value & wait.mask == wait.is
+                && (answered || !message)
+            {
+                self.tell(ModelInput::Became { register: wait.register, value });
+            }
+        }
+    }
+
+    /// The guest's memory is copied from here on: the rings' pages are trapped, and what the device writes is logged. To be called
+    /// when the guest no longer maps those pages, and before the first page of memory is sent.
+    pub fn begin_copy(&mut self, view: GuestView) -> Result<(), MovingError> {
+        self.running()?;
+        let logs = (0..self.plan.rings.len()).map(|_| None).collect();
+        self.copying = Some(Copying { view, logs, written: PageSet::new(), late: PageSet::new() });
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            if self.get(ring.control)? & ring.enable != 0 {
+                self.log(at, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// It is no longer copied: it was called off.
+    pub fn end_copy(&mut self) {
+        self.copying = None;
+    }
+
+    /// Begins to log a ring that is on: `used`, before this.
+    fn log(&mut self, at: usize, used: bool) -> Result<(), MovingError> {
+        let ring = self.plan.rings[at];
+        let geometry = self.geometry(at)?;
+        let shape = match ring.buffers {
+            Some((shape, _)) => self.get(shape)?,
+            None => 0,
+        };
+        let (head, tail) = (self.get(ring.head)?, self.get(ring.tail)?);
+        if let Some(copying) = &mut self.copying {
+            copying.logs[at] = RingLog::begin(ring, geometry, shape, (head, tail), used, &copying.view);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn geometry(&mut self, at: usize) -> Result<Geometry, MovingError> {
+        let ring = self.plan.rings[at];
+        let base = u64::from(self.get(ring.base.0)?) | u64::from(self.get(ring.base.1)?) << 32;
+        Ok(Geometry { base, length: self.get(ring.length)?, size: ring.table.size })
+    }
+
+    /// A ring ends: nobody knows which of its buffers were written.
+    fn retire(&mut self, at: usize) {
+        if let Some(copying) = &mut self.copying
+            && let Some(mut log) = copying.logs[at].take()
+        {
+            log.all(&copying.view, &mut copying.late);
+            copying.written.extend(&copying.late);
+        }
+    }
+
+    /// The guest is about to write a register of a ring.
+    fn ring_written(&mut self, offset: u64, value: u32) -> Result<(), MovingError> {
+        let Some(at) = self.plan.rings.iter().position(|ring| [ring.tail, ring.control].contains(&offset))
+        else {
+            return Ok(());
+        };
+        let ring = self.plan.rings[at];
+        if offset == ring.control && value & ring.enable == 0 {
+            self.retire(at);
+            return Ok(());
+        }
+        if offset != ring.tail {
+            return Ok(());
+        }
+        let unknown = self.copying.as_ref().is_some_and(|copying| copying.logs[at].is_none());
+        if unknown && self.get(ring.control)? & ring.enable != 0 {
+            self.log(at, false)?;
+        }
+        if let Some(copying) = &mut self.copying
+            && let Some(log) = &mut copying.logs[at]
+        {
+            log.tail_written(value, &copying.view, &mut copying.written);
+        }
+        Ok(())
+    }
+
+    /// Pages that the device wrote since it was asked last, and that were not named since. While the guest runs some are left for
+    /// later; once the device is stopped the answer is complete.
+    pub fn pages(&mut self) -> PageSet {
+        let heads: Vec<u32> = match &self.phase {
+            Phase::Stopped(state) => state.rings.iter().map(|ring| ring.head).collect(),
+            Phase::Running | Phase::Stopping(_) => Vec::new(),
+        };
+        let Some(copying) = &mut self.copying else { return PageSet::new() };
+        let Copying { view, logs, written, late } = copying;
+        let logs = logs.iter_mut().enumerate().filter_map(|(at, log)| Some((at, log.as_mut()?)));
+        for (at, log) in logs {
+            match heads.get(at) {
+                Some(head) => log.at_rest(*head, view, written),
+                None => log.so_far(view, written),
+            }
+        }
+        if !heads.is_empty() {
+            written.append(late);
+        }
+        std::mem::take(written)
+    }
+
+    /// Brings the device to rest; the guest's processors stand still. `false`: not yet, call again. What is in the way of it passes by
+    /// itself: a reset, an answer of the other side, frames to be sent ([`Unsent::Wait`]), write-backs.
+    pub fn stop(&mut self, unsent: Unsent) -> Result<bool, MovingError> {
+        if matches!(self.phase, Phase::Running) {
+            self.turn()?;
+            if !self.machine.reusable() || unsent == Unsent::Wait && !self.sent()? {
+                return Ok(false);
+            }
+            let state = self.look()?;
+            for at in 0..self.plan.halt.len() {
+                let (offset, value) = self.plan.halt[at];
+                let ring = self.plan.rings.iter().position(|ring| ring.control == offset);
+                if ring.is_none_or(|at| state.rings[at].on) {
+                    self.put(offset, value)?;
+                }
+            }
+            self.phase = Phase::Stopping(Box::new(state));
+        }
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            if self.get(ring.control)? & ring.enable != 0 {
+                return Ok(false);
+            }
+        }
+        if !matches!(self.phase, Phase::Stopping(_)) {
+            return Ok(true);
+        }
+        let mut heads = Vec::with_capacity(self.plan.rings.len());
+        for at in 0..self.plan.rings.len() {
+            heads.push(self.get(self.plan.rings[at].head)?);
+        }
+        let counters = self.counted()?;
+        if let Phase::Stopping(mut state) = std::mem::replace(&mut self.phase, Phase::Running) {
+            for (ring, head) in state.rings.iter_mut().zip(heads).filter(|(ring, _)| ring.on) {
+                ring.head = head;
+            }
+            state.counters = counters;
+            self.phase = Phase::Stopped(state);
+        }
+        Ok(true)
+    }
+
+    /// Whether every frame that was given to the device has left.
+    fn sent(&mut self) -> Result<bool, MovingError> {
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            let on = !ring.receives() && self.get(ring.control)? & ring.enable != 0;
+            if on && self.get(ring.head)? != self.get(ring.tail)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The counters as the guest sees them.
+    fn counted(&mut self) -> Result<Vec<u32>, MovingError> {
+        let mut counters = Vec::with_capacity(self.offsets.len());
+        for at in 0..self.offsets.len() {
+            counters.push(self.get(self.plan.counters[at])?.wrapping_add(self.offsets[at]));
+        }
+        Ok(counters)
+    }
+
+    /// Everything that is saved, before the queues are switched off.
+    fn look(&mut self) -> Result<DirectStateV1, MovingError> {
+        let mut registers = Vec::with_capacity(self.plan.saved.len());
+        for at in 0..self.plan.saved.len() {
+            let register = self.plan.saved[at];
+            registers.push(self.get(register.offset)? & register.mask);
+        }
+        let mut rings = Vec::with_capacity(self.plan.rings.len());
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            let on = self.get(ring.control)? & ring.enable != 0;
+            let (head, tail) = if on { (self.get(ring.head)?, self.get(ring.tail)?) } else { (0, 0) };
+            rings.push(RingStateV1 { on, head, tail });
+        }
+        Ok(DirectStateV1 {
+            model: self.plan.table.model.name.to_owned(),
+            registers,
+            rings,
+            counters: Vec::new(),
+            mailbox: self.mailbox.clone(),
+            kept: self.kept.clone(),
+        })
+    }
+
+    /// The state of a device that was stopped, at most [`MOST`] bytes.
+    pub fn save(&self) -> Result<Vec<u8>, MovingError> {
+        match &self.phase {
+            Phase::Stopped(state) => Ok(state.encode()?),
+            Phase::Running | Phase::Stopping(_) => Err(MovingError::Running),
+        }
+    }
+
+    /// Takes the state of another function, a stranger's, for a guest with this memory. It is taken whole, or refused and nothing
+    /// has changed. The hardware is not touched before [`Movable::replay`].
+    pub fn load(&mut self, bytes: &[u8], view: &GuestView) -> Result<(), MovingError> {
+        self.phase = Phase::Stopped(Box::new(DirectStateV1::load(&self.plan, view.map(), bytes)?));
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! A device that stands still, as bytes: a header with version, length and checksum, then what was read of it. At most 1 KiB.
+//! What is loaded is a stranger's: all of it is held against the table and the guest's memory before any hardware is touched.
+
+use ioplane_memory::GuestMap;
+use ioplane_model::DirectModel;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{DirectStateError, MOST, MovingError, VERSION};
+use crate::kept::Kept;
+use crate::mailbox::GuestMailbox;
+use crate::plan::MovePlan;
+
+const MAGIC: [u8; 4] = *b"ioMV";
+/// Magic, version, length of what follows the header, checksum of version, length and that.
+const HEADER: usize = 12;
+
+/// A ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RingStateV1 {
+    pub(super) on: bool,
+    pub(super) head: u32,
+    pub(super) tail: u32,
+}
+
+/// All of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DirectStateV1 {
+    pub(super) model: String,
+    /// Values in the order of the plan.
+    pub(super) registers: Vec<u32>,
+    pub(super) rings: Vec<RingStateV1>,
+    /// What the guest sees.
+    pub(super) counters: Vec<u32>,
+    pub(super) mailbox: GuestMailbox,
+    pub(super) kept: Kept,
+}
+
+fn checksum(version: u16, body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&version.to_le_bytes());
+    hasher.update(&(body.len() as u32).to_le_bytes());
+    hasher.update(body);
+    hasher.finalize()
+}
+
+/// A state's bytes behind the header that fits them: for tests, whose bodies no device has written.
+pub fn seal(body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + body.len());
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    // Longer ones are refused by their length, whatever this says.
+    bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(&checksum(VERSION, body).to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+impl DirectStateV1 {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, DirectStateError> {
+        let body = postcard::to_stdvec(self).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
+        let bytes = seal(&body);
+        if bytes.len() > MOST { Err(DirectStateError::TooLarge(bytes.len())) } else { Ok(bytes) }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DirectStateError> {
+        if bytes.len() > MOST {
+            return Err(DirectStateError::TooLarge(bytes.len()));
+        }
+        let Some((header, body)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header[..4] == MAGIC)
+        else {
+            return Err(DirectStateError::NotAState);
+        };
+        let version = u16::from_le_bytes([header[4], header[5]]);
+        let says = usize::from(u16::from_le_bytes([header[6], header[7]]));
+        let sum = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+        if version != VERSION {
+            return Err(DirectStateError::Version(version));
+        }
+        if says != body.len() {
+            return Err(DirectStateError::Length { has: body.len(), says });
+        }
+        if sum != checksum(version, body) {
+            return Err(DirectStateError::Checksum);
+        }
+        match postcard::take_from_bytes(body) {
+            Ok((state, [])) => Ok(state),
+            Ok((_, rest)) => Err(DirectStateError::Damaged(format!("{} bytes too many", rest.len()))),
+            Err(error) => Err(DirectStateError::Damaged(error.to_string())),
+        }
+    }
+
+    /// Reads a stranger's state: whole and possible, or refused.
+    pub(super) fn load(plan: &MovePlan, memory: &GuestMap, bytes: &[u8]) -> Result<Self, DirectStateError> {
+        let state = Self::decode(bytes)?;
+        if state.model != plan.table.model.name {
+            return Err(DirectStateError::OtherModel(state.model.chars().take(40).collect()));
+        }
+        state.doubt(plan, memory).map_err(DirectStateError::Impossible)?;
+        Ok(state)
+    }
+
+    fn doubt(&self, plan: &MovePlan, memory: &GuestMap) -> Result<(), String> {
+        if self.registers.len() != plan.saved.len()
+            || self.rings.len() != plan.rings.len()
+            || self.counters.len() != plan.counters.len()
+        {
+            return Err("registers, rings or counters that the model does not have".to_owned());
+        }
+        for (register, value) in plan.saved.iter().zip(&self.registers) {
+            if value & !register.mask != 0 {
+                return Err(format!("{} holds {value:#x}", register.name));
+            }
+        }
+        for at in 0..self.rings.len() {
+            self.doubt_ring(plan, memory, at)?;
+        }
+        let mailbox = &plan.table.mailbox;
+        if self.mailbox.bits & !(mailbox.hold | mailbox.latched) != 0 {
+            return Err(format!("mailbox bits {:#x}", self.mailbox.bits));
+        }
+        self.kept.doubt(mailbox)
+    }
+
+    fn doubt_ring(&self, plan: &MovePlan, memory: &GuestMap, at: usize) -> Result<(), String> {
+        let (ring, state) = (&plan.rings[at], &self.rings[at]);
+        if !state.on {
+            return if (state.head, state.tail) == (0, 0) {
+                Ok(())
+            } else {
+                Err(format!("ring {} is off and has a head", ring.table.name))
+            };
+        }
+        let value = |offset: u64| {
+            let found = plan.saved.iter().position(|register| register.offset == offset);
+            found.map_or(0, |at| self.registers[at])
+        };
+        let geometry = Geometry {
+            base: u64::from(value(ring.base.0)) | u64::from(value(ring.base.1)) << 32,
+            length: value(ring.length),
+            size: ring.table.size,
+        };
+        let count = geometry.count();
+        if count == 0 || count > ring.table.most || state.head >= count || state.tail >= count {
+            return Err(format!(
+                "ring {} of {count} with {} and {}",
+                ring.table.name, state.head, state.tail
+            ));
+        }
+        if !inside(memory, geometry.base, u64::from(geometry.length)) {
+            return Err(format!("ring {} lies outside of the guest's memory", ring.table.name));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a range lies in one region of memory that can be written.
+pub(super) fn inside(memory: &GuestMap, from: u64, len: u64) -> bool {
+    let Some(end) = from.checked_add(len) else { return false };
+    memory
+        .regions()
+        .iter()
+        .any(|region| region.writable() && from >= region.gpa() && end - region.gpa() <= region.len())
+}
+
+/// Where a ring lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Geometry {
+    pub(super) base: u64,
+    /// Bytes.
+    pub(super) length: u32,
+    pub(super) size: u16,
+}
+
+impl Geometry {
+    pub(super) fn count(&self) -> u32 {
+        self.length / u32::from(self.size.max(1))
+    }
+
+    pub(super) fn at(&self, index: u32) -> u64 {
+        self.base.wrapping_add(u64::from(index) * u64::from(self.size))
+    }
+}
+
+/// Whether a stranger's bytes are a state that `table` could take, for a guest with that memory. Touches nothing: what a host asks
+/// before anything is stopped, and what the fuzz target calls.
+pub fn check(table: &'static DirectModel, memory: &GuestMap, bytes: &[u8]) -> Result<(), MovingError> {
+    DirectStateV1::load(&MovePlan::new(table)?, memory, bytes)?;
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! A guest's machine, the wire, and whoever moves it: between any two accesses of the driver the device may go to another host.
+
+use std::collections::BTreeSet;
+
+use ioplane_moving::{MOST, PAGE, PageSet, Unsent};
+use ioplane_nic::vf82576::spec::{DCTL, ENABLE, RX, TAIL, TX};
+use ioplane_nic::vf82576::{PfState, SiliconViolation, Vf82576};
+
+use crate::hardware::{Host, LOST, MEMORY, frame, number};
+
+/// When the device is moved, by the count of points: each access, each tick is one.
+pub struct Plan {
+    /// Before these points.
+    pub at: BTreeSet<u64>,
+    /// So many points before each of them copying begins.
+    pub copied_before: u64,
+    /// The device's pages are sent. Off: the test shows that it would notice.
+    pub marking: bool,
+    /// Frames that were not sent stay for the other host.
+    pub unsent: Unsent,
+}
+
+impl Plan {
+    pub fn at(points: impl IntoIterator<Item = u64>) -> Plan {
+        Plan { at: points.into_iter().collect(), copied_before: 30, marking: true, unsent: Unsent::Wait }
+    }
+}
+
+/// Memory of the other host while it is copied, and the guest's own stores since.
+struct Copying {
+    there: Host,
+    stored: PageSet,
+}
+
+/// Registers that read as they were written, and that a move may not change.
+const PLAIN: [u64; 18] = [
+    0x0f04, 0x0f0c, 0x152c, 0x1530, 0x1680, 0x1684, 0x1688, 0x1700, 0x1740, 0x2800, 0x2808, 0x280c, 0x2818,
+    0x2828, 0x3800, 0x3808, 0x3818, 0x3828,
+];
+
+pub struct World {
+    pub host: Host,
+    pub plan: Plan,
+    /// Points so far.
+    pub points: u64,
+    /// Numbers of frames that were taken in while the guest had the device, and the next one to send.
+    pub accepted: Vec<u64>,
+    next: u64,
+    /// Whether the wire sends to the guest.
+    pub injecting: bool,
+    /// Numbers of frames that left.
+    pub sent: Vec<u64>,
+    pub violations: Vec<SiliconViolation>,
+    pub moves: u64,
+    /// Pages that were not what they were on the source before anything was replayed.
+    pub missed: u64,
+    pub largest_state: usize,
+    /// Register accesses of the last stop and of the last replay.
+    pub accesses: (u64, u64),
+    copying: Option<Copying>,
+    /// The address that the guest believes to have.
+    pub mac: [u8; 6],
+}
+
+/// A function of some host: another address, counters anywhere.
+fn function(number: u64) -> Vf82576 {
+    let counted = 0xffff_ff00u32.wrapping_add((number as u32).wrapping_mul(0x1234_5677));
+    Vf82576::new([2, 0x11, 0, 0, 1, number as u8], counted)
+}
+
+impl World {
+    pub fn new(plan: Plan) -> World {
+        World {
+            host: Host::new(function(0)),
+            plan,
+            points: 0,
+            accepted: Vec::new(),
+            next: 0,
+            injecting: false,
+            sent: Vec::new(),
+            violations: Vec::new(),
+            moves: 0,
+            missed: 0,
+            largest_state: 0,
+            accesses: (0, 0),
+            copying: None,
+            mac: [0; 6],
+        }
+    }
+
+    /// The driver is between two of its accesses.
+    fn point(&mut self) {
+        self.points += 1;
+        let due = self.plan.at.range(self.points..).next().copied();
+        if let Some(due) = due
+            && due.saturating_sub(self.plan.copied_before) <= self.points
+            && self.copying.is_none()
+        {
+            self.begin_copy();
+        }
+        if self.copying.is_some() && self.points.is_multiple_of(9) && due != Some(self.points) {
+            self.round();
+        }
+        if due == Some(self.points) {
+            self.switch_over();
+        }
+    }
+
+    fn begin_copy(&mut self) {
+        let there = Host::new(function(self.moves + 1));
+        self.host.movable.begin_copy(self.host.view.clone()).expect("it runs");
+        there.view.write(0, &self.host.memory()).expect("memory");
+        self.copying = Some(Copying { there, stored: PageSet::new() });
+    }
+
+    /// One pass of copying: what the guest stored, and what the device wrote.
+    fn round(&mut self) {
+        let written = self.host.movable.pages();
+        let Some(copying) = &mut self.copying else { return };
+        let mut pages = std::mem::take(&mut copying.stored);
+        if self.plan.marking {
+            pages.extend(written);
+        }
+        for page in pages {
+            let bytes: [u8; PAGE as usize] = self.host.view.bytes(page * PAGE).expect("memory");
+            copying.there.view.write(page * PAGE, &bytes).expect("memory");
+        }
+    }
+
+    /// The guest goes on there.
+    pub fn go_on(&mut self, there: Host) {
+        self.collect();
+        self.violations.extend(self.host.silicon.vf().violations());
+        self.host = there;
+    }
+
+    fn plain(&mut self) -> Vec<u32> {
+        let mut values: Vec<u32> = PLAIN.iter().map(|offset| self.get(*offset)).collect();
+        // The tail of a queue that is off means nothing.
+        for (tail, control) in [(RX + TAIL, RX + DCTL), (TX + TAIL, TX + DCTL)] {
+            let on = self.get(control) & ENABLE != 0;
+            for (value, _) in values.iter_mut().zip(PLAIN).filter(|(_, offset)| *offset == tail && !on) {
+                *value = 0;
+            }
+        }
+        values
+    }
+
+    fn get(&mut self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.host.silicon.vf().read(offset, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn switch_over(&mut self) {
+        // While the device comes to rest the wire goes on, and so does what it is told by its PF.
+        let before = self.host.silicon.accesses();
+        let mut at_rest = false;
+        let mut plain = Vec::new();
+        for _ in 0..200 {
+            if plain.is_empty() || self.host.movable.busy().is_some() {
+                plain = self.plain();
+            }
+            at_rest = self.host.movable.stop(self.plan.unsent).expect("hardware that works");
+            if at_rest {
+                break;
+            }
+            self.inject();
+            self.host.silicon.vf().step();
+        }
+        let stopping = self.host.silicon.accesses() - before;
+        assert!(at_rest, "busy: {:?}", self.host.movable.busy());
+        self.collect();
+        self.round();
+        let known = self.host.silicon.vf().pf().clone();
+        let Some(Copying { mut there, .. }) = self.copying.take() else { panic!("it was copied") };
+        let (here, copy) = (self.host.memory(), there.memory());
+        let pages = here.chunks(PAGE as usize).zip(copy.chunks(PAGE as usize));
+        let other = pages.enumerate().filter(|(_, (here, copy))| here != copy);
+        let missed: Vec<usize> = other.map(|(page, _)| page).collect();
+        if self.plan.marking && !missed.is_empty() {
+            eprintln!("point {}: pages {missed:?}", self.points);
+        }
+        self.missed += missed.len() as u64;
+        // Whatever was missed is made up for, so that the guest goes on and the count is of pages.
+        there.view.write(0, &here).expect("memory");
+        let state = self.host.movable.save().expect("it stands still");
+        self.largest_state = self.largest_state.max(state.len());
+        assert!(state.len() <= MOST, "{} bytes", state.len());
+        there.movable.load(&state, &there.view).expect("what a host saves, another loads");
+        there.replay().expect("a host like this one");
+        self.accesses = (stopping, there.silicon.accesses());
+        assert!(there.memory() == here, "what was borrowed of the guest's memory was put back");
+        self.go_on(there);
+        self.moves += 1;
+        assert_eq!(self.plain(), plain, "the driver's view of the registers");
+        let now = self.host.silicon.vf().pf().clone();
+        let of = |pf: &PfState| (pf.multicast.clone(), pf.vlans.clone(), pf.promiscuous, pf.clear_to_send);
+        assert_eq!(of(&now), of(&known), "what the physical function keeps");
+        // What was never asked for, since the driver has not said RESET, is the other host's.
+        if known.clear_to_send {
+            assert_eq!((now.mac, now.longest), (known.mac, known.longest), "address and longest frame");
+        }
+    }
+
+    /// Takes what has left the device and looks that it is whole.
+    pub fn collect(&mut self) {
+        for frame in self.host.silicon.vf().take_sent() {
+            self.sent.push(number(&frame).expect("a frame as the driver made it"));
+        }
+    }
+
+    fn inject(&mut self) {
+        if !self.injecting {
+            return;
+        }
+        let longest = self.host.silicon.vf().pf().longest;
+        let len = if self.next.is_multiple_of(3) && longest > 2000 {
+            2900
+        } else {
+            60 + (self.next % 7) as usize * 100
+        };
+        let to = if self.next.is_multiple_of(5) { [0xff; 6] } else { self.mac };
+        if self.host.silicon.vf().receive(&frame(to, self.next, len)) {
+            self.accepted.push(self.next);
+        }
+        self.next += 1;
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self) {
+        self.point();
+        self.inject();
+        self.host.silicon.vf().step();
+        self.collect();
+    }
+
+    /// The driver reads a register.
+    pub fn read(&mut self, offset: u64) -> u32 {
+        self.point();
+        if self.host.movable.trapped((offset / PAGE) as usize) {
+            return self.host.movable.read(offset).expect("hardware that works");
+        }
+        self.get(offset)
+    }
+
+    /// The driver writes one.
+    pub fn write(&mut self, offset: u64, value: u32) {
+        self.point();
+        if self.host.movable.trapped((offset / PAGE) as usize) {
+            return self.host.movable.write(offset, value).expect("hardware that works");
+        }
+        self.host.silicon.vf().write(offset, &value.to_le_bytes());
+    }
+
+    /// The driver stores to memory.
+    pub fn store(&mut self, gpa: u64, bytes: &[u8]) {
+        self.host.view.write(gpa, bytes).expect("memory");
+        if let Some(copying) = &mut self.copying {
+            copying.stored.extend(gpa / PAGE..=(gpa + bytes.len() as u64 - 1) / PAGE);
+        }
+    }
+
+    pub fn load<const N: usize>(&self, gpa: u64) -> [u8; N] {
+        assert!(gpa + N as u64 <= MEMORY);
+        self.host.view.bytes(gpa).expect("memory")
+    }
+
+    pub fn bytes(&self, gpa: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.host.view.read(gpa, &mut bytes).expect("memory");
+        bytes
+    }
+
+    /// Which vectors came.
+    pub fn vectors(&self) -> [bool; 3] {
+        self.host.vectors.each_ref().map(|vector| vector.take())
+    }
+
+    /// What must hold at the end of any run.
+    pub fn finish(&mut self, received: &[u64], sent: u64) {
+        self.violations.extend(self.host.silicon.vf().violations());
+        assert_eq!(self.violations, [], "rules of the silicon that were broken");
+        assert!(!received.contains(&LOST), "the guest saw a dummy");
+        assert_eq!(received, self.accepted, "frames that were taken in, each once and in order");
+        assert_eq!(
+            self.sent,
+            (0..sent).collect::<Vec<_>>(),
+            "frames that the guest sent, each once and in order"
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! What the function reaches of memory: what was mapped for it, at bus addresses.
+
+use std::sync::Arc;
+
+use ioplane_memory::{GuestMap, GuestView, MapError, MemoryRegion};
+
+struct Mapped {
+    iova: u64,
+    region: MemoryRegion,
+    view: GuestView,
+}
+
+/// An IOMMU's translations.
+#[derive(Default)]
+pub(super) struct Dma {
+    mapped: Vec<Mapped>,
+}
+
+impl Dma {
+    pub(super) fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), MapError> {
+        let view = GuestView::new(Arc::new(GuestMap::new(vec![region.clone()])?));
+        self.mapped.push(Mapped { iova, region: region.clone(), view });
+        Ok(())
+    }
+
+    /// Whether it was mapped exactly so.
+    pub(super) fn unmap(&mut self, iova: u64, len: u64) -> bool {
+        let before = self.mapped.len();
+        self.mapped.retain(|mapped| mapped.iova != iova || mapped.region.len() != len);
+        self.mapped.len() < before
+    }
+
+    fn place(&self, iova: u64, len: usize) -> Option<(&GuestView, u64)> {
+        let end = iova.checked_add(len as u64)?;
+        let mapped = self
+            .mapped
+            .iter()
+            .find(|mapped| iova >= mapped.iova && end <= mapped.iova.saturating_add(mapped.region.len()))?;
+        Some((&mapped.view, mapped.region.gpa() + (iova - mapped.iova)))
+    }
+
+    /// `false`: not there.
+    pub(super) fn read(&self, iova: u64, out: &mut [u8]) -> bool {
+        self.place(iova, out.len()).is_some_and(|(view, gpa)| view.read(gpa, out).is_ok())
+    }
+
+    /// `false`: not there, or only for reading.
+    pub(super) fn write(&self, iova: u64, bytes: &[u8]) -> bool {
+        self.place(iova, bytes.len()).is_some_and(|(view, gpa)| view.write(gpa, bytes).is_ok())
+    }
+}
