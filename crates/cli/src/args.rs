@@ -5,6 +5,7 @@ mod devices;
 mod duration;
 mod exits;
 mod identity;
+mod move_vm;
 mod pci;
 mod publish;
 mod run;
@@ -30,6 +31,7 @@ pub use exits::{
     ReachArgs, RecordArgs, WatchArgs,
 };
 pub use identity::{IdentityArgs, IdentityCommand};
+pub use move_vm::{MoveCommand, MoveVm};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
@@ -119,6 +121,9 @@ pub enum Command {
     Disk(DiskCommand),
     /// Copy a disk to another backing while its guest uses it, and then go on with that one; Ctrl-C cancels
     Swap(SwapArgs),
+    /// Move a VM to another host
+    #[command(subcommand)]
+    Move(MoveCommand),
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),

@@ -42,7 +42,7 @@ pub use network::{
 };
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
-pub use remote::{RemoteReport, RemoteWord};
+pub use remote::{ClaimWord, RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
 
 /// `ioplane status --json`, `GET /v1/status`.

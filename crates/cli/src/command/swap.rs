@@ -1,11 +1,10 @@
 //! `swap`.
 
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hyper::Method;
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{DiskReport, SwapReport, SwapWord};
@@ -15,7 +14,8 @@ use ioplane_api::size::Size;
 use super::{absolute, address, ask, get, working};
 use crate::args::{SwapArgs, SwapTarget};
 use crate::client::Client;
-use crate::output::{CommandError, hint, print_done, quiet};
+use crate::output::{CommandError, hint, print_done};
+use crate::progress::{ByteBar, interrupted};
 
 /// Time between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(200);
@@ -82,22 +82,6 @@ fn swap_of(disk: &DiskReport) -> Result<SwapReport> {
     Ok(disk.swap.clone().ok_or_else(none)?)
 }
 
-/// Becomes true by Ctrl-C, which ends this process no more: a swap would go on without anybody who looks at it.
-fn interrupted() -> Result<Arc<AtomicBool>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut signal = {
-        let _entered = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
-    };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let noted = interrupted.clone();
-    std::thread::spawn(move || {
-        runtime.block_on(signal.recv());
-        noted.store(true, Ordering::SeqCst);
-    });
-    Ok(interrupted)
-}
-
 /// Shows how far it is until it has ended. Ctrl-C cancels it; that the command line goes in another way does not.
 fn follow(
     client: &Client,
@@ -105,24 +89,20 @@ fn follow(
     interrupted: &AtomicBool,
     cancel: &dyn Fn() -> Result<DiskReport>,
 ) -> Result<SwapReport> {
-    let shown = !quiet() && std::io::stderr().is_terminal();
-    let bar = if shown { indicatif::ProgressBar::new(0) } else { indicatif::ProgressBar::hidden() };
-    let style = "{wide_bar} {bytes}/{total_bytes} {msg}";
-    bar.set_style(indicatif::ProgressStyle::with_template(style).context("the progress bar")?);
+    let bar = ByteBar::new()?;
     loop {
         if interrupted.load(Ordering::SeqCst) {
-            bar.finish_and_clear();
+            bar.clear();
             return swap_of(&cancel()?);
         }
         let disk: DiskReport = client.get(&address(name))?;
         let swap = swap_of(&disk)?;
         if !swap.state.is_under_way() {
-            bar.finish_and_clear();
+            bar.clear();
             return Ok(swap);
         }
-        bar.set_length(swap.bytes);
-        bar.set_position(swap.bytes.saturating_sub(swap.left));
-        bar.set_message(format!("{} {}/s", swap.state.words(), Size(swap.bytes_per_s)));
+        let words = format!("{} {}/s", swap.state.words(), Size(swap.bytes_per_s));
+        bar.show(swap.bytes.saturating_sub(swap.left), swap.bytes, words);
         std::thread::sleep(LOOK);
     }
 }
