@@ -119,11 +119,15 @@ fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
         let (error, remedy) = match disk.backing.kind.as_str() {
             "memory" => (
                 format!("disk {name} is memory of this host's daemon, and would not go along"),
-                format!("put it where the other host can reach it: ioplane swap {name} --to nbds://HOST/EXPORT"),
+                format!(
+                    "put it where the other host can reach it: ioplane swap {name} --to nbds://HOST/EXPORT"
+                ),
             ),
             _ => (
                 format!("disk {name} is an image of this host, and would not go along"),
-                format!("swap it to a disk of another machine first: ioplane swap {name} --to nbds://HOST/EXPORT"),
+                format!(
+                    "swap it to a disk of another machine first: ioplane swap {name} --to nbds://HOST/EXPORT"
+                ),
             ),
         };
         refused(error, remedy)
@@ -226,7 +230,10 @@ impl Monitor {
 
     fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         self.qmp.execute(command, arguments).map_err(|error| {
-            failed(format!("the monitor at {}: {error}", self.path), "see what QEMU says, and whether the VM runs")
+            failed(
+                format!("the monitor at {}: {error}", self.path),
+                "see what QEMU says, and whether the VM runs",
+            )
         })
     }
 
@@ -250,7 +257,10 @@ impl Monitor {
         }
         let blocked = migration["blocked-reasons"].as_array().and_then(|reasons| reasons.first());
         if let Some(why) = blocked.and_then(Value::as_str) {
-            return Err(refused(format!("VM {vm} cannot migrate: {}", plain(why)), "take that device out of the VM"));
+            return Err(refused(
+                format!("VM {vm} cannot migrate: {}", plain(why)),
+                "take that device out of the VM",
+            ));
         }
         Ok(state == "running")
     }
@@ -270,7 +280,8 @@ impl Monitor {
                 }
                 "failed" | "cancelled" => {
                     bar.clear();
-                    let why = now["error-desc"].as_str().map_or(String::new(), |why| format!(": {}", plain(why)));
+                    let why =
+                        now["error-desc"].as_str().map_or(String::new(), |why| format!(": {}", plain(why)));
                     return Err(self.stayed(&args.name, status == "cancelled", &why));
                 }
                 _ => {}
@@ -291,7 +302,9 @@ impl Monitor {
         let running = state.as_ref().and_then(|state| state["running"].as_bool());
         let remedy = match running {
             Some(true) => "it runs here as before",
-            Some(false) => "it is here, and does not run: `cont` by its monitor lets it go on, if the other QEMU is gone",
+            Some(false) => {
+                "it is here, and does not run: `cont` by its monitor lets it go on, if the other QEMU is gone"
+            }
             None => "its monitor does not answer: see whether it runs",
         };
         match cancelled {
@@ -307,10 +320,15 @@ fn is_under_way(status: &str) -> bool {
 }
 
 /// Waits until all disks are so, of which there may be reports; says which is not, and why.
-fn until(client: &Client, disks: &[DiskReport], met: impl Fn(&RemoteReport) -> bool) -> Result<(), (String, String)> {
+fn until(
+    client: &Client,
+    disks: &[DiskReport],
+    met: impl Fn(&RemoteReport) -> bool,
+) -> Result<(), (String, String)> {
     let end = Instant::now() + HANDED_OVER;
     loop {
-        let now: Vec<DiskReport> = client.get("/v1/disks").map_err(|error| (String::new(), format!("{error:#}")))?;
+        let now: Vec<DiskReport> =
+            client.get("/v1/disks").map_err(|error| (String::new(), format!("{error:#}")))?;
         let mut late = disks.iter().filter_map(|disk| {
             let report = now.iter().find(|now| now.name == disk.name)?.backing.remote.as_ref()?;
             (!met(report)).then(|| {

@@ -145,7 +145,8 @@ fn serve(mut stream: UnixStream, vm: &Mutex<Vm>, monitor: &Mutex<Monitor>) {
                 monitor.cancelled = true;
                 json!({})
             }
-            "query-migrate" if !monitor.asked.iter().any(|asked| asked == "migrate") => match monitor.blocked {
+            "query-migrate" if !monitor.asked.iter().any(|asked| asked == "migrate") => match monitor.blocked
+            {
                 Some(why) => json!({ "blocked-reasons": [why] }),
                 None => json!({}),
             },
@@ -213,7 +214,16 @@ fn a_vm_moves_with_its_disk() {
     let qmp = qemu.path.display().to_string();
     let control = there.path("control.sock").display().to_string();
     let said = here.cli(&[
-        "move", "vm", &name, "--qmp", &qmp, "--to", "tcp:host-c:4444", "--there", &control, "--json",
+        "move",
+        "vm",
+        &name,
+        "--qmp",
+        &qmp,
+        "--to",
+        "tcp:host-c:4444",
+        "--there",
+        &control,
+        "--json",
     ]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     let report: Value = serde_json::from_str(&said.out).unwrap();
@@ -253,7 +263,10 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_vm_where_it_was() {
     let mut err = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
     assert!(!child.wait().unwrap().success());
-    assert!(qemu.asked("migrate_cancel") && err.contains("was cancelled") && err.contains("runs here"), "{err}");
+    assert!(
+        qemu.asked("migrate_cancel") && err.contains("was cancelled") && err.contains("runs here"),
+        "{err}"
+    );
     qemu.vm.lock().unwrap().write();
     assert_eq!(remote(&here)["claim"], "held");
 }

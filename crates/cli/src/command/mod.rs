@@ -38,7 +38,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::args::{
-    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand, MoveVm, RunArgs,
+    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand,
+    MoveVm, RunArgs,
 };
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};

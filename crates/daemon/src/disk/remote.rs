@@ -181,9 +181,10 @@ fn claim_words(standing: &ClaimStanding) -> (ClaimWord, Option<String>) {
     match standing {
         ClaimStanding::Untracked => (ClaimWord::None, None),
         ClaimStanding::Free => (ClaimWord::Free, None),
-        ClaimStanding::Waiting { since, refusal } => {
-            (ClaimWord::Waiting, Some(format!("{refusal}; waiting for {:.1} s", since.elapsed().as_secs_f64())))
-        }
+        ClaimStanding::Waiting { since, refusal } => (
+            ClaimWord::Waiting,
+            Some(format!("{refusal}; waiting for {:.1} s", since.elapsed().as_secs_f64())),
+        ),
         ClaimStanding::Held => (ClaimWord::Held, None),
         ClaimStanding::Releasing { failure, .. } => {
             (ClaimWord::Releasing, (!failure.is_empty()).then(|| failure.clone()))

@@ -237,6 +237,7 @@ impl Shared {
         }
         // If its release has begun, the exporter has to be asked whether it has heard of that.
         if self.claim.held().is_some() && !self.claim.set_down.load(Ordering::Acquire) {
+            self.claim.stands(ClaimStanding::Held);
             return Ok(());
         }
         if let Some(denied) = denial.as_ref().filter(|denied| denied.at > since) {

@@ -75,7 +75,18 @@ impl Keeper {
         let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
         let epoch = AtomicU32::new(0);
-        Ok(Keeper { link, shared, channel, claims, report, generation: 0, epoch, delay, violations, last_violation })
+        Ok(Keeper {
+            link,
+            shared,
+            channel,
+            claims,
+            report,
+            generation: 0,
+            epoch,
+            delay,
+            violations,
+            last_violation,
+        })
     }
 
     /// Until the channel is dropped, and its copies are where others find them. `first`: a connection that has been made already.

@@ -63,7 +63,8 @@ use writes::Writes;
 pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE};
 pub use options::{
-    AtStart, ClaimKeeper, ClaimOptions, ClaimTime, ClaimWish, Confirmed, Fence, ImportOptions, RememberedClaim, Unfenced,
+    AtStart, ClaimKeeper, ClaimOptions, ClaimTime, ClaimWish, Confirmed, Fence, ImportOptions,
+    RememberedClaim, Unfenced,
 };
 pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
@@ -205,7 +206,8 @@ impl Import {
         }
         let _turnover = shared.turnover.lock().await;
         let channel = shared.next.fetch_add(1, Ordering::Relaxed);
-        let epoch = shared.epoch(channel, 1).ok_or_else(|| NbdError::Unsuitable("it is not claimed".into()))?;
+        let epoch =
+            shared.epoch(channel, 1).ok_or_else(|| NbdError::Unsuitable("it is not claimed".into()))?;
         let reached = reach(&shared.options, epoch).await?;
         if let Some(ClaimReply::Refused(refusal)) = reached.claim {
             shared.lose_claim(&refusal);

@@ -1,8 +1,8 @@
 //! No guest uses the disk: what it has written is made durable, and the claim is given back, until somebody uses it again.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::Ordering;
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -24,10 +24,17 @@ impl Import {
         if !claim.is_kept() || self.shared.channels.load(Ordering::Acquire) > 0 {
             return;
         }
-        if let Err(error) = tokio::task::block_in_place(|| self.shared.set_claim_down()) {
-            tracing::warn!(address = %self.shared.options.address, %error, "it is not noted that a claim is given back");
+        let address = &self.shared.options.address;
+        if migrates && claim.held().is_some() && self.shared.writes.has_unanswered() {
+            let why = "requests were in flight when its rings stopped, and a guest that goes on elsewhere would be without them";
+            tracing::warn!(%address, "the claim to an export is kept: {why}");
+            claim.stands(ClaimStanding::Releasing { since: Instant::now(), failure: why.into() });
+            return;
         }
-        self.runtime.spawn(give_back(self.me.clone(), claim.starts(), migrates));
+        if let Err(error) = tokio::task::block_in_place(|| self.shared.set_claim_down()) {
+            tracing::warn!(%address, %error, "it is not noted that a claim is given back");
+        }
+        self.runtime.spawn(give_back(self.me.clone(), claim.starts()));
     }
 
     /// As [`ioplane_storage::Backing::rest`], if no channel is open: after a change of the backing, say.
@@ -44,7 +51,7 @@ impl Import {
         let remembered = options.as_ref().map_or(RememberedClaim::None, |claim| claim.keeper.remembered());
         let inherits = options.as_ref().is_some_and(|claim| claim.wish == ClaimWish::Inherit);
         if matches!(remembered, RememberedClaim::SetDown(_)) && !inherits && self.shared.claim.is_kept() {
-            self.runtime.spawn(give_back(self.me.clone(), self.shared.claim.starts(), false));
+            self.runtime.spawn(give_back(self.me.clone(), self.shared.claim.starts()));
         }
     }
 
@@ -89,7 +96,7 @@ impl Import {
 }
 
 /// Until the claim is given back, or the import is used again or gone.
-async fn give_back(import: Weak<Import>, starts: u64, migrates: bool) {
+async fn give_back(import: Weak<Import>, starts: u64) {
     let since = Instant::now();
     let mut pause = Duration::ZERO;
     loop {
@@ -101,12 +108,6 @@ async fn give_back(import: Weak<Import>, starts: u64, migrates: bool) {
             return;
         }
         let address = &shared.options.address;
-        if migrates && shared.writes.has_unanswered() {
-            let why = "requests were in flight when its rings stopped, and the guest may go on elsewhere without them";
-            tracing::warn!(%address, "the claim to an export is kept: {why}");
-            claim.stands(ClaimStanding::Releasing { since, failure: why.into() });
-            return;
-        }
         match import.give_back_once(since).await {
             Ok(given) => {
                 if given {

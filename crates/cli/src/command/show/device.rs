@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::report::{
-    ChoiceReport, ClaimWord, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, RemoteReport,
-    RemoteWord, VmReport,
+    ChoiceReport, ClaimWord, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork,
+    RemoteReport, RemoteWord, VmReport,
 };
 use ioplane_api::size::Size;
 use ioplane_api::spec::{LimitsSpec, LinkWord};
@@ -116,7 +116,9 @@ fn claim(name: &str, remote: &RemoteReport) -> String {
     let generation = remote.generation.map_or(String::new(), |generation| format!("generation {generation}"));
     match remote.claim {
         // A server of others, an older one, or an export that cannot be written.
-        ClaimWord::None => "no claim: read-only, or the server does not keep other hosts from writing".to_owned(),
+        ClaimWord::None => {
+            "no claim: read-only, or the server does not keep other hosts from writing".to_owned()
+        }
         ClaimWord::Free => "not claimed: it is when a VM uses it".to_owned(),
         ClaimWord::Waiting => format!("waits for its claim to write, requests wait{why}"),
         ClaimWord::Held => format!("claim to write: {generation}"),
@@ -125,7 +127,9 @@ fn claim(name: &str, remote: &RemoteReport) -> String {
             "what its guest has not flushed is lost: shut the guest down, then remove the disk".to_owned()
         }
         ClaimWord::Refused => {
-            format!("shut its guest down; or, when the one that holds it has stopped: ioplane disk accept {name}")
+            format!(
+                "shut its guest down; or, when the one that holds it has stopped: ioplane disk accept {name}"
+            )
         }
     }
 }
