@@ -17,7 +17,7 @@ pub enum RemoteWord {
     Failing,
     /// The server has failed, and another connection would not help: requests fail.
     Stopped,
-    /// The server refuses this disk's claim to write: another host has taken the disk over, or the claim was released there. Requests fail for good.
+    /// The server refuses this disk's claim to write: another host has the disk, has had it since its VM last used it, or has taken it over. Requests fail.
     Refused,
 }
 
