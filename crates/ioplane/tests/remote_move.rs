@@ -12,8 +12,6 @@ use ioplane_testkit::front::{FrontEnd, Wants};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// The front end logs which pages are written, since its guest migrates.
-const VHOST_F_LOG_ALL: u64 = 1 << 26;
 /// A guest waits for its disk for as long as any test lasts.
 const PATIENT: &str = "[daemon]\nclaim_wait_s = 600\n[[core]]\nspin_us = 200\n";
 /// Or hardly.
@@ -359,37 +357,6 @@ fn a_release_that_is_held_up_is_waited_for() {
         front = next;
     }
     guest.work(&mut front, 5);
-}
-
-/// A VMM that migrates its guest stops rings whose requests have no answer: these cannot go along, so the disk stays.
-#[test]
-fn requests_that_cannot_go_along_keep_the_disk_where_they_are() {
-    let hosts = Hosts::new();
-    let source = hosts.importer(PATIENT);
-    let mut guest = Guest::new();
-    let usual = Wants::default();
-    let wants = Wants { features: usual.features | VHOST_F_LOG_ALL, ..usual };
-    let mut front = FrontEnd::connect(&source.path("data.sock"), wants).unwrap();
-    assert!(front.has(VHOST_F_LOG_ALL), "the daemon offers a dirty log");
-    front.track_inflight(1, 64).unwrap();
-    front.share(&guest.memory).unwrap();
-    front.wire().patience(LIMIT).unwrap();
-    guest.start(&mut front);
-    guest.work(&mut front, 0);
-    hosts.exporter.signal("STOP");
-    let token = guest.submit(&mut front, DiskOp::Write, 1, 0x77);
-    // It is answered when the requests have been suspended.
-    guest.stop(&front);
-    hosts.exporter.signal("CONT");
-    let seen = remote(&source);
-    assert_eq!(seen["claim"], "releasing", "{seen}");
-    assert!(seen["claim_why"].as_str().unwrap().contains("were in flight"), "{seen}");
-    assert_eq!(hosts.standing(), (1, true));
-    guest.start(&mut front);
-    assert_eq!(guest.answer(token).0, 0);
-    guest.written[1] = 0x77;
-    guest.work(&mut front, 1);
-    assert_eq!((hosts.standing(), &remote(&source)["claim"]), ((1, true), &"held".into()));
 }
 
 /// The source's daemon dies when its rings have stopped and the exporter has not heard of it: the next one makes up for the release.
