@@ -6,6 +6,7 @@ mod devices;
 mod duration;
 mod exits;
 mod identity;
+mod move_vm;
 mod pci;
 mod publish;
 mod run;
@@ -33,6 +34,7 @@ pub use exits::{
     ReachArgs, RecordArgs, WatchArgs,
 };
 pub use identity::{IdentityArgs, IdentityCommand};
+pub use move_vm::{MoveCommand, MoveVm};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
@@ -125,6 +127,9 @@ pub enum Command {
     Swap(SwapArgs),
     /// Compare a disk with another copy of it while its guest uses it; exits with 0 if they are equal, 1 if not, 2 if that is not known
     Verify(VerifyArgs),
+    /// Move a VM to another host
+    #[command(subcommand)]
+    Move(MoveCommand),
     /// Let other machines use disks of this host
     #[command(subcommand)]
     Publish(PublishCommand),

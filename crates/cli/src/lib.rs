@@ -3,7 +3,7 @@
 //! ```text
 //!   usage --> args --> command::perform --Client--HTTP over a unix socket--> the daemon
 //!                            |                \--> show, top, qemu, libvirt --> output
-//!                            \--Host--> serve, doctor, exits, identity, model, pci list: the binary's
+//!                            \--Host--> serve, doctor, exits, identity, model, move, pci list: the binary's
 //! ```
 //!
 //! Must not know: any crate of ioplane but `ioplane-api`; what a daemon is made of.
@@ -15,6 +15,7 @@ pub mod client;
 pub mod command;
 pub mod output;
 mod pcapng;
+pub mod progress;
 mod usage;
 pub mod words;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_nbd::claim::ClaimRecord;
-use ioplane_nbd::import::ClaimKeeper;
+use ioplane_nbd::import::{ClaimKeeper, RememberedClaim};
 use rustix::fs::FlockOperation;
 use sha2::{Digest, Sha256};
 
@@ -159,9 +159,22 @@ impl ClaimKeeper for ClaimFile {
         Ok(kept.record.holder.clone())
     }
 
-    fn generation(&self) -> Option<u64> {
-        let kept = self.kept();
-        (kept.record.generation > 0).then_some(kept.record.generation)
+    fn remembered(&self) -> RememberedClaim {
+        match self.kept().record {
+            ClaimRecord { generation: 0, .. } => RememberedClaim::None,
+            ClaimRecord { generation, held: true, .. } => RememberedClaim::Held(generation),
+            ClaimRecord { generation, held: false, .. } => RememberedClaim::SetDown(generation),
+        }
+    }
+
+    fn read_again(&self) -> Result<(), String> {
+        let mut kept = self.kept();
+        let wrong = |why: String| format!("{}: {why}", self.file.display());
+        if let Some(bytes) = read(&self.file).map_err(|error| wrong(error.to_string()))? {
+            let record = ClaimRecord::decode(&bytes).map_err(|why| wrong(why.to_string()))?;
+            *kept = Kept { record, noted: true };
+        }
+        Ok(())
     }
 
     fn remember(&self, generation: u64) -> Result<(), String> {
@@ -171,6 +184,24 @@ impl ClaimKeeper for ClaimFile {
         self.write(&record)?;
         *kept = Kept { record, noted: true };
         Ok(())
+    }
+
+    fn set_down(&self) -> Result<(), String> {
+        let mut kept = self.kept();
+        let record = ClaimRecord { held: false, ..kept.record.clone() };
+        self.write(&record)?;
+        kept.record = record;
+        Ok(())
+    }
+
+    fn released(&self) {
+        let mut kept = self.kept();
+        let record = ClaimRecord { generation: 0, held: false, ..kept.record.clone() };
+        if let Err(error) = self.write(&record) {
+            // The next daemon asks the exporter once more.
+            tracing::warn!(error, "a claim that is given back is still noted");
+        }
+        kept.record = record;
     }
 
     fn forget(&self) {
@@ -203,21 +234,21 @@ mod tests {
         let folder = |run: &str| Arc::new(ClaimFolder::new(state.path(), Path::new(run)));
         let one = folder("/run/one");
         let first = keeper(&one, "/run/one/a.sock", URI);
-        assert_eq!(first.generation(), None);
+        assert_eq!(first.remembered(), RememberedClaim::None);
         let holder = first.holder().unwrap();
         first.remember(7).unwrap();
         // The process ends, and with it its lock.
         drop((first, one));
         let one = folder("/run/one");
         let again = keeper(&one, "/run/one/a.sock", URI);
-        assert_eq!((again.holder().unwrap(), again.generation()), (holder.clone(), Some(7)));
+        assert_eq!((again.holder().unwrap(), again.remembered()), (holder.clone(), RememberedClaim::Held(7)));
         let other = keeper(&one, "/run/one/b.sock", URI).holder().unwrap();
         let elsewhere = keeper(&one, "/run/one/a.sock", "nbd://host-a/other").holder().unwrap();
         let daemon = keeper(&folder("/run/two"), "/run/one/a.sock", URI).holder().unwrap();
         let all = std::collections::BTreeSet::from([&holder, &other, &elsewhere, &daemon]);
         assert_eq!(all.len(), 4, "{all:?}");
         again.forget();
-        assert_eq!(keeper(&one, "/run/one/a.sock", URI).generation(), None);
+        assert_eq!(keeper(&one, "/run/one/a.sock", URI).remembered(), RememberedClaim::None);
     }
 
     #[test]
@@ -230,7 +261,7 @@ mod tests {
         let refused = two.keeper(("data", Path::new("/run/one/a.sock")), URI, false).unwrap_err();
         assert!(refused.error.contains("another daemon has"), "{refused}");
         let heir = next.keeper(("data", Path::new("/run/one/a.sock")), URI, true).unwrap();
-        assert_eq!((heir.holder(), heir.generation()), (first.holder(), Some(3)));
+        assert_eq!((heir.holder(), heir.remembered()), (first.holder(), RememberedClaim::Held(3)));
         drop((first, one));
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let locked = || {

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
 use ioplane_identity::IdentityDirectory;
-use ioplane_nbd::import::ClaimWish;
+use ioplane_nbd::import::{ClaimTime, ClaimWish};
 
 use super::access::SocketAccess;
 use super::claim_folder::ClaimFolder;
@@ -17,6 +18,9 @@ use super::events::Events;
 use super::groups::Groups;
 use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
+
+/// How long a guest waits for a disk that another one holds, if nobody says otherwise: longer than a connection takes to be known as lost.
+const CLAIM_WAIT: Duration = Duration::from_secs(30);
 
 /// Who has a name, and what goes with it: sockets, and an address on a switch.
 struct Claim {
@@ -44,6 +48,10 @@ pub struct Opener {
     pub claims: Arc<ClaimFolder>,
     /// How it comes by such a claim.
     pub wish: ClaimWish,
+    /// When.
+    pub claim_time: ClaimTime,
+    /// How long a guest waits for it.
+    pub claim_wait: Duration,
 }
 
 /// Where a daemon has its files.
@@ -70,6 +78,7 @@ pub struct DaemonContext {
     state_dir: PathBuf,
     devices: Arc<DirectoryClient>,
     remembered: Arc<ClaimFolder>,
+    claim_wait: Duration,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -99,10 +108,16 @@ impl DaemonContext {
             state_dir,
             devices,
             remembered,
+            claim_wait: CLAIM_WAIT,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
             events: Events::default(),
         }
+    }
+
+    /// How long a guest waits for a disk that another one holds, whose release may be on its way.
+    pub fn with_claim_wait(self, claim_wait: Option<Duration>) -> Self {
+        DaemonContext { claim_wait: claim_wait.unwrap_or(CLAIM_WAIT), ..self }
     }
 
     /// Who may connect to the sockets.
@@ -131,7 +146,14 @@ impl DaemonContext {
             state_dir: self.state_dir.clone(),
             claims: self.remembered.clone(),
             wish: ClaimWish::Own,
+            claim_time: ClaimTime::Open,
+            claim_wait: self.claim_wait,
         }
+    }
+
+    /// The same for a disk, which is a guest's: what it is on is claimed when that uses it.
+    pub fn disk_opener(&self, spec: &impl ServedSpec) -> Opener {
+        Opener { claim_time: ClaimTime::FirstChannel, ..self.opener(spec) }
     }
 
     /// Where front ends connect.

@@ -179,14 +179,11 @@ impl Daemon {
         let state_dir = paths::state_dir(&config, &run_dir);
         let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
         let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir, &state_dir));
-        let context = Arc::new(DaemonContext::new(
-            cores.clone(),
-            groups.clone(),
-            state_file.clone(),
-            DaemonPaths { run_dir, control, state_dir },
-            access,
-            devices,
-        ));
+        let claim_wait = config.daemon.claim_wait_s.map(Duration::from_secs);
+        let paths = DaemonPaths { run_dir, control, state_dir };
+        let context =
+            DaemonContext::new(cores.clone(), groups.clone(), state_file.clone(), paths, access, devices);
+        let context = Arc::new(context.with_claim_wait(claim_wait));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
-//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | doctor, inventory, model, identity: this host
+//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | move: ioplane_exits | doctor, inventory, model, identity: this host
 //! ```
 //!
 //! Must not know: rings, guest memory, protocols of hosts.
@@ -15,13 +15,14 @@ mod identity;
 mod inventory;
 mod log;
 mod model;
+mod move_vm;
 mod preload;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, RunArgs};
+use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MoveVm, RunArgs};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -48,6 +49,10 @@ impl Host for ThisHost {
 
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         exits::run(args, json)
+    }
+
+    fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()> {
+        move_vm::run(client, args, json)
     }
 
     fn run(&self, args: &RunArgs) -> Result<ExitCode> {

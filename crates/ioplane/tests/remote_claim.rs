@@ -16,6 +16,8 @@ use ioplane_testkit::driver::DiskOp;
 use serde_json::Value;
 
 const DEPTH: u16 = 16;
+/// Guests wait for a second for what another host holds.
+const IMPATIENT: &str = "[daemon]\nclaim_wait_s = 1\n[[core]]\nspin_us = 200\n";
 
 fn started(config: &str) -> TestDaemon {
     let mut daemon = TestDaemon::new_beside_the_build(config);
@@ -49,12 +51,21 @@ impl Exporter {
         importer.cli(&[&["disk", "add", "data", "--remote", &self.uri()], more].concat())
     }
 
-    /// A host with a disk `data` on it.
+    /// A host with a disk `data` on it, which a guest has used.
     fn importer(&self) -> TestDaemon {
         let importer = started("[[core]]\nspin_us = 200\n");
         let said = self.add(&importer, &[]);
         assert_eq!(said.code, 0, "{}", said.err);
+        zero(&importer);
         importer
+    }
+
+    /// Another host with it, whose guests are refused soon.
+    fn other(&self) -> TestDaemon {
+        let other = started(IMPATIENT);
+        let said = self.add(&other, &[]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        other
     }
 
     fn claim(&self) -> Value {
@@ -64,7 +75,7 @@ impl Exporter {
     /// The generation of the claim, and whether somebody holds it.
     fn standing(&self) -> (u64, bool) {
         let claim = self.claim();
-        (claim["generation"].as_u64().unwrap(), claim["held"].as_bool().unwrap())
+        (claim["generation"].as_u64().unwrap_or(0), claim["held"].as_bool().unwrap_or(false))
     }
 }
 
@@ -79,6 +90,15 @@ fn load_on(importer: &TestDaemon, seed: u64) -> CrashLoad {
     load
 }
 
+/// Why a guest of that host gets errors.
+fn refusal(importer: &TestDaemon) -> String {
+    let mut guest = Reader::connect(importer, "data");
+    assert_eq!(guest.status_of(DiskOp::Read), 1, "{}", remote(importer));
+    let seen = remote(importer);
+    assert_eq!((&seen["state"], &seen["claim"]), (&"refused".into(), &"refused".into()), "{seen}");
+    seen["why"].as_str().unwrap().to_owned()
+}
+
 /// Zeros all over the disk, as the load finds it at its beginning.
 fn zero(importer: &TestDaemon) {
     let mut guest = Reader::of(importer, "data", CrashLoad::image_bytes(1) as u32);
@@ -90,17 +110,13 @@ fn the_second_importer_is_refused_by_the_name_of_the_first() {
     let exporter = Exporter::new();
     let first = exporter.importer();
     assert_eq!((exporter.standing(), &remote(&first)["generation"]), ((1, true), &1.into()));
-    let second = started("[[core]]\n");
-    let refused = exporter.add(&second, &[]);
-    assert!(refused.code != 0 && refused.err.contains("held by disk data of"), "{}", refused.err);
-    assert!(
-        refused.err.contains("(generation 1) since 2") && refused.err.contains("--takeover"),
-        "{}",
-        refused.err
-    );
+    let second = exporter.other();
+    let refused = refusal(&second);
+    assert!(refused.contains("held by disk data of"), "{refused}");
+    assert!(refused.contains("(generation 1) since 2") && refused.contains("waited for 1 s"), "{refused}");
     // Nor does another disk of the same daemon write beside it.
-    let uri = exporter.uri();
-    assert!(first.refused(&["disk", "add", "again", "--remote", &uri]).contains("held by disk data of"));
+    assert_eq!(second.cli(&["disk", "add", "again", "--remote", &exporter.uri()]).code, 0);
+    assert_eq!(Reader::connect(&second, "again").status_of(DiskOp::Read), 1);
     // It goes on as if nobody had asked.
     let mut load = load_on(&first, 1);
     step_for(&mut load, Duration::from_millis(50));
@@ -108,7 +124,7 @@ fn the_second_importer_is_refused_by_the_name_of_the_first() {
     drop(load);
     assert_eq!(first.cli(&["disk", "remove", "data", "--force"]).code, 0);
     assert_eq!(exporter.standing(), (1, false));
-    assert_eq!(exporter.add(&second, &[]).code, 0);
+    zero(&second);
     assert_eq!((exporter.standing(), &remote(&second)["generation"]), ((2, true), &2.into()));
 }
 
@@ -123,7 +139,7 @@ fn nothing_of_the_old_holder_appears_after_a_takeover() {
         step_for(&mut old, Duration::from_millis(40 + 23 * round));
         first.signal("STOP");
         let second = started("[[core]]\nspin_us = 200\n");
-        assert!(exporter.add(&second, &[]).err.contains("held by"), "it does not answer, and holds it");
+        assert_eq!(exporter.standing(), (1 + 2 * round, true), "it does not answer, and holds it");
         let said = exporter.add(&second, &["--takeover"]);
         assert_eq!(said.code, 0, "{}", said.err);
         zero(&second);
@@ -169,16 +185,19 @@ fn a_holder_comes_back_with_its_generation_and_finds_out_that_it_was_taken_over(
     first.configure(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = {:?}\n", exporter.uri()));
     first.start();
     first.until(|| first.disk("data")["state"] == "served");
-    assert_eq!((exporter.standing(), &remote(&first)["generation"]), ((1, true), &1.into()));
+    // No guest has survived that.
+    first.until(|| exporter.standing() == (1, false));
+    first.until(|| remote(&first)["claim"] == "free");
+    zero(&first);
     first.terminate();
-    assert_eq!(exporter.standing(), (1, true), "it comes back");
+    assert_eq!(exporter.standing(), (2, true), "it comes back");
     let second = started("[[core]]\n");
     assert_eq!(exporter.add(&second, &["--takeover"]).code, 0);
     first.start();
     first.until(|| first.disk("data")["state"] == "failed");
     let failed = first.disk("data");
     assert!(failed["error"].as_str().unwrap().contains("held by disk data of"), "{failed}");
-    assert_eq!(exporter.standing(), (2, true));
+    assert_eq!(exporter.standing(), (3, true));
 }
 
 #[test]
@@ -186,14 +205,13 @@ fn a_claim_survives_its_exporter_and_goes_with_the_image() {
     let mut exporter = Exporter::new();
     let first = exporter.importer();
     let mut load = load_on(&first, 30);
-    let second = started("[[core]]\n");
     for _ in 0..3 {
         step_for(&mut load, Duration::from_millis(40));
         exporter.daemon.kill9();
         // Whatever the run directory had goes with a host.
         std::fs::remove_file(exporter.daemon.path("state.json")).unwrap();
         exporter.daemon.start();
-        assert!(exporter.add(&second, &[]).err.contains("held by disk data of"));
+        assert_eq!(exporter.standing(), (1, true));
         step_until(&mut load, || remote(&first)["state"] == "connected", || first.disk("data").to_string());
         assert_eq!(exporter.standing(), (1, true));
     }
@@ -205,8 +223,10 @@ fn a_claim_survives_its_exporter_and_goes_with_the_image() {
         "[[core]]\n[[export]]\nname = \"other\"\npath = {:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n",
         exporter.image
     ));
-    let refused =
-        second.refused(&["disk", "add", "data", "--remote", &format!("nbd://127.0.0.1:{port}/other")]);
+    let second = started(IMPATIENT);
+    let uri = format!("nbd://127.0.0.1:{port}/other");
+    assert_eq!(second.cli(&["disk", "add", "data", "--remote", &uri]).code, 0);
+    let refused = refusal(&second);
     assert!(refused.contains("held by disk data of"), "{refused}");
     assert_eq!(other.json(&["publish", "show", "other"])["claim"]["generation"], 1);
 }
@@ -226,8 +246,8 @@ fn a_claim_that_was_damaged_lets_nobody_in() {
     assert!(failed["remedy"].as_str().unwrap().contains("setfattr -x user.ioplane.claim"), "{failed}");
     rustix::fs::removexattr(&exporter.image, "user.ioplane.claim").unwrap();
     exporter.daemon.until(|| exporter.daemon.json(&["publish", "show", "data"])["state"] == "served");
-    let second = started("[[core]]\n");
-    assert_eq!(exporter.add(&second, &[]).code, 0);
+    zero(&exporter.other());
+    assert_eq!(exporter.standing(), (1, true));
 }
 
 /// A backing without attributes: an export of another host, published once more.
@@ -242,14 +262,17 @@ fn a_claim_has_a_file_where_there_is_no_image() {
     let mut middle = started(&config);
     middle.until(|| middle.json(&["publish", "show", "data"])["state"] == "served");
     let uri = format!("nbd://127.0.0.1:{port}/data");
-    let [first, second] = ["", ""].map(|_| started("[[core]]\n"));
-    let said = first.cli(&["disk", "add", "data", "--remote", &uri]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    let [first, second] = ["", ""].map(|_| started(IMPATIENT));
+    for importer in [&first, &second] {
+        let said = importer.cli(&["disk", "add", "data", "--remote", &uri]);
+        assert_eq!(said.code, 0, "{}", said.err);
+    }
+    zero(&first);
     middle.kill9();
     std::fs::remove_file(middle.path("state.json")).unwrap();
     middle.start();
     middle.until(|| middle.json(&["publish", "show", "data"])["state"] == "served");
-    let refused = second.refused(&["disk", "add", "data", "--remote", &uri]);
+    let refused = refusal(&second);
     assert!(refused.contains("held by disk data of"), "{refused}");
     middle.kill9();
     let folder = middle.path("claims").join("exports");
@@ -338,15 +361,11 @@ fn a_writer_without_a_claim_is_refused_until_a_release() {
     client.enter().unwrap();
     assert!(client.writes());
     // It is there, and may write: so nobody gets a claim without ending it.
-    let second = started("[[core]]\n");
-    let refused = exporter.add(&second, &[]);
-    assert!(
-        refused.code != 0 && refused.err.contains("clients that have no claim use it"),
-        "{}",
-        refused.err
-    );
+    let second = exporter.other();
+    let refused = refusal(&second);
+    assert!(refused.contains("clients that have no claim use it"), "{refused}");
     drop(client);
-    second.until(|| exporter.add(&second, &[]).code == 0);
+    second.until(|| Reader::connect(&second, "data").status_of(DiskOp::Read) == 0);
     assert_eq!(exporter.standing(), (2, true));
 }
 
@@ -491,6 +510,7 @@ fn a_reload_and_an_upgrade_keep_the_claim_and_a_replacement_moves_it() {
     let importer = started(&config(1));
     let _upgraded = [Upgraded(&importer), Upgraded(&one.daemon)];
     importer.until(|| importer.disk("data")["state"] == "served");
+    zero(&importer);
     importer.configure(&config(2));
     assert_eq!(importer.cli(&["reload"]).code, 0);
     assert_eq!((one.standing(), importer.disk("data")["queues"].as_array().unwrap().len()), ((1, true), 2));
@@ -515,10 +535,14 @@ fn a_reload_and_an_upgrade_keep_the_claim_and_a_replacement_moves_it() {
     assert_eq!(one.standing(), (1, true));
     let said = importer.cli(&["disk", "replace", "data", "--remote", &two.uri()]);
     assert_eq!(said.code, 0, "{}", said.err);
-    assert_eq!((one.standing(), two.standing()), ((1, false), (1, true)));
+    // It was claimed to see whether that can be, and no guest uses the disk.
+    assert_eq!(one.standing(), (1, false));
+    importer.until(|| two.standing() == (1, false));
+    zero(&importer);
+    assert_eq!(two.standing(), (2, true));
     importer.configure("[[core]]\n");
     let said = importer.cli(&["reload"]);
-    assert_eq!((said.code, two.standing()), (0, (1, false)), "{}", said.err);
+    assert_eq!((said.code, two.standing()), (0, (2, false)), "{}", said.err);
 }
 
 /// Read-only for many, and during that nobody writes, not even the host that publishes.

@@ -126,6 +126,27 @@ fn a_host_that_loses_power_again_and_again_loses_nothing() {
     assert_eq!(host.disk.unsynced(), 0);
 }
 
+/// The exporter's host loses power, and the guest's rings stop before anybody has noticed: what was not durable is written again before others may have the
+/// disk.
+#[test]
+fn what_was_not_durable_is_written_again_before_the_claim_is_given_back() {
+    let Some(mut host) = Host::new(1 << 20) else { return };
+    let importer = importer(&host);
+    let mut guest = Reader::of_queues(&importer, "data", 4096, QUEUES);
+    assert_eq!(guest.status_of(DiskOp::Write), 0);
+    wait_for(&importer, "dirty", |remote| remote["dirty"] == true && remote["retained"] == true);
+    host.lose_power(3);
+    guest.stop();
+    wait_for(&importer, "releasing", |remote| remote["claim"] == "releasing");
+    host.boot();
+    wait_for(&importer, "given back", |remote| remote["claim"] == "free");
+    let seen = remote(&importer);
+    assert_eq!((&seen["dirty"], &seen["rewritten"]), (&false.into(), &1.into()), "{seen}");
+    assert_eq!(host.disk.unsynced(), 0);
+    // Anybody may have it now.
+    assert_eq!(importer.cli(&["disk", "remove", "data", "--force"]).code, 0);
+}
+
 /// The importer dies with the only copies of writes that were not flushed, and the exporter's host loses power. Its successor answers nothing before
 /// a person has decided.
 #[test]

@@ -190,6 +190,15 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
     /// Whoever had this backing before says that none of its I/O is under way: there is nothing to wait for. Only heard by one
     /// that was opened beside another process's.
     fn trust_quiet(&self) {}
+
+    /// The front end has stopped all rings of the disk; it may start them again. What others wait for may be given back, in the background. `migrates`: its
+    /// guest may go on elsewhere. A note on a local disk may be waited for.
+    fn rest(&self, migrates: bool) {
+        let _ = migrates;
+    }
+
+    /// The front end has left, and its guest with it: the next one knows nothing of the disk's content.
+    fn forget_guest(&self) {}
 }
 
 /// What a backing could not do, for a person.

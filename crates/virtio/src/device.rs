@@ -106,6 +106,14 @@ pub trait VirtioDevice: Send + 'static {
     /// Takes a parked poller of this device apart.
     fn stop_queue(&mut self, parked: Parked) -> RingState;
 
+    /// The front end has stopped all queues; it may start them again. `migrates`: its guest may go on elsewhere. Control plane.
+    fn rest(&mut self, migrates: bool) {
+        let _ = migrates;
+    }
+
+    /// The front end has left, and its guest with it. Control plane.
+    fn forget_guest(&mut self) {}
+
     /// What of the device's own (not the queues') must be saved, in an encoding of its own.
     fn save_own(&self, proof: &QuiescenceProof) -> Vec<u8>;
 

@@ -43,7 +43,7 @@ pub use network::{
 };
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
-pub use remote::{RemoteReport, RemoteWord};
+pub use remote::{ClaimWord, RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
 pub use verify::{RangeReport, VerifyReport, VerifyWord};
 

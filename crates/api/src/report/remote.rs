@@ -17,7 +17,7 @@ pub enum RemoteWord {
     Failing,
     /// The server has failed, and another connection would not help: requests fail.
     Stopped,
-    /// The server refuses this disk's claim to write: another host has taken the disk over, or the claim was released there. Requests fail for good.
+    /// The server refuses this disk's claim to write: another host has the disk, has had it since its VM last used it, or has taken it over. Requests fail.
     Refused,
 }
 
@@ -35,6 +35,26 @@ impl RemoteWord {
     }
 }
 
+/// How a disk stands with its claim to write the export.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ClaimWord {
+    /// The server keeps no claims, or the export cannot be written.
+    #[default]
+    None,
+    /// No VM uses the disk: others may claim the export.
+    Free,
+    /// A VM wants to use the disk, and another disk holds the export: its release may be on its way.
+    Waiting,
+    /// This disk holds the export.
+    Held,
+    /// No VM uses the disk any more: what was written is flushed, then others may claim the export.
+    Releasing,
+    /// The server has refused the claim.
+    Refused,
+}
+
 /// How an imported disk's connections to its server stand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -49,7 +69,13 @@ pub struct RemoteReport {
     pub for_ms: Option<u64>,
     /// Which image the server serves and in which boot, if it says so: `IMAGE@BOOT` from ioplane.
     pub instance: Option<String>,
-    /// The generation of its claim to write; nothing if the server keeps no claims, or the export cannot be written.
+    /// Whether this disk may write the export, and others may not.
+    #[serde(default)]
+    pub claim: ClaimWord,
+    /// Who holds it while this disk waits; why the claim could not be given back, or was refused.
+    #[serde(default)]
+    pub claim_why: Option<String>,
+    /// The generation of its claim to write; nothing while it has none.
     #[serde(default)]
     pub generation: Option<u64>,
     /// Connections, one for each queue in use.

@@ -1,16 +1,14 @@
 //! Commands that show how far something is that the daemon does for long, and end it by Ctrl-C.
 
-use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use ioplane_api::report::DiskReport;
 
 use super::address;
 use crate::client::Client;
-use crate::output::quiet;
+use crate::progress::ByteBar;
 
 /// Time between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(200);
@@ -25,22 +23,6 @@ pub trait LongWork: Sized {
     fn progress(&self) -> (u64, u64, String);
 }
 
-/// Becomes true by Ctrl-C, which ends this process no more: the work would go on without anybody who looks at it.
-pub fn interrupted() -> Result<Arc<AtomicBool>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut signal = {
-        let _entered = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
-    };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let noted = interrupted.clone();
-    std::thread::spawn(move || {
-        runtime.block_on(signal.recv());
-        noted.store(true, Ordering::SeqCst);
-    });
-    Ok(interrupted)
-}
-
 /// Shows how far it is until it has ended. Ctrl-C cancels it; that the command line goes in another way does not.
 pub fn follow<W: LongWork>(
     client: &Client,
@@ -48,25 +30,20 @@ pub fn follow<W: LongWork>(
     interrupted: &AtomicBool,
     cancel: &dyn Fn() -> Result<DiskReport>,
 ) -> Result<W> {
-    let shown = !quiet() && std::io::stderr().is_terminal();
-    let bar = if shown { indicatif::ProgressBar::new(0) } else { indicatif::ProgressBar::hidden() };
-    let style = "{wide_bar} {bytes}/{total_bytes} {msg}";
-    bar.set_style(indicatif::ProgressStyle::with_template(style).context("the progress bar")?);
+    let bar = ByteBar::new()?;
     loop {
         let disk: DiskReport = client.get(&address(name))?;
         let work = W::of(&disk)?;
         if !work.is_under_way() {
-            bar.finish_and_clear();
+            bar.clear();
             return Ok(work);
         }
         if interrupted.load(Ordering::SeqCst) {
-            bar.finish_and_clear();
+            bar.clear();
             return W::of(&cancel()?);
         }
         let (done, all, beside) = work.progress();
-        bar.set_length(all);
-        bar.set_position(done);
-        bar.set_message(beside);
+        bar.show(done, all, beside);
         std::thread::sleep(LOOK);
     }
 }

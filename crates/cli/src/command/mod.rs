@@ -40,7 +40,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::args::{
-    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, RunArgs,
+    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand,
+    MoveVm, RunArgs,
 };
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
@@ -63,6 +64,9 @@ pub trait Host {
 
     /// `ioplane exits` and its subcommands. Blocks for the time that is watched.
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode>;
+
+    /// `ioplane move vm`: drives the migration of a QEMU of this host. Blocks until that has ended.
+    fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()>;
 
     /// `ioplane run`: puts a VMM in the place of this process. Comes back only with an error.
     fn run(&self, args: &RunArgs) -> Result<ExitCode>;
@@ -102,6 +106,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Swap(args) => swap::run(&client()?, args, json)?,
         Command::Verify(args) => return Ok(verify::run(client, args, json)),
+        Command::Move(MoveCommand::Vm(args)) => host.move_vm(&client()?, &args, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Devices(args) => devices::run(&client()?, args, json)?,
         Command::Identity(args) => return host.identity(&args, json),

@@ -9,11 +9,12 @@ use ioplane_api::report::{DiskReport, SwapReport, SwapWord};
 use ioplane_api::request::SwapForm;
 use ioplane_api::size::Size;
 
-use super::follow::{LongWork, follow, interrupted};
+use super::follow::{LongWork, follow};
 use super::{absolute, address, ask, get, working};
 use crate::args::{SwapArgs, SwapTarget};
 use crate::client::Client;
 use crate::output::{CommandError, hint, print_done};
+use crate::progress::interrupted;
 
 pub fn run(client: &Client, args: SwapArgs, json: bool) -> Result<()> {
     let path = format!("{}/swap", address(&args.name));

@@ -10,11 +10,12 @@ use ioplane_api::report::{DiskReport, VerifyReport, VerifyWord};
 use ioplane_api::request::VerifyForm;
 use ioplane_api::size::Size;
 
-use super::follow::{LongWork, follow, interrupted};
+use super::follow::{LongWork, follow};
 use super::{absolute, address, ask, working};
 use crate::args::{VerifyArgs, VerifyTarget};
 use crate::client::Client;
 use crate::output::{CommandError, complain, hint, print};
+use crate::progress::interrupted;
 
 /// The copies differ.
 const DIFFERENT: u8 = 1;

@@ -448,7 +448,7 @@ impl PollLoop {
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
-        } else if !(was_idle && was == entry.state) && !std::mem::replace(&mut entry.enters, true) {
+        } else if (!was_idle || was != entry.state) && !std::mem::replace(&mut entry.enters, true) {
             self.spins.ran_dry(index);
         }
         entry.looked = looked;

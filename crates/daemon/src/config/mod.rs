@@ -38,6 +38,9 @@ use reader::{SourceText, TableReader};
 
 use crate::access::SocketAccess;
 
+/// Seconds. A guest gives its requests up before.
+const LONGEST_CLAIM_WAIT: u64 = 600;
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonSpec {
     pub socket: Option<PathBuf>,
@@ -47,6 +50,8 @@ pub struct DaemonSpec {
     pub identity: Option<PathBuf>,
     /// Where it is kept which exports of others this host may write, and who may write its own: durable.
     pub state_dir: Option<PathBuf>,
+    /// How many seconds a guest waits for a disk of another machine that another host holds.
+    pub claim_wait_s: Option<u64>,
     /// Where Prometheus may ask, loopback only.
     pub metrics: Option<SocketAddr>,
     /// Who may connect to the sockets of disks and NICs.
@@ -286,6 +291,7 @@ fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
         run_dir: reader.path("run_dir"),
         identity: reader.path("identity"),
         state_dir: reader.path("state_dir"),
+        claim_wait_s: reader.number("claim_wait_s"),
         access: access(&mut reader),
         ..DaemonSpec::default()
     };
@@ -294,6 +300,10 @@ fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
         if let Some(Flaw { reason, remedy, .. }) = flaw {
             reader.note(field, reason, remedy);
         }
+    }
+    if daemon.claim_wait_s.is_some_and(|seconds| !(1..=LONGEST_CLAIM_WAIT).contains(&seconds)) {
+        let reason = format!("claim_wait_s is not in 1 to {LONGEST_CLAIM_WAIT}");
+        reader.note("claim_wait_s", reason, "leave it out for 30 seconds".to_owned());
     }
     if let Some(text) = reader.text("metrics") {
         let remedy =

@@ -367,7 +367,8 @@ impl Disk {
         // The same export has one claim, whichever of the two it was opened by.
         let stays = self.served.note.read().now.backing.same_content(&next);
         let before = lock(&self.backing).import.clone().filter(|_| !stays);
-        let came = opened.import.clone().filter(|_| !stays);
+        let fresh_import = opened.import.clone();
+        let came = fresh_import.clone().filter(|_| !stays);
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
         let (field, size) = (next.field(), fresh.info().bytes);
@@ -414,6 +415,9 @@ impl Disk {
         .await?;
         if let Some(before) = before {
             remote::leave(&before, true).await;
+        }
+        if let Some(import) = fresh_import {
+            import.rest_if_unused();
         }
         Ok(())
     }
@@ -529,7 +533,7 @@ impl ServedKind for Disk {
         context: &Arc<DaemonContext>,
         _below: &Arc<()>,
     ) -> Result<Disk, Refusal> {
-        let (wanted, owner) = (record.clone(), context.opener(&record.now));
+        let (wanted, owner) = (record.clone(), context.disk_opener(&record.now));
         let state_file = context.state_file.clone();
         let opened = blocking(move || {
             swap::recover(&wanted, &state_file)?;
@@ -538,6 +542,10 @@ impl ServedKind for Disk {
         .await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
+        if let (ClaimWish::New, Some(import)) = (record.claim, &opened.import) {
+            // A claim that an earlier disk could not give back: nobody uses this one yet.
+            import.rest_if_unused();
+        }
         record.claim = ClaimWish::Own;
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::{RemoteReport, RemoteWord};
+use ioplane_api::report::{ClaimWord, RemoteReport, RemoteWord};
 use ioplane_api::spec::NbdUri;
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
-    Address, ClaimOptions, ClaimWish, ConnectionState, ConnectionStatus, Import, ImportOptions, lets_in,
+    Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, Import,
+    ImportOptions, lets_in,
 };
 use sha2::{Digest, Sha256};
 
@@ -72,7 +73,13 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
     let host = rustix::system::uname();
     let name = format!("disk {} of {}", owner.name, host.nodename().to_string_lossy());
     let options = ImportOptions {
-        claim: Some(ClaimOptions { keeper, name, wish: owner.wish }),
+        claim: Some(ClaimOptions {
+            keeper,
+            name,
+            wish: owner.wish,
+            time: owner.claim_time,
+            patience: owner.claim_wait,
+        }),
         give_up_after: timeout_s.map(Duration::from_secs),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
@@ -191,12 +198,15 @@ pub fn report(import: &Import) -> RemoteReport {
     let worst = open().max_by_key(|one| word(&one.state));
     let sum = |of: fn(&ConnectionStatus) -> u64| status.connections.iter().map(of).sum();
     let state = worst.map_or(RemoteWord::Connected, |one| word(&one.state));
+    let (claim, claim_why) = claim_words(&status.claim);
     RemoteReport {
         uri: status.address.clone(),
-        state: if status.claim_lost.is_some() { RemoteWord::Refused } else { state },
+        state: if claim == ClaimWord::Refused { RemoteWord::Refused } else { state },
         why: worst.and_then(|one| why(&one.state)).or_else(|| status.claim_lost.map(|lost| lost.to_string())),
         for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
         instance: status.instance.clone(),
+        claim,
+        claim_why,
         generation: status.generation,
         connections: open().count() as u64,
         in_flight: sum(|one| one.in_flight as u64),
@@ -209,6 +219,22 @@ pub fn report(import: &Import) -> RemoteReport {
         dirty: status.dirty,
         retained: status.retained,
         rewritten: status.rewritten,
+    }
+}
+
+fn claim_words(standing: &ClaimStanding) -> (ClaimWord, Option<String>) {
+    match standing {
+        ClaimStanding::Untracked => (ClaimWord::None, None),
+        ClaimStanding::Free => (ClaimWord::Free, None),
+        ClaimStanding::Waiting { since, refusal } => (
+            ClaimWord::Waiting,
+            Some(format!("{refusal}; waiting for {:.1} s", since.elapsed().as_secs_f64())),
+        ),
+        ClaimStanding::Held => (ClaimWord::Held, None),
+        ClaimStanding::Releasing { failure, .. } => {
+            (ClaimWord::Releasing, (!failure.is_empty()).then(|| failure.clone()))
+        }
+        ClaimStanding::Refused { why } => (ClaimWord::Refused, Some(why.clone())),
     }
 }
 

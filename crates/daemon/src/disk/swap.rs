@@ -433,6 +433,10 @@ impl Disk {
                 if let Some(before) = before {
                     remote::leave(&before, true).await;
                 }
+                // It was claimed for the copy. If no guest uses the disk nobody would give the claim back.
+                if let Some(target) = target {
+                    target.rest_if_unused();
+                }
                 tracing::info!(
                     disk = name,
                     backing = swap.to.name(),

@@ -70,6 +70,7 @@ impl Daemon {
             ("run_dir", old.daemon.run_dir != config.daemon.run_dir),
             ("identity", old.daemon.identity != config.daemon.identity),
             ("state_dir", old.daemon.state_dir != config.daemon.state_dir),
+            ("claim_wait_s", old.daemon.claim_wait_s != config.daemon.claim_wait_s),
             ("metrics", old.daemon.metrics != config.daemon.metrics),
             ("socket_group", old.daemon.access.group != config.daemon.access.group),
             ("socket_mode", config.daemon.access.asks_other_bits(old.daemon.access)),

@@ -40,7 +40,7 @@ impl HandoverKind for Disk {
                 "this is a bug: report it with the log",
             ));
         }
-        let opened = disk::adopt(record, &context.opener(&record.now), file)?;
+        let opened = disk::adopt(record, &context.disk_opener(&record.now), file)?;
         let membership = context.groups.membership(&record.now);
         Ok((disk::model(&record.now, opened.backing.clone(), membership), opened))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ioplane_device::{Change, CoreSender, Device, Lifecycle, Placement, QueueSet, Quiescent, Running};
 use ioplane_memory::{Account, GuestMap, Limits, MapError};
-use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
+use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES};
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
 use vhost::vhost_user::message::{FrontendReq, VhostUserU64};
@@ -125,6 +125,9 @@ impl<V: VirtioDevice> Session<V> {
     pub async fn handle(&mut self, mut message: Message, connection: &Connection) -> Result<(), PeerFault> {
         let header = message.header;
         let outcome = self.obey(&mut message).await;
+        if outcome.is_ok() && header.request == FrontendReq::GET_VRING_BASE {
+            self.rest_if_stopped();
+        }
         if outcome.is_ok() && !self.wants_rings() {
             // Before the answer: whoever hears it may start the rings elsewhere.
             self.lease_claim.release();
@@ -142,6 +145,17 @@ impl<V: VirtioDevice> Session<V> {
             }
         }
         outcome.map(|_| ())
+    }
+
+    /// Whoever hears that the last ring has stopped may start the rings on another host.
+    fn rest_if_stopped(&mut self) {
+        if self.peer.rings.iter().any(|ring| ring.started) {
+            return;
+        }
+        let migrates = self.peer.features & VHOST_F_LOG_ALL != 0;
+        if let Ok(vdev) = self.vdev() {
+            vdev.model_mut().rest(migrates);
+        }
     }
 
     async fn obey(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
@@ -209,6 +223,7 @@ impl<V: VirtioDevice> Session<V> {
         self.at_quiescence(|quiescent| {
             quiescent.reset();
             quiescent.with(|vdev, proof| {
+                vdev.model_mut().forget_guest();
                 vdev.replace_memory(proof, Arc::new(GuestMap::default()));
                 vdev.apply(&QueueSet::new(), &Change::Log(None));
                 for index in 0..vdev.info().queues {

@@ -11,7 +11,7 @@ use super::{LIMIT, TestDaemon};
 pub struct Reader {
     disk: Disk,
     /// Rings that are set up and not used.
-    _idle: Vec<Disk>,
+    idle: Vec<Disk>,
     front: FrontEnd,
     /// Of one request.
     bytes: u32,
@@ -51,7 +51,14 @@ impl Reader {
         for (index, disk) in (0..).zip(std::iter::once(&disk).chain(&idle)) {
             front.start(index, &memory, disk.place(), 0).unwrap();
         }
-        Reader { disk, _idle: idle, front, bytes, _memory: memory }
+        Reader { disk, idle: idle, front, bytes, _memory: memory }
+    }
+
+    /// Stops all its rings, as a VMM does that pauses, resets or moves its guest.
+    pub fn stop(&mut self) {
+        for index in 0..=self.idle.len() as u16 {
+            self.front.stop(index).unwrap();
+        }
     }
 
     /// Makes as many requests available as there are slots, at most `most`.

@@ -17,6 +17,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::sleep;
 
 use super::Shared;
+use super::claim::Unclaimed;
 use super::connect::{Reached, image_of, reach};
 use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
@@ -43,6 +44,8 @@ pub(super) struct Keeper {
     pub shared: Arc<Shared>,
     /// What the exporter knows the channel by.
     channel: u32,
+    /// It sees to it that there is a claim to write.
+    claims: bool,
     report: AsyncFd<Arc<OwnedFd>>,
     generation: u32,
     /// Of the last attempt: each is another one, since the exporter may have heard of one that came to nothing.
@@ -68,11 +71,22 @@ type Fresh = (Reached, OwnedMutexGuard<()>);
 
 impl Keeper {
     /// Must be called in a runtime.
-    pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: u32) -> std::io::Result<Self> {
+    pub fn new(link: Arc<Link>, shared: Arc<Shared>, channel: u32, claims: bool) -> std::io::Result<Self> {
         let report = readable(link.report.clone())?;
         let (delay, violations, last_violation) = (Duration::ZERO, 0, None);
         let epoch = AtomicU32::new(0);
-        Ok(Keeper { link, shared, channel, report, generation: 0, epoch, delay, violations, last_violation })
+        Ok(Keeper {
+            link,
+            shared,
+            channel,
+            claims,
+            report,
+            generation: 0,
+            epoch,
+            delay,
+            violations,
+            last_violation,
+        })
     }
 
     /// Until the channel is dropped, and its copies are where others find them. `first`: a connection that has been made already.
@@ -257,6 +271,12 @@ impl Keeper {
     async fn attempt(&self) -> Result<Fresh, Attempt> {
         self.turn().await;
         let shared = &self.shared;
+        if self.claims {
+            shared.claim_to_write().await.map_err(|unclaimed| match unclaimed {
+                Unclaimed::Failed(why) => Attempt::Failed(why),
+                Unclaimed::Refused(why) => Attempt::Stop(why),
+            })?;
+        }
         let reached = self.reach().await?;
         let turnover = shared.turnover.clone().lock_owned().await;
         let known = shared.instance.load_full();
@@ -287,7 +307,9 @@ impl Keeper {
     async fn reach(&self) -> Result<Reached, Attempt> {
         let shared = &self.shared;
         let attempt = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let reached = reach(&shared.options, shared.epoch(self.channel, attempt)).await;
+        let epoch = shared.epoch(self.channel, attempt);
+        let epoch = epoch.ok_or_else(|| Attempt::Failed("the claim has been given back".into()))?;
+        let reached = reach(&shared.options, epoch).await;
         let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
         if let Some(ClaimReply::Refused(refusal)) = &reached.claim {
             let known = shared.instance.load_full();

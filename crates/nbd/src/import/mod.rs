@@ -37,6 +37,7 @@ mod operation;
 mod options;
 mod overlap;
 mod quiet;
+mod rest;
 mod retained;
 mod seat;
 mod shelf;
@@ -46,7 +47,7 @@ mod turnover;
 mod writes;
 
 use channel::ImportChannel;
-use claim::HeldClaim;
+use claim::{HeldClaim, ImportClaim};
 use connect::{Reached, reach};
 use facts::Facts;
 use keeper::Keeper;
@@ -61,10 +62,13 @@ use writes::Writes;
 
 pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE, lets_in};
-pub use options::{AtStart, ClaimKeeper, ClaimOptions, ClaimWish, Confirmed, Fence, ImportOptions, Unfenced};
-pub use status::{ConnectionState, ConnectionStatus, ImportStatus, Loss};
+pub use options::{
+    AtStart, ClaimKeeper, ClaimOptions, ClaimTime, ClaimWish, Confirmed, Fence, ImportOptions,
+    RememberedClaim, Unfenced,
+};
+pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
-use crate::claim::{ClaimRefusal, ClaimReply};
+use crate::claim::ClaimReply;
 use crate::error::NbdError;
 
 /// What a keeper does with a connection that is lost.
@@ -81,6 +85,8 @@ const MOST_CHANNELS: usize = 256;
 #[derive(Debug)]
 pub struct Import {
     shared: Arc<Shared>,
+    /// Itself, for tasks that it need not wait for.
+    me: Weak<Import>,
     runtime: Handle,
     /// The connection by which the export was looked at, for the first channel.
     spare: Mutex<Option<Reached>>,
@@ -97,9 +103,8 @@ struct Shared {
     next: AtomicU32,
     /// The exporter confirms epochs ([`EPOCH`]).
     fenced: bool,
-    /// The claim to write, if the exporter keeps claims, and why it is gone.
-    claim: Option<HeldClaim>,
-    claim_lost: ArcSwapOption<ClaimRefusal>,
+    /// The claim to write.
+    claim: ImportClaim,
     writes: Arc<Writes>,
     /// Whether copies of writes are kept, and those of channels that are gone.
     shelf: Option<Shelf>,
@@ -154,7 +159,6 @@ impl Import {
             next: AtomicU32::new(0),
             fenced: reached.fenced,
             claim,
-            claim_lost: ArcSwapOption::empty(),
             writes,
             quiet: Arc::default(),
             channels: Arc::default(),
@@ -164,7 +168,10 @@ impl Import {
         };
         // A connection that has claimed no epoch is none for a channel where epochs are claimed.
         let spare = Mutex::new((!shared.fenced).then_some(reached));
-        Ok(Arc::new(Import { shared: Arc::new(shared), runtime: Handle::current(), spare }))
+        let (shared, runtime) = (Arc::new(shared), Handle::current());
+        let import = Arc::new_cyclic(|me| Import { shared, me: me.clone(), runtime, spare });
+        import.catch_up_release();
+        Ok(import)
     }
 
     /// How it stands. Takes no lock.
@@ -174,8 +181,9 @@ impl Import {
         ImportStatus {
             address: shared.options.address.to_string(),
             instance: shared.instance.load().as_deref().cloned(),
-            generation: shared.claim.as_ref().map(|claim| claim.generation),
-            claim_lost: shared.claim_lost.load().as_deref().cloned(),
+            claim: shared.claim.standing(),
+            generation: shared.claim.held().map(|claim| claim.generation),
+            claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),
             rewritten: shared.rewritten.load(Ordering::Relaxed),
@@ -186,6 +194,7 @@ impl Import {
 
     /// A person has looked at what was wrong: connections that have stopped are made again. What may have been lost is given up if it was that.
     pub fn retry(&self) {
+        self.shared.claim.forget_guest();
         self.shared.retry.notify_waiters();
     }
 
@@ -197,7 +206,9 @@ impl Import {
         }
         let _turnover = shared.turnover.lock().await;
         let channel = shared.next.fetch_add(1, Ordering::Relaxed);
-        let reached = reach(&shared.options, shared.epoch(channel, 1)).await?;
+        let epoch =
+            shared.epoch(channel, 1).ok_or_else(|| NbdError::Unsuitable("it is not claimed".into()))?;
+        let reached = reach(&shared.options, epoch).await?;
         if let Some(ClaimReply::Refused(refusal)) = reached.claim {
             shared.lose_claim(&refusal);
             return Err(NbdError::Claim(refusal));
@@ -237,7 +248,56 @@ impl Import {
     /// After [`Import::finish`]: gives the claim back, so that others may write. If that fails this import's holder still has it, and comes back
     /// with it.
     pub async fn release(&self) -> Result<(), NbdError> {
-        self.shared.release().await
+        let _turn = self.shared.claim.turn.lock().await;
+        self.shared.release().await?;
+        self.shared.forget_claim();
+        Ok(())
+    }
+
+    /// A channel and its link. `claims`: it sees to it that there is a claim, which otherwise its maker has.
+    fn open_channel(&self, depth: u16, claims: bool) -> Result<(ImportChannel, Arc<Link>), StorageError> {
+        let shared = &self.shared;
+        let most = if shared.facts.can_multi_conn() { MOST_CHANNELS } else { 1 };
+        let seat = Seat::take(&shared.channels, most).ok_or_else(|| {
+            self.unsuitable(
+                "the server does not say that its connections share a cache (NBD_FLAG_CAN_MULTI_CONN), so a flush on one would \
+                 not cover writes on another: give the disk one queue (queues = 1)",
+            )
+        })?;
+        let os = |source| StorageError::Os {
+            image: shared.options.address.to_string(),
+            doing: "making the events of a connection",
+            source,
+        };
+        shared.take_over();
+        // So that whoever looks for copies finds those of this channel.
+        let shelf = shared.shelf.as_ref().map(Shelf::open);
+        let retained = shelf.map(|mut shelf| (shelf.take(&shared.writes), shelf));
+        let (retained, _shelf) = retained.unzip();
+        let link = Link::new(
+            shared.facts,
+            shared.replays(),
+            shared.writes.clone(),
+            retained.map(Locker::new),
+            shared.quiet.clone(),
+        )
+        .map_err(os)?;
+        let _runtime = self.runtime.enter();
+        // What an earlier channel has left to the server must not land behind what this one asks for: all that is older is fenced off.
+        if shared.writes.take_unanswered() {
+            shared.begin_session();
+        }
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        let keeper = Keeper::new(link.clone(), shared.clone(), number, claims).map_err(os)?;
+        // Nor is one to another instance than the one that a predecessor used.
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let spare = spare.filter(|spare| spare.instance.as_ref() == shared.instance.load().as_deref());
+        self.runtime.spawn(keeper.run(spare));
+        shared.links.rcu(|links| {
+            let living = links.iter().filter(|link| link.strong_count() > 0);
+            living.cloned().chain([Arc::downgrade(&link)]).collect::<Vec<_>>()
+        });
+        Ok((ImportChannel::new(link.clone(), depth, seat), link))
     }
 
     fn unsuitable(&self, why: &str) -> StorageError {
@@ -274,14 +334,15 @@ impl Shared {
         self.instance.store(Some(Arc::new(now.to_owned())));
     }
 
-    /// What the exporter is asked to confirm for a connection: that nothing older is under way.
-    fn epoch(&self, channel: u32, attempt: u32) -> String {
+    /// What the exporter is asked to confirm for a connection: that nothing older is under way. `None` while there is no claim where there has to be one.
+    fn epoch(&self, channel: u32, attempt: u32) -> Option<String> {
         let session = self.session.load(Ordering::Acquire);
-        match &self.claim {
-            Some(HeldClaim { holder, generation }) => {
-                format!("{EPOCH}={holder}/{session}/{channel}/{attempt}/{generation}")
+        match self.claim.held().as_deref() {
+            Some(HeldClaim { holder, generation, .. }) => {
+                Some(format!("{EPOCH}={holder}/{session}/{channel}/{attempt}/{generation}"))
             }
-            None => format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder),
+            None if self.claim.is_kept() => None,
+            None => Some(format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder)),
         }
     }
 
@@ -325,50 +386,10 @@ impl Backing for Import {
         }
     }
 
-    /// Each channel has a connection of its own. It need not be there yet: requests wait for it.
+    /// Each channel has a connection of its own. It need not be there yet: requests wait for it, and for the claim to write.
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        let shared = &self.shared;
-        let most = if shared.facts.can_multi_conn() { MOST_CHANNELS } else { 1 };
-        let seat = Seat::take(&shared.channels, most).ok_or_else(|| {
-            self.unsuitable(
-                "the server does not say that its connections share a cache (NBD_FLAG_CAN_MULTI_CONN), so a flush on one would \
-                 not cover writes on another: give the disk one queue (queues = 1)",
-            )
-        })?;
-        let os = |source| StorageError::Os {
-            image: shared.options.address.to_string(),
-            doing: "making the events of a connection",
-            source,
-        };
-        shared.take_over();
-        // So that whoever looks for copies finds those of this channel.
-        let shelf = shared.shelf.as_ref().map(Shelf::open);
-        let retained = shelf.map(|mut shelf| (shelf.take(&shared.writes), shelf));
-        let (retained, _shelf) = retained.unzip();
-        let link = Link::new(
-            shared.facts,
-            shared.replays(),
-            shared.writes.clone(),
-            retained.map(Locker::new),
-            shared.quiet.clone(),
-        )
-        .map_err(os)?;
-        let _runtime = self.runtime.enter();
-        // What an earlier channel has left to the server must not land behind what this one asks for: all that is older is fenced off.
-        if shared.writes.take_unanswered() {
-            shared.begin_session();
-        }
-        let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let keeper = Keeper::new(link.clone(), shared.clone(), number).map_err(os)?;
-        // Nor is one to another instance than the one that a predecessor used.
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let spare = spare.filter(|spare| spare.instance.as_ref() == shared.instance.load().as_deref());
-        self.runtime.spawn(keeper.run(spare));
-        shared.links.rcu(|links| {
-            let living = links.iter().filter(|link| link.strong_count() > 0);
-            living.cloned().chain([Arc::downgrade(&link)]).collect::<Vec<_>>()
-        });
-        Ok(Box::new(ImportChannel::new(link, depth, seat)))
+        self.shared.claim.count_start();
+        Ok(Box::new(self.open_channel(depth, true)?.0))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -383,5 +404,14 @@ impl Backing for Import {
     /// [`ImportOptions::dead_after`]. A server that closes first and works on afterwards is not seen through.
     fn wait_quiet(&self, deadline: Instant) -> bool {
         self.shared.quiet.wait(deadline)
+    }
+
+    /// What was written is flushed, and the claim given back.
+    fn rest(&self, migrates: bool) {
+        self.begin_rest(migrates);
+    }
+
+    fn forget_guest(&self) {
+        self.shared.claim.forget_guest();
     }
 }

@@ -49,12 +49,39 @@ pub trait Fence: Send + Sync + fmt::Debug {
 pub trait ClaimKeeper: Send + Sync + fmt::Debug {
     /// Its identity: like nobody else's, and the same after a restart. Letters, digits, `-`. Durable when it is told.
     fn holder(&self) -> Result<String, String>;
-    /// The generation that was remembered last.
-    fn generation(&self) -> Option<u64>;
-    /// Durable when it returns.
+    /// What was remembered last.
+    fn remembered(&self) -> RememberedClaim;
+    /// Another process may have written what is remembered since it was read.
+    fn read_again(&self) -> Result<(), String>;
+    /// A claim that is used from now on. Durable when it returns.
     fn remember(&self, generation: u64) -> Result<(), String>;
-    /// The claim has been given back, or is another's.
+    /// Nobody writes by the claim any more, and its release begins. Durable when it returns.
+    fn set_down(&self) -> Result<(), String>;
+    /// The claim has been released. The holder stays the same.
+    fn released(&self);
+    /// The claim has been given back, or is another's, and the disk goes.
     fn forget(&self);
+}
+
+/// What an import remembers of its claim over restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RememberedClaim {
+    /// It has none.
+    #[default]
+    None,
+    /// It has this generation, and a guest may write by it.
+    Held(u64),
+    /// No guest writes by this generation any more; whether the exporter knows that is not certain.
+    SetDown(u64),
+}
+
+/// When an import gets its claim for the first time. After each [`ioplane_storage::Backing::rest`] it gets it again with the next channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimTime {
+    /// When it is opened.
+    Open,
+    /// With its first channel.
+    FirstChannel,
 }
 
 /// What an import does to get its claim.
@@ -80,6 +107,10 @@ pub struct ClaimOptions {
     pub name: String,
     /// See [`ClaimWish`].
     pub wish: ClaimWish,
+    /// See [`ClaimTime`].
+    pub time: ClaimTime,
+    /// How long a channel waits for it while another one holds the export, whose release may be on its way.
+    pub patience: Duration,
 }
 
 /// How to import an export.

@@ -98,6 +98,36 @@ pub struct ConnectionStatus {
     pub losses: u64,
 }
 
+/// How an import stands with its claim to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimStanding {
+    /// The exporter keeps no claims for this export, or nothing is to be written.
+    Untracked,
+    /// It has none: no guest uses the disk.
+    Free,
+    /// A guest wants to use it, and another one holds it, whose release may be on its way.
+    Waiting {
+        /// Since when.
+        since: Instant,
+        /// What the exporter says.
+        refusal: ClaimRefusal,
+    },
+    /// It has it.
+    Held,
+    /// No guest uses the disk any more: what was written is flushed, and the claim given back.
+    Releasing {
+        /// Since when.
+        since: Instant,
+        /// Why it has not been possible yet; empty before the first failure.
+        failure: String,
+    },
+    /// It did not get it.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
 /// An import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportStatus {
@@ -105,7 +135,9 @@ pub struct ImportStatus {
     pub address: String,
     /// The instance that an exporter of ours has told.
     pub instance: Option<String>,
-    /// The generation of its claim to write; `None` if the exporter keeps no claims.
+    /// How it stands with its claim to write.
+    pub claim: ClaimStanding,
+    /// The generation of that claim, while it has one.
     pub generation: Option<u64>,
     /// Why the exporter refuses that claim: nothing is written any more.
     pub claim_lost: Option<ClaimRefusal>,

@@ -196,6 +196,11 @@ impl Writes {
         self.unanswered.store(true, Ordering::Release);
     }
 
+    /// Whether one has gone so, and none has come since.
+    pub fn has_unanswered(&self) -> bool {
+        self.unanswered.load(Ordering::Acquire)
+    }
+
     /// Whether one has gone so since the last call.
     pub fn take_unanswered(&self) -> bool {
         self.unanswered.swap(false, Ordering::AcqRel)

@@ -359,6 +359,17 @@ impl VirtioDevice for Blk {
         }
     }
 
+    fn rest(&mut self, migrates: bool) {
+        self.backing.rest(migrates);
+    }
+
+    /// Of two front ends only the one whose rings ran last has a guest.
+    fn forget_guest(&mut self) {
+        if self.shared.user.load(Ordering::Relaxed) == self.number {
+            self.backing.forget_guest();
+        }
+    }
+
     fn save_own(&self, _proof: &QuiescenceProof) -> Vec<u8> {
         let saved = BlkV1 {
             bytes: self.bytes(),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::report::{
-    ChoiceReport, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, RemoteReport,
-    RemoteWord, VmReport,
+    ChoiceReport, ClaimWord, DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork,
+    RemoteReport, RemoteWord, VmReport,
 };
 use ioplane_api::size::Size;
 use ioplane_api::spec::{LimitsSpec, LinkWord};
@@ -110,6 +110,30 @@ fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     words.map_or(String::new(), |words| fact(what, words))
 }
 
+/// Whether it may write there.
+fn claim(name: &str, remote: &RemoteReport) -> String {
+    let why = remote.claim_why.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    let generation = remote.generation.map_or(String::new(), |generation| format!("generation {generation}"));
+    match remote.claim {
+        // A server of others, an older one, or an export that cannot be written.
+        ClaimWord::None => {
+            "no claim: read-only, or the server does not keep other hosts from writing".to_owned()
+        }
+        ClaimWord::Free => "not claimed: it is when a VM uses it".to_owned(),
+        ClaimWord::Waiting => format!("waits for its claim to write, requests wait{why}"),
+        ClaimWord::Held => format!("claim to write: {generation}"),
+        ClaimWord::Releasing => format!("gives its claim to write back ({generation}){why}"),
+        ClaimWord::Refused if remote.generation.is_some() => {
+            "what its guest has not flushed is lost: shut the guest down, then remove the disk".to_owned()
+        }
+        ClaimWord::Refused => {
+            format!(
+                "shut its guest down; or, when the one that holds it has stopped: ioplane disk accept {name}"
+            )
+        }
+    }
+}
+
 /// How a disk of another machine is reached.
 fn remote(name: &str, remote: &RemoteReport) -> String {
     let time = remote.for_ms.map_or(String::new(), |ms| format!(" for {:.1} s", ms as f64 / 1000.0));
@@ -125,19 +149,7 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
     if remote.state == RemoteWord::Stopped {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }
-    match (remote.state, remote.generation) {
-        (RemoteWord::Refused, _) => {
-            text += &fact(
-                "",
-                "what its guest has not flushed is lost: shut the guest down, then remove the disk",
-            );
-        }
-        (_, Some(generation)) => text += &fact("", format!("claim to write: generation {generation}")),
-        // A server of others, an older one, or an export that cannot be written.
-        (_, None) => {
-            text += &fact("", "no claim: read-only, or the server does not keep other hosts from writing")
-        }
-    }
+    text += &fact("", claim(name, remote));
     if remote.rewritten > 0 {
         text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));
     }

@@ -1,0 +1,49 @@
+//! What is shown while something takes its time, and Ctrl-C meanwhile.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+
+use crate::output::quiet;
+
+/// A bar of bytes; only on a terminal, and not with `-q`.
+#[derive(Debug)]
+pub struct ByteBar(indicatif::ProgressBar);
+
+impl ByteBar {
+    pub fn new() -> Result<ByteBar> {
+        let shown = !quiet() && std::io::stderr().is_terminal();
+        let bar = if shown { indicatif::ProgressBar::new(0) } else { indicatif::ProgressBar::hidden() };
+        let style = "{wide_bar} {bytes}/{total_bytes} {msg}";
+        bar.set_style(indicatif::ProgressStyle::with_template(style).context("the progress bar")?);
+        Ok(ByteBar(bar))
+    }
+
+    pub fn show(&self, done: u64, all: u64, words: String) {
+        self.0.set_length(all);
+        self.0.set_position(done);
+        self.0.set_message(words);
+    }
+
+    pub fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Becomes true by Ctrl-C, which ends this process no more: what it has begun would go on without anybody who looks at it.
+pub fn interrupted() -> Result<Arc<AtomicBool>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signal = {
+        let _entered = runtime.enter();
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let noted = interrupted.clone();
+    std::thread::spawn(move || {
+        runtime.block_on(signal.recv());
+        noted.store(true, Ordering::SeqCst);
+    });
+    Ok(interrupted)
+}

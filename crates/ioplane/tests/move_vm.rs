@@ -1,0 +1,331 @@
+//! `ioplane move vm`, with a QEMU that this test plays: its monitor, and the front ends of both hosts.
+
+mod daemon;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use daemon::load::free_port;
+use daemon::{LIMIT, TestDaemon};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
+use ioplane_testkit::front::{FrontEnd, Wants};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+const CONFIG: &str = "[daemon]\nclaim_wait_s = 600\n[[core]]\nspin_us = 200\n";
+
+/// A VM with one disk, which a front end drives here and there.
+struct Vm {
+    memory: GuestMemory,
+    disk: Disk,
+    here: FrontEnd,
+    there: Option<FrontEnd>,
+}
+
+impl Vm {
+    fn start(host: &TestDaemon) -> Vm {
+        let mut memory = GuestMemory::new(MIB).unwrap();
+        let plan = DiskPlan::new(8, 4096, Shape::Indirect);
+        let disk = Disk::new(&mut memory, 64, RingMode::of(Wants::default().features), plan).unwrap();
+        let mut here = Vm::connect(&memory, host);
+        here.start(0, &memory, disk.place(), 0).unwrap();
+        let mut vm = Vm { memory, disk, here, there: None };
+        vm.write();
+        vm
+    }
+
+    fn connect(memory: &GuestMemory, host: &TestDaemon) -> FrontEnd {
+        let mut front = FrontEnd::connect(&host.path("data.sock"), Wants::default()).unwrap();
+        front.track_inflight(1, 64).unwrap();
+        front.share(memory).unwrap();
+        front
+    }
+
+    /// A QEMU that waits there.
+    fn is_expected(&mut self, host: &TestDaemon) {
+        self.there = Some(Vm::connect(&self.memory, host));
+    }
+
+    fn write(&mut self) {
+        self.disk.submit(DiskOp::Write, 0, 4096).unwrap();
+        self.here.kick(0);
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(done) = self.disk.reap().unwrap() {
+                assert!(done.ok(), "status {}", done.status);
+                return;
+            }
+            assert!(Instant::now() < end, "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The guest stops here, and goes on there.
+    fn migrate(&mut self) {
+        let base = self.here.stop(0).unwrap();
+        if let Some(mut there) = self.there.take() {
+            there.start(0, &self.memory, self.disk.place(), base).unwrap();
+            self.here = there;
+        }
+    }
+}
+
+/// What the monitor says of the VM and of its migration, and what it was asked.
+struct Monitor {
+    name: String,
+    state: &'static str,
+    blocked: Option<&'static str>,
+    /// What becomes of a migration: each look at it takes the next of these, and the last one stays.
+    course: Vec<&'static str>,
+    /// The course of one that is cancelled.
+    cancelled: bool,
+    asked: Vec<String>,
+}
+
+struct Qemu {
+    vm: Arc<Mutex<Vm>>,
+    monitor: Arc<Mutex<Monitor>>,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Qemu {
+    fn new(vm: Vm, name: &str) -> Qemu {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let monitor = Monitor {
+            name: name.to_owned(),
+            state: "running",
+            blocked: None,
+            course: vec!["setup", "active", "device", "completed"],
+            cancelled: false,
+            asked: Vec::new(),
+        };
+        let (vm, monitor) = (Arc::new(Mutex::new(vm)), Arc::new(Mutex::new(monitor)));
+        let (of_vm, of_monitor) = (vm.clone(), monitor.clone());
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                serve(stream, &of_vm, &of_monitor);
+            }
+        });
+        Qemu { vm, monitor, path, _folder: folder }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Monitor)) {
+        let mut monitor = self.monitor.lock().unwrap();
+        monitor.asked.clear();
+        change(&mut monitor);
+    }
+
+    fn asked(&self, command: &str) -> bool {
+        self.monitor.lock().unwrap().asked.iter().any(|asked| asked == command)
+    }
+}
+
+fn serve(mut stream: UnixStream, vm: &Mutex<Vm>, monitor: &Mutex<Monitor>) {
+    stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+    for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+        let Ok(line) = line else { return };
+        let asked: Value = serde_json::from_str(&line).unwrap();
+        let command = asked["execute"].as_str().unwrap().to_owned();
+        let mut monitor = monitor.lock().unwrap();
+        monitor.asked.push(command.clone());
+        let answer = match command.as_str() {
+            "query-name" => json!({ "name": monitor.name }),
+            "query-status" => json!({ "status": monitor.state, "running": monitor.state == "running" }),
+            "migrate" => {
+                assert_eq!(asked["arguments"], json!({ "uri": "tcp:host-c:4444" }));
+                json!({})
+            }
+            "migrate_cancel" => {
+                monitor.cancelled = true;
+                json!({})
+            }
+            "query-migrate" if !monitor.asked.iter().any(|asked| asked == "migrate") => match monitor.blocked
+            {
+                Some(why) => json!({ "blocked-reasons": [why] }),
+                None => json!({}),
+            },
+            "query-migrate" => migration(&mut monitor, vm),
+            _ => json!({}),
+        };
+        let answer = json!({ "return": answer, "id": asked["id"] });
+        if stream.write_all(format!("{answer}\n").as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn migration(monitor: &mut Monitor, vm: &Mutex<Vm>) -> Value {
+    if monitor.cancelled {
+        return json!({ "status": "cancelled" });
+    }
+    let status = match monitor.course.len() {
+        1 => monitor.course[0],
+        _ => monitor.course.remove(0),
+    };
+    if status == "completed" {
+        vm.lock().unwrap().migrate();
+    }
+    let ram = json!({ "total": 100 * MIB, "remaining": 40 * MIB, "transferred": 60 * MIB });
+    json!({ "status": status, "ram": ram, "total-time": 1234, "downtime": 17, "error-desc": "the other end\u{1b}[2J is gone" })
+}
+
+fn remote(host: &TestDaemon) -> Value {
+    host.disk("data")["backing"]["remote"].clone()
+}
+
+/// An exporter, and two hosts that have its export as a disk.
+fn hosts() -> [TestDaemon; 3] {
+    let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build(""));
+    let image = exporter.image("data.img", 4 * MIB);
+    exporter.configure(&format!(
+        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+    ));
+    exporter.start();
+    let importer = || {
+        let mut importer = TestDaemon::new_beside_the_build(CONFIG);
+        importer.start();
+        let uri = format!("nbd://127.0.0.1:{port}/data");
+        let said = importer.cli(&["disk", "add", "data", "--remote", &uri]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        importer
+    };
+    let (here, there) = (importer(), importer());
+    [exporter, here, there]
+}
+
+/// What this program is called among VMs.
+fn name_of_vm(host: &TestDaemon) -> String {
+    host.disk("data")["vm"]["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_vm_moves_with_its_disk() {
+    let [_exporter, here, there] = hosts();
+    let mut vm = Vm::start(&here);
+    vm.is_expected(&there);
+    let name = name_of_vm(&here);
+    let qemu = Qemu::new(vm, &name);
+    let qmp = qemu.path.display().to_string();
+    let control = there.path("control.sock").display().to_string();
+    let said = here.cli(&[
+        "move",
+        "vm",
+        &name,
+        "--qmp",
+        &qmp,
+        "--to",
+        "tcp:host-c:4444",
+        "--there",
+        &control,
+        "--json",
+    ]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let expected = json!({
+        "vm": name, "to": "tcp:host-c:4444", "disks": ["data"], "total_ms": 1234, "downtime_ms": 17, "bytes": 60 * MIB
+    });
+    assert_eq!(report, expected);
+    assert_eq!((&remote(&here)["claim"], &remote(&there)["claim"]), (&"free".into(), &"held".into()));
+    qemu.vm.lock().unwrap().write();
+}
+
+#[test]
+fn a_move_that_fails_or_is_cancelled_leaves_the_vm_where_it_was() {
+    let [_exporter, here, _there] = hosts();
+    let vm = Vm::start(&here);
+    let name = name_of_vm(&here);
+    let qemu = Qemu::new(vm, &name);
+    let qmp = qemu.path.display().to_string();
+    let args = ["move", "vm", &name, "--qmp", &qmp, "--to", "tcp:host-c:4444"];
+    qemu.change(|monitor| monitor.course = vec!["active", "failed"]);
+    let said = here.refused(&args);
+    assert!(said.contains("did not move: the other end?[2J is gone"), "{said}");
+    assert!(said.contains("it runs here as before"), "{said}");
+    qemu.change(|monitor| (monitor.course, monitor.state) = (vec!["failed"], "paused"));
+    assert!(here.refused(&args).contains("it is here, and does not run"));
+    // Ctrl-C while memory is copied.
+    qemu.change(|monitor| (monitor.course, monitor.state) = (vec!["active"], "running"));
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ioplane"))
+        .arg("--socket")
+        .arg(here.path("control.sock"))
+        .args(args)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    here.until(|| qemu.asked("migrate"));
+    here.signal_to(child.id().into(), "INT");
+    let mut err = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut err).unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert!(
+        qemu.asked("migrate_cancel") && err.contains("was cancelled") && err.contains("runs here"),
+        "{err}"
+    );
+    qemu.vm.lock().unwrap().write();
+    assert_eq!(remote(&here)["claim"], "held");
+}
+
+#[test]
+fn what_cannot_go_along_is_found_before_anything_stops() {
+    let [exporter, here, there] = hosts();
+    let vm = Vm::start(&here);
+    let name = name_of_vm(&here);
+    let qemu = Qemu::new(vm, &name);
+    let qmp = qemu.path.display().to_string();
+    let control = there.path("control.sock").display().to_string();
+    let plain = ["move", "vm", &name, "--qmp", &qmp, "--to", "tcp:host-c:4444"];
+    let compared = [&plain[..], &["--there", &control]].concat();
+    let refused = |args: &[&str], words: &str| {
+        let said = here.refused(args);
+        assert!(said.contains(words), "{said}");
+        assert!(!qemu.asked("migrate"), "{said}");
+    };
+    let mut other = plain;
+    other[2] = "nobody";
+    refused(&other, "no VM nobody uses");
+    let mut other = plain;
+    other[6] = "exec:rm";
+    let said = here.cli(&other);
+    assert!(said.code == 2 && said.err.contains("tcp:HOST:PORT"), "{}", said.err);
+    // The monitor is another VM's, the VM is not there any more, or has something that cannot migrate.
+    qemu.change(|monitor| monitor.name = "mail".into());
+    refused(&plain, "is that of VM mail");
+    qemu.change(|monitor| (monitor.name, monitor.state) = (name.clone(), "postmigrate"));
+    refused(&plain, "is postmigrate");
+    qemu.change(|monitor| (monitor.state, monitor.blocked) = ("running", Some("VFIO device")));
+    refused(&plain, "cannot migrate: VFIO device");
+    qemu.change(|monitor| monitor.blocked = None);
+    // The other host has no QEMU for it, another disk of that name, or none.
+    refused(&compared, "no QEMU of the other host uses disk data yet");
+    assert_eq!(there.cli(&["disk", "remove", "data"]).code, 0);
+    refused(&compared, "the other host has no disk data");
+    assert_eq!(there.cli(&["disk", "add", "data", "--memory", "4M"]).code, 0);
+    refused(&compared, "disk data of the other host is another one");
+    // The network has failed.
+    exporter.signal("STOP");
+    let mut front = {
+        let mut vm = qemu.vm.lock().unwrap();
+        vm.disk.submit(DiskOp::Write, 8, 4096).unwrap();
+        vm.here.kick(0);
+        vm
+    };
+    here.until(|| remote(&here)["state"] == "reconnecting");
+    refused(&plain, "the server of disk data is not reachable, requests wait");
+    exporter.signal("CONT");
+    here.until(|| remote(&here)["state"] == "connected");
+    here.until(|| front.disk.reap().unwrap().is_some());
+    drop(front);
+    // A disk that is only here.
+    let local = TestDaemon::open("[[core]]\n");
+    let image = local.image("local.img", 4 * MIB).display().to_string();
+    assert_eq!(local.cli(&["disk", "add", "data", "--path", &image]).code, 0);
+    let _vm = Vm::start(&local);
+    let said = local.refused(&plain);
+    assert!(said.contains("is an image of this host") && said.contains("ioplane swap data --to"), "{said}");
+}

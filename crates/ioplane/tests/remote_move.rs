@@ -1,0 +1,463 @@
+//! A disk of another machine goes from host to host with its guest: claimed when its rings start, given back when they have stopped
+//! (docs/decisions/0056-claims-at-ring-start.md). One guest, whose memory both hosts share, plays the VM that migrates.
+
+mod daemon;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use daemon::load::free_port;
+use daemon::{LIMIT, TestDaemon};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape, Token};
+use ioplane_testkit::front::{F_LOG_ALL, FrontEnd, FrontEndRequest, Wants, protocol};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+/// A guest waits for its disk for as long as any test lasts.
+const PATIENT: &str = "[daemon]\nclaim_wait_s = 600\n[[core]]\nspin_us = 200\n";
+/// Or hardly.
+const IMPATIENT: &str = "[daemon]\nclaim_wait_s = 1\n[[core]]\nspin_us = 200\n";
+
+/// A host that publishes an image as `data`, and hosts that have it as a disk.
+struct Hosts {
+    exporter: TestDaemon,
+    uri: String,
+}
+
+impl Hosts {
+    fn new() -> Hosts {
+        let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build(""));
+        let image = exporter.image("data.img", 4 * MIB);
+        exporter.configure(&format!(
+            "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+        ));
+        exporter.start();
+        Hosts { exporter, uri: format!("nbd://127.0.0.1:{port}/data") }
+    }
+
+    fn importer(&self, config: &str) -> TestDaemon {
+        let mut importer = TestDaemon::new_beside_the_build(config);
+        importer.start();
+        let said = importer.cli(&["disk", "add", "data", "--remote", &self.uri]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        importer
+    }
+
+    /// The generation of the claim, and whether somebody holds it.
+    fn standing(&self) -> (u64, bool) {
+        let claim = self.exporter.json(&["publish", "show", "data"])["claim"].clone();
+        (claim["generation"].as_u64().unwrap_or(0), claim["held"].as_bool().unwrap_or(false))
+    }
+
+    fn until_standing(&self, standing: (u64, bool)) {
+        self.exporter.until(|| self.standing() == standing);
+    }
+}
+
+fn remote(importer: &TestDaemon) -> Value {
+    importer.disk("data")["backing"]["remote"].clone()
+}
+
+fn until_claim(importer: &TestDaemon, word: &str) {
+    importer.until(|| remote(importer)["claim"] == word);
+}
+
+/// A guest with one ring, which knows what it has written.
+struct Guest {
+    memory: GuestMemory,
+    disk: Disk,
+    base: u32,
+    /// What is in each block of 4 KiB.
+    written: Vec<u8>,
+    next: u8,
+}
+
+/// Blocks that it writes.
+const BLOCKS: usize = 64;
+
+impl Guest {
+    fn new() -> Self {
+        let mut memory = GuestMemory::new(MIB).unwrap();
+        let plan = DiskPlan::new(8, 4096, Shape::Indirect);
+        let disk = Disk::new(&mut memory, 64, RingMode::of(Wants::default().features), plan).unwrap();
+        Guest { memory, disk, base: 0, written: vec![0; BLOCKS], next: 0 }
+    }
+
+    fn connect(&self, host: &TestDaemon) -> FrontEnd {
+        let mut front = FrontEnd::connect(&host.path("data.sock"), Wants::default()).unwrap();
+        front.track_inflight(1, 64).unwrap();
+        front.share(&self.memory).unwrap();
+        front
+    }
+
+    fn start(&self, front: &mut FrontEnd) {
+        front.start(0, &self.memory, self.disk.place(), self.base).unwrap();
+    }
+
+    fn start_on(&self, host: &TestDaemon) -> FrontEnd {
+        let mut front = self.connect(host);
+        self.start(&mut front);
+        front
+    }
+
+    fn stop(&mut self, front: &FrontEnd) {
+        self.base = front.stop(0).unwrap();
+    }
+
+    /// Asks for one thing, and does not wait.
+    fn submit(&mut self, front: &mut FrontEnd, op: DiskOp, block: usize, data: u8) -> Token {
+        let token = self.disk.next().unwrap();
+        if op == DiskOp::Write {
+            self.disk.write_data(token, &[data; 4096]).unwrap();
+        }
+        self.disk.submit(op, block as u64 * 8, 4096).unwrap();
+        front.kick(0);
+        token
+    }
+
+    /// The status of the one request, and the first byte of its data.
+    fn answer(&mut self, token: Token) -> (u8, u8) {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(done) = self.disk.reap().unwrap() {
+                let mut byte = [0];
+                self.disk.read_data(token, &mut byte).unwrap();
+                return (done.status, byte[0]);
+            }
+            assert!(Instant::now() < end, "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn request(&mut self, front: &mut FrontEnd, op: DiskOp, block: usize, data: u8) -> (u8, u8) {
+        let token = self.submit(front, op, block, data);
+        self.answer(token)
+    }
+
+    fn write(&mut self, front: &mut FrontEnd, block: usize) {
+        self.next = self.next.wrapping_add(1).max(1);
+        let data = self.next;
+        assert_eq!(self.request(front, DiskOp::Write, block, data).0, 0);
+        self.written[block] = data;
+    }
+
+    /// Reads all that it has written, and writes some of it anew, without a flush.
+    fn work(&mut self, front: &mut FrontEnd, round: usize) {
+        for block in 0..BLOCKS {
+            let (status, byte) = self.request(front, DiskOp::Read, block, 0);
+            assert_eq!((status, byte), (0, self.written[block]), "block {block} in round {round}");
+        }
+        for block in (round % 3..BLOCKS).step_by(3) {
+            self.write(front, block);
+        }
+    }
+}
+
+#[test]
+fn a_disk_is_defined_without_a_claim_and_claimed_while_its_rings_run() {
+    let hosts = Hosts::new();
+    let [first, second] = [(); 2].map(|()| hosts.importer(IMPATIENT));
+    for host in [&first, &second] {
+        assert_eq!(host.disk("data")["size"], 4 * MIB);
+        assert_eq!(remote(host)["claim"], "free");
+        let shown = host.cli(&["disk", "show", "data"]).out;
+        assert!(shown.contains("not claimed: it is when a VM uses it"), "{shown}");
+    }
+    assert_eq!(hosts.standing(), (0, false));
+    let mut guest = Guest::new();
+    // A front end that only looks claims nothing.
+    let mut front = guest.connect(&first);
+    assert_eq!(front.capacity().unwrap(), 4 * MIB / 512);
+    assert_eq!(hosts.standing(), (0, false));
+    // A driver starts its rings, and they are stopped: by a reset, by the end of the driver, by a pause.
+    for round in 1..=3 {
+        guest.start(&mut front);
+        guest.work(&mut front, round as usize);
+        assert_eq!((hosts.standing(), &remote(&first)["claim"]), ((round, true), &"held".into()));
+        guest.stop(&front);
+        hosts.until_standing((round, false));
+        until_claim(&first, "free");
+        assert_eq!(remote(&first)["dirty"], false, "it was flushed first");
+    }
+    // A VMM that dies stops no ring: its guest may be there again at once, so the claim stays.
+    guest.start(&mut front);
+    guest.work(&mut front, 4);
+    drop(front);
+    first.until(|| first.disk("data")["connected"] == false);
+    assert_eq!((hosts.standing(), &remote(&first)["claim"]), ((4, true), &"held".into()));
+    assert_eq!(first.cli(&["disk", "remove", "data"]).code, 0);
+    assert_eq!(hosts.standing(), (4, false));
+}
+
+#[test]
+fn a_guest_moves_whichever_host_is_first() {
+    let hosts = Hosts::new();
+    let importers = [(); 2].map(|()| hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&importers[0]);
+    for round in 1..=12usize {
+        guest.work(&mut front, round);
+        assert_eq!(hosts.standing(), (round as u64, true));
+        let there = &importers[round % 2];
+        let mut next = guest.connect(there);
+        if round % 3 == 0 {
+            // The release is there long before.
+            guest.stop(&front);
+            hosts.until_standing((round as u64, false));
+            guest.start(&mut next);
+        } else {
+            // Both at once, or the destination first, whose requests wait.
+            guest.stop(&front);
+            guest.start(&mut next);
+        }
+        drop(front);
+        front = next;
+    }
+    guest.work(&mut front, 13);
+}
+
+/// The destination's rings start while the source still has the disk.
+#[test]
+fn a_destination_waits_for_the_release_and_says_for_whose() {
+    let hosts = Hosts::new();
+    let [source, there] = [(); 2].map(|()| hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    guest.work(&mut front, 0);
+    // Another guest, since the first one's ring runs.
+    let mut early = Guest::new();
+    let mut next = early.start_on(&there);
+    let token = early.submit(&mut next, DiskOp::Read, 0, 0);
+    until_claim(&there, "waiting");
+    let why = remote(&there)["claim_why"].as_str().unwrap().to_owned();
+    assert!(why.contains("held by disk data of") && why.contains("generation 1"), "{why}");
+    let shown = there.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("waits for its claim to write, requests wait: it is held by"), "{shown}");
+    guest.work(&mut front, 1);
+    guest.stop(&front);
+    assert_eq!(early.answer(token), (0, guest.written[0]));
+    assert_eq!((hosts.standing(), &remote(&there)["generation"]), ((2, true), &2.into()));
+    // It has stopped before it got the disk: then nobody has it, or it gives back what it had already asked for.
+    guest.start(&mut front);
+    until_claim(&source, "waiting");
+    guest.stop(&front);
+    early.stop(&next);
+    until_claim(&there, "free");
+    until_claim(&source, "free");
+    hosts.exporter.until(|| matches!(hosts.standing(), (2 | 3, false)));
+}
+
+/// A destination that waits in vain, and what a person does then.
+#[test]
+fn a_destination_that_waits_in_vain_is_refused_by_name() {
+    let hosts = Hosts::new();
+    let (source, there) = (hosts.importer(PATIENT), hosts.importer(IMPATIENT));
+    let mut guest = Guest::new();
+    let front = &mut guest.start_on(&source);
+    guest.work(front, 0);
+    let mut early = Guest::new();
+    let mut next = early.start_on(&there);
+    assert_eq!(early.request(&mut next, DiskOp::Read, 0, 0).0, 1);
+    let seen = remote(&there);
+    let why = seen["why"].as_str().unwrap();
+    assert_eq!((&seen["state"], &seen["claim"]), (&"refused".into(), &"refused".into()));
+    assert!(why.contains("held by disk data of") && why.contains("waited for 1 s"), "{why}");
+    assert_eq!(early.request(&mut next, DiskOp::Write, 0, 9).0, 1, "nor does it write");
+    guest.work(front, 1);
+    guest.stop(front);
+    hosts.until_standing((1, false));
+    let shown = there.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("ioplane disk accept data"), "{shown}");
+    assert_eq!(there.cli(&["disk", "accept", "data"]).code, 0);
+    until_claim(&there, "held");
+    assert_eq!(early.request(&mut next, DiskOp::Read, 0, 0), (0, guest.written[0]));
+}
+
+/// A migration that is called off, and one after which both guests run.
+#[test]
+fn a_source_goes_on_unless_others_have_had_the_disk() {
+    let hosts = Hosts::new();
+    let (source, there) = (hosts.importer(IMPATIENT), hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    for round in 0..4 {
+        guest.work(&mut front, round);
+        let (generation, _) = hosts.standing();
+        guest.stop(&front);
+        // Before the release has reached the exporter, or behind it.
+        if round % 2 == 0 {
+            hosts.until_standing((generation, false));
+        }
+        guest.start(&mut front);
+    }
+    guest.work(&mut front, 4);
+    let (generation, held) = hosts.standing();
+    assert!(
+        held && (3..=5).contains(&generation),
+        "a release that has not begun may be taken back: {generation}"
+    );
+    // Now it goes on elsewhere.
+    guest.stop(&front);
+    hosts.until_standing((generation, false));
+    let mut moved = Guest { written: guest.written.clone(), ..Guest::new() };
+    let mut next = moved.start_on(&there);
+    moved.work(&mut next, 5);
+    // And is resumed here all the same.
+    guest.start(&mut front);
+    assert_eq!(guest.request(&mut front, DiskOp::Write, 0, 0xee).0, 1);
+    let seen = remote(&source);
+    assert!(seen["why"].as_str().unwrap().contains("held by disk data of"), "{seen}");
+    moved.work(&mut next, 6);
+    assert_eq!(hosts.standing(), (generation + 1, true));
+    // Also when the other one has stopped: what this guest knows of the disk is not so any more.
+    guest.stop(&front);
+    moved.stop(&next);
+    hosts.until_standing((generation + 1, false));
+    guest.start(&mut front);
+    assert_eq!(guest.request(&mut front, DiskOp::Write, 0, 0xee).0, 1);
+    let seen = remote(&source);
+    assert!(seen["why"].as_str().unwrap().contains("others have held it since this guest"), "{seen}");
+    hosts.until_standing((generation + 2, false));
+    // A person knows better, or the guest begins anew.
+    assert_eq!(source.cli(&["disk", "accept", "data"]).code, 0);
+    until_claim(&source, "held");
+    assert_eq!(guest.request(&mut front, DiskOp::Read, 0, 0), (0, moved.written[0]));
+    guest.stop(&front);
+    until_claim(&source, "free");
+    let mut anew = Guest { written: moved.written.clone(), ..Guest::new() };
+    drop((front, next));
+    let mut front = anew.start_on(&there);
+    anew.work(&mut front, 7);
+    anew.stop(&front);
+    let mut front = anew.start_on(&source);
+    anew.work(&mut front, 8);
+}
+
+/// The exporter does not answer when the source's rings stop, or is killed and comes back.
+#[test]
+fn a_release_that_is_held_up_is_waited_for() {
+    let mut hosts = Hosts::new();
+    let importers = [(); 2].map(|()| hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&importers[0]);
+    for round in 1..=4usize {
+        guest.work(&mut front, round);
+        let (here, there) = (&importers[(round + 1) % 2], &importers[round % 2]);
+        match round % 2 {
+            0 => hosts.exporter.signal("STOP"),
+            _ => hosts.exporter.kill9(),
+        }
+        guest.stop(&front);
+        assert_eq!(remote(here)["claim"], "releasing");
+        let mut next = guest.start_on(there);
+        let token = guest.submit(&mut next, DiskOp::Read, 0, 0);
+        match round % 2 {
+            0 => hosts.exporter.signal("CONT"),
+            _ => hosts.exporter.start(),
+        }
+        assert_eq!(guest.answer(token), (0, guest.written[0]));
+        front = next;
+    }
+    guest.work(&mut front, 5);
+}
+
+/// A VMM that migrates its guest stops rings whose requests have no answer: these cannot go along, so the disk stays.
+#[test]
+fn requests_that_cannot_go_along_keep_the_disk_where_they_are() {
+    let hosts = Hosts::new();
+    let source = hosts.importer(PATIENT);
+    let mut guest = Guest::new();
+    let usual = Wants::default();
+    let wants = Wants { protocol: usual.protocol | protocol::LOG_SHMFD, ..usual };
+    let mut front = FrontEnd::connect(&source.path("data.sock"), wants).unwrap();
+    front.track_inflight(1, 64).unwrap();
+    front.share(&guest.memory).unwrap();
+    front.wire().patience(LIMIT).unwrap();
+    guest.start(&mut front);
+    guest.work(&mut front, 0);
+    // The front end has the pages logged that are written, since its guest migrates.
+    let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&log, 4096).unwrap();
+    let body = [4096u64.to_ne_bytes(), [0; 8]].concat();
+    front.wire().send(FrontEndRequest::SET_LOG_BASE as u32, 0, &body, &[log.as_fd()]).unwrap();
+    front.wire().reply(FrontEndRequest::SET_LOG_BASE).unwrap();
+    let features = front.features() | F_LOG_ALL;
+    front.tell(FrontEndRequest::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
+    hosts.exporter.signal("STOP");
+    let token = guest.submit(&mut front, DiskOp::Write, 1, 0x77);
+    // It is answered when the requests have been suspended.
+    guest.stop(&front);
+    hosts.exporter.signal("CONT");
+    let seen = remote(&source);
+    assert_eq!(seen["claim"], "releasing", "{seen}");
+    assert!(seen["claim_why"].as_str().unwrap().contains("were in flight"), "{seen}");
+    assert_eq!(hosts.standing(), (1, true));
+    guest.start(&mut front);
+    assert_eq!(guest.answer(token).0, 0);
+    guest.written[1] = 0x77;
+    guest.work(&mut front, 1);
+    assert_eq!((hosts.standing(), &remote(&source)["claim"]), ((1, true), &"held".into()));
+}
+
+/// The source's daemon dies when its rings have stopped and the exporter has not heard of it: the next one makes up for the release.
+#[test]
+fn a_source_that_dies_before_its_release_releases_when_it_is_back() {
+    let hosts = Hosts::new();
+    let (mut source, there) = (hosts.importer(PATIENT), hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    for round in 0..3 {
+        let mut front = guest.start_on(&source);
+        guest.work(&mut front, round);
+        let (generation, _) = hosts.standing();
+        hosts.exporter.signal("STOP");
+        guest.stop(&front);
+        source.kill9();
+        hosts.exporter.signal("CONT");
+        assert_eq!(hosts.standing(), (generation, true), "nobody has told it");
+        let mut next = guest.start_on(&there);
+        let token = guest.submit(&mut next, DiskOp::Read, 0, 0);
+        until_claim(&there, "waiting");
+        source.start();
+        assert_eq!(guest.answer(token), (0, guest.written[0]));
+        guest.work(&mut next, round);
+        guest.stop(&next);
+        until_claim(&there, "free");
+    }
+}
+
+/// A daemon that is upgraded keeps the claim of a guest that runs, and has none that it did not have.
+#[test]
+fn an_upgrade_changes_nothing_of_it() {
+    let hosts = Hosts::new();
+    let source = hosts.importer(PATIENT);
+    let _upgraded = Upgraded(&source);
+    let upgrade = || {
+        let said = source.cli(&["upgrade"]);
+        assert_eq!(said.code, 0, "{}", said.err);
+    };
+    upgrade();
+    assert_eq!((hosts.standing(), &remote(&source)["claim"]), ((0, false), &"free".into()));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    guest.work(&mut front, 0);
+    upgrade();
+    guest.work(&mut front, 1);
+    assert_eq!((hosts.standing(), &remote(&source)["claim"]), ((1, true), &"held".into()));
+    guest.stop(&front);
+    hosts.until_standing((1, false));
+    upgrade();
+    assert_eq!((hosts.standing(), &remote(&source)["claim"]), ((1, false), &"free".into()));
+    guest.start(&mut front);
+    guest.work(&mut front, 2);
+    assert_eq!(hosts.standing(), (2, true));
+}
+
+/// A daemon that is upgraded, and is then not the test's child any more.
+struct Upgraded<'a>(&'a TestDaemon);
+
+impl Drop for Upgraded<'_> {
+    fn drop(&mut self) {
+        self.0.kill_whoever_answers();
+    }
+}
