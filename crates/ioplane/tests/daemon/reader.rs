@@ -51,7 +51,7 @@ impl Reader {
         for (index, disk) in (0..).zip(std::iter::once(&disk).chain(&idle)) {
             front.start(index, &memory, disk.place(), 0).unwrap();
         }
-        Reader { disk, idle: idle, front, bytes, _memory: memory }
+        Reader { disk, idle, front, bytes, _memory: memory }
     }
 
     /// Stops all its rings, as a VMM does that pauses, resets or moves its guest.
