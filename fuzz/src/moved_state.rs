@@ -19,8 +19,11 @@ struct State {
     rings: Vec<(bool, u32, u32)>,
     counters: Vec<u32>,
     mailbox: ([u32; 16], u32, bool),
-    kept: (bool, [u32; 2], Vec<(u8, Vec<u32>)>, Vec<(u8, u32, Vec<u32>)>),
+    kept: Kept,
 }
+
+/// The mailbox's messages: by kind, and by kind and key.
+type Kept = (bool, [u32; 2], Vec<(u8, Vec<u32>)>, Vec<(u8, u32, Vec<u32>)>);
 
 /// Runs one input.
 pub fn run(data: &[u8]) -> u64 {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_host::vhost_user::{Handle, RingLease, ServerOptions, Status, serve_leased};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
@@ -27,7 +27,9 @@ struct Served {
 impl Served {
     /// Whoever wants the lease waits for `patience`; requests that hang are suspended soon.
     fn new(backing: Arc<dyn Backing>, patience: Duration) -> Self {
-        let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
+        let pool = Arc::new(
+            Pool::with([CoreSettings { notify: Notify::Polled, ..CoreSettings::default() }]).unwrap(),
+        );
         let directory = tempfile::tempdir().unwrap();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

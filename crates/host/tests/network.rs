@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_storage::MemoryBacking;
@@ -89,7 +89,8 @@ fn serve_listener(network: bool, heard: Sender<Heard>, folder: &std::path::Path)
         logical_block: None,
     };
     let disk = Blk::new(options, MemoryBacking::new(1 << 20).unwrap());
-    let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
+    let pool =
+        Arc::new(Pool::with([CoreSettings { notify: Notify::Polled, ..CoreSettings::default() }]).unwrap());
     let options = ServerOptions::new(folder.join(network.to_string()), pool);
     serve(Listener { disk, network, heard }, options).unwrap()
 }

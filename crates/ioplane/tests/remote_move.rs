@@ -386,6 +386,7 @@ fn requests_that_cannot_go_along_keep_the_disk_where_they_are() {
     front.tell(FrontEndRequest::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
     hosts.exporter.signal("STOP");
     let token = guest.submit(&mut front, DiskOp::Write, 1, 0x77);
+    source.until(|| remote(&source)["in_flight"] == 1);
     // It is answered when the requests have been suspended.
     guest.stop(&front);
     hosts.exporter.signal("CONT");

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_memory::{DirtyLog, PAGE};
 use ioplane_storage::MemoryBacking;
@@ -24,7 +24,9 @@ struct Served {
 
 impl Served {
     fn new() -> Self {
-        let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
+        // One that asks for kicks when it will would mark the log as well.
+        let settings = CoreSettings { notify: Notify::Polled, ..CoreSettings::default() };
+        let pool = Arc::new(Pool::with([settings]).unwrap());
         let directory = tempfile::tempdir().unwrap();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::{Access, OnMiss, Presence, QuiesceError, QuiescePolicy, RegisterAddress, Stop};
 use ioplane_embed::{SharedDevice, SharedDeviceError};
 use ioplane_memory::GuestMap;
@@ -47,7 +47,8 @@ fn answer(ring: &mut RingDriver) -> u64 {
 fn rings() -> (SharedDevice<ToyRing>, Arc<GuestMap>, Arc<Wires>) {
     let memory = Arc::new(GuestMap::anonymous(0x20000).unwrap());
     let wires = Wires::new();
-    let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
+    let pool =
+        Arc::new(Pool::with([CoreSettings { notify: Notify::Polled, ..CoreSettings::default() }]).unwrap());
     let front = SharedDevice::new(ToyRing::new(memory.clone(), wires.clone()), pool).unwrap();
     write(&front, ring::RINGS, RINGS_AT);
     (front.with_patience(Duration::from_millis(20)), memory, wires)

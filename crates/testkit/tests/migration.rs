@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::mutation::{self, Invariant};
 use ioplane_host::vhost_user::{ServerOptions, serve};
 use ioplane_memory::{DirtyLog, PAGE};
@@ -57,7 +57,8 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 fn migrate(shape: Shape, when: When) -> (usize, usize) {
     let backing = MemoryBacking::new(MIB).unwrap();
     let stalled = Stall::new(backing as Arc<dyn Backing>);
-    let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
+    let pool =
+        Arc::new(Pool::with([CoreSettings { notify: Notify::Polled, ..CoreSettings::default() }]).unwrap());
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let options = BlkOptions {

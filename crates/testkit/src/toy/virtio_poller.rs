@@ -23,25 +23,33 @@ struct Held {
     into: Option<u64>,
 }
 
+/// Requests in flight. Whoever drops them, wherever the poller ends, leaves them in flight in the ring.
+struct HeldRequests(VecDeque<Held>);
+
+impl Drop for HeldRequests {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|held| held.taken.abandon());
+    }
+}
+
 /// Serves one queue.
 pub(super) struct AdderPoller {
     queue: Queue,
     bench: Arc<Bench>,
     chain: Chain,
     /// Never longer than the ring: it does not grow.
-    held: VecDeque<Held>,
+    held: HeldRequests,
     delay: u32,
 }
 
 impl AdderPoller {
     pub(super) fn new(start: QueueStart, bench: Arc<Bench>) -> Self {
-        let held = VecDeque::with_capacity(start.ring.size().into());
+        let held = HeldRequests(VecDeque::with_capacity(start.ring.size().into()));
         AdderPoller { queue: Queue::new(start), bench, chain: Chain::new(), held, delay: DELAY }
     }
 
     /// What is in flight stays so in the ring, for whoever comes next.
     pub(super) fn into_state(self) -> RingState {
-        self.held.into_iter().for_each(|held| held.taken.abandon());
         self.queue.into_state()
     }
 
@@ -57,14 +65,14 @@ impl AdderPoller {
         }
         // From here on the device below has it, for all that a crash would blame on us.
         self.queue.ring.release(&taken);
-        self.held.push_back(Held { taken, number: u64::from_le_bytes(bytes), into });
+        self.held.0.push_back(Held { taken, number: u64::from_le_bytes(bytes), into });
         Ok(true)
     }
 
     /// Answers everything in flight; says how many.
     fn answer(&mut self) -> Result<u32, RingFault> {
-        let count = self.held.len() as u32;
-        while let Some(Held { taken, number, into }) = self.held.pop_front() {
+        let count = self.held.0.len() as u32;
+        while let Some(Held { taken, number, into }) = self.held.0.pop_front() {
             self.queue.ring.touch(&taken);
             let sum = self.bench.add(self.queue.index, number).to_le_bytes();
             if let Some(Err(fault)) = into.map(|gpa| self.queue.ring.view().write(gpa, &sum)) {
@@ -78,7 +86,7 @@ impl AdderPoller {
     }
 
     fn answerable(&self) -> bool {
-        !self.held.is_empty() && !self.bench.gate.is_shut()
+        !self.held.0.is_empty() && !self.bench.gate.is_shut()
     }
 }
 
@@ -106,7 +114,7 @@ impl Poller for AdderPoller {
             }
         }
         match done {
-            0 if !self.held.is_empty() => PollOutcome::WAITING,
+            0 if !self.held.0.is_empty() => PollOutcome::WAITING,
             0 if self.queue.phase == Phase::Draining => PollOutcome::PARKED,
             0 => PollOutcome::IDLE,
             done => PollOutcome::busy(done, u64::from(done) * BYTES),
