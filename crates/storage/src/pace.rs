@@ -1,10 +1,12 @@
-//! What threads of the control side need that move data beside a guest: a rate that they keep, and a short wait for their channels.
+//! What threads of the control side need that move data beside a guest: a rate that they keep, memory, and a short wait for their channels.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ioplane_memory::{GuestMap, GuestView};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::channel::IoChannel;
+use crate::channel::{Backing, IoChannel, StorageError};
 
 /// How often somebody looks who waits for what ends without a word.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
@@ -40,6 +42,20 @@ impl Pace {
     pub fn spend(&mut self, bytes: u64) {
         self.credit -= bytes as f64;
     }
+}
+
+/// Memory for `bytes` in transit to or from `image`. `doing`: what for, if there is none.
+pub(crate) fn transit_memory(
+    bytes: u64,
+    image: &dyn Backing,
+    doing: &'static str,
+) -> Result<GuestView, StorageError> {
+    let memory = GuestMap::anonymous(bytes).map_err(|error| StorageError::Os {
+        image: image.info().name,
+        doing,
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    Ok(GuestView::new(Arc::new(memory)))
 }
 
 /// Waits until one of both channels has something to reap, for [`LOOK`] at most.

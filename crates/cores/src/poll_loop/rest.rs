@@ -73,11 +73,7 @@ impl PollLoop {
                     self.free_slot(index);
                 }
             } else {
-                if let Some(entry) = &mut self.slots[index]
-                    && let Some(ends_ns) = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared)
-                {
-                    self.spins.ends(ends_ns);
-                }
+                self.enter_spin(index, now_ns);
                 at += 1;
             }
         }

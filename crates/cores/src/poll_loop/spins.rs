@@ -42,12 +42,6 @@ impl Spins {
     pub(super) fn find_anew(&mut self) {
         self.earliest_ns = u64::MAX;
     }
-
-    /// An awake slot's spin ends then, if nothing comes.
-    #[inline]
-    pub(super) fn ends(&mut self, at_ns: u64) {
-        self.earliest_ns = self.earliest_ns.min(at_ns);
-    }
 }
 
 impl PollLoop {
@@ -58,12 +52,17 @@ impl PollLoop {
         }
         let now_ns = self.age.at(self.context.now(), &self.shared);
         while let Some(index) = self.spins.dry.pop() {
-            if let Some(entry) = &mut self.slots[index] {
-                entry.enters = false;
-                let ends = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared);
-                self.spins.ends(ends.unwrap_or(u64::MAX));
-            }
+            self.enter_spin(index, now_ns);
         }
         now_ns >= self.spins.earliest_ns || !self.objective.may_poll()
+    }
+
+    /// Enters when the spin of the slot ends, if it has one.
+    pub(super) fn enter_spin(&mut self, index: usize, now_ns: u64) {
+        let Some(entry) = &mut self.slots[index] else { return };
+        entry.enters = false;
+        if let Some(ends_ns) = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared) {
+            self.spins.earliest_ns = self.spins.earliest_ns.min(ends_ns);
+        }
     }
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::CoreContext;
-use ioplane_memory::{GuestMap, GuestRange, GuestView};
+use ioplane_memory::{GuestRange, GuestView};
 
 use super::blocks::unit;
 use super::{CompareFault, Findings, SECTOR};
 use crate::channel::{Backing, Fault, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
 use crate::mirror::Step;
 use crate::mirror::ranges::DirtyMap;
-use crate::pace::{LOOK, Pace, wait_for_either};
+use crate::pace::{LOOK, Pace, transit_memory, wait_for_either};
 
 /// Runs that are read at once, and the longest one in bytes.
 const LANES: u16 = 8;
@@ -88,11 +88,7 @@ impl Comparer {
             (info.bytes, u64::from(info.logical_block.max(1)))
         };
         let (disk_shape, other_shape) = (shape(disk), shape(other));
-        let memory = GuestMap::anonymous(2 * u64::from(LANES) * RUN).map_err(|error| StorageError::Os {
-            image: other.info().name,
-            doing: "making memory for comparing",
-            source: std::io::Error::other(error.to_string()),
-        })?;
+        let view = transit_memory(2 * u64::from(LANES) * RUN, &**other, "making memory for comparing")?;
         let bytes = disk_shape.0.min(other_shape.0);
         // Blocks are those of the map of what was written.
         let unit = unit(disk_shape.0);
@@ -102,7 +98,7 @@ impl Comparer {
             disk_shape,
             other_shape,
             context: CoreContext::default(),
-            view: GuestView::new(Arc::new(memory)),
+            view,
             lanes: [Lane::default(); LANES as usize],
             oldest: 0,
             busy: 0,

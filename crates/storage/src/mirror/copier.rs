@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ioplane_device::CoreContext;
-use ioplane_memory::{GuestMap, GuestRange, GuestView};
+use ioplane_memory::{GuestRange, GuestView};
 
 use super::ranges::CHUNK;
 use super::{MirrorFault, State, errno};
 use crate::channel::{Backing, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
-use crate::pace::{LOOK, Pace, wait_for_either};
+use crate::pace::{LOOK, Pace, transit_memory, wait_for_either};
 
 /// Runs that are copied at once, and the longest one in bytes.
 const LANES: u16 = 8;
@@ -80,17 +80,13 @@ impl Copier {
         new: &Arc<dyn Backing>,
         state: &Arc<State>,
     ) -> Result<Self, StorageError> {
-        let memory = GuestMap::anonymous(u64::from(LANES) * RUN).map_err(|error| StorageError::Os {
-            image: new.info().name,
-            doing: "making memory for copying",
-            source: std::io::Error::other(error.to_string()),
-        })?;
+        let view = transit_memory(u64::from(LANES) * RUN, &**new, "making memory for copying")?;
         Ok(Copier {
             state: state.clone(),
             old: old.channel(LANES + 1)?,
             new: new.channel(LANES + 1)?,
             context: CoreContext::default(),
-            view: GuestView::new(Arc::new(memory)),
+            view,
             lanes: [Lane { stage: Stage::Idle, offset: 0, len: 0 }; LANES as usize],
             cursor: 0,
             passes: 0,

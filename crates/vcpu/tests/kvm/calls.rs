@@ -20,20 +20,20 @@ use kvm_bindings::{
 use crate::fake::{FakeKvm, MEMORY};
 use crate::paged32::{self, Tables};
 
-const SYSTEM: i32 = 3;
-const VM: i32 = 4;
-const VCPU: i32 = 5;
-const KVM_CREATE_VM: u64 = 0xae01;
-const KVM_CHECK_EXTENSION: u64 = 0xae03;
-const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
-const KVM_CREATE_VCPU: u64 = 0xae41;
+pub(crate) const SYSTEM: i32 = 3;
+pub(crate) const VM: i32 = 4;
+pub(crate) const VCPU: i32 = 5;
+pub(crate) const KVM_CREATE_VM: u64 = 0xae01;
+pub(crate) const KVM_CHECK_EXTENSION: u64 = 0xae03;
+pub(crate) const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
+pub(crate) const KVM_CREATE_VCPU: u64 = 0xae41;
 const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
 const KVM_CREATE_IRQCHIP: u64 = 0xae60;
 const KVM_IRQ_LINE: u64 = 0x4008_ae61;
 const KVM_IRQ_LINE_STATUS: u64 = 0xc008_ae67;
 const KVM_SIGNAL_MSI: u64 = 0x4020_aea5;
-const KVM_RUN: u64 = 0xae80;
-const KVM_GET_REGS: u64 = 0x8090_ae81;
+pub(crate) const KVM_RUN: u64 = 0xae80;
+pub(crate) const KVM_GET_REGS: u64 = 0x8090_ae81;
 const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_SET_CPUID: u64 = 0x4008_ae8a;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
@@ -44,7 +44,7 @@ const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
 const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_SET_TSC_KHZ: u64 = 0xaea2;
-const KVM_GET_TSC_KHZ: u64 = 0xaea3;
+pub(crate) const KVM_GET_TSC_KHZ: u64 = 0xaea3;
 const KVM_GET_DEVICE_ATTR: u64 = 0x4018_aee2;
 const KVM_GET_SREGS2: u64 = 0x8140_aecc;
 const LIMITS: ClusterLimits =

@@ -12,17 +12,12 @@ use ioplane_vcpu::kvm::{
 };
 use kvm_bindings::{kvm_pit_state2, kvm_regs, kvm_run, kvm_sregs};
 
-const SYSTEM: i32 = 3;
-const VM: i32 = 4;
-const VCPU: i32 = 5;
-const KVM_CREATE_VM: u64 = 0xae01;
-const KVM_CHECK_EXTENSION: u64 = 0xae03;
-const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
-const KVM_CREATE_VCPU: u64 = 0xae41;
-const KVM_RUN: u64 = 0xae80;
-const KVM_GET_REGS: u64 = 0x8090_ae81;
+use crate::calls::{
+    KVM_CHECK_EXTENSION, KVM_CREATE_VCPU, KVM_CREATE_VM, KVM_GET_REGS, KVM_GET_TSC_KHZ,
+    KVM_GET_VCPU_MMAP_SIZE, KVM_RUN, SYSTEM, VCPU, VM,
+};
+
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
-const KVM_GET_TSC_KHZ: u64 = 0xaea3;
 const KVM_GET_PIT2: u64 = 0x8070_ae9f;
 const KVM_SET_PIT2: u64 = 0x4070_aea0;
 const RUN_BYTES: usize = 3 * 4096;
