@@ -4,7 +4,7 @@ mod counter;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use counter::{Counter, Line, eventually, soon};
@@ -29,6 +29,31 @@ fn published(core: &Core) -> CoreReading {
             return second;
         }
     }
+}
+
+/// A frame that one slot hands to the next is seen in the same turn only while they are stepped in the order in which they came to the core. An
+/// adaptive core whose slots were stepped in the order in which they had woken lost a quarter of its requests.
+#[test]
+fn slots_are_stepped_in_their_order_whoever_woke_first() {
+    let core = one(Notify::Notified, Duration::ZERO);
+    let (running, lines) = Counter::run(3, &core);
+    let together = Arc::new(AtomicU64::new(0));
+    for line in &lines {
+        line.together.set(together.clone()).unwrap();
+        eventually("a queue does not rest", || line.rests());
+    }
+    for line in lines.iter().rev() {
+        // From now on it is awake.
+        line.busy.store(true, Ordering::Relaxed);
+        line.publish();
+        line.wait();
+    }
+    let polls = lines[0].polls.load(Ordering::Relaxed);
+    eventually("busy queues are not polled", || lines[0].polls.load(Ordering::Relaxed) > polls + 10);
+    let at = [0, 1, 2].map(|queue: usize| lines[queue].at.load(Ordering::Relaxed));
+    assert_eq!([at[1] + 3 - at[0] % 3, at[2] + 3 - at[0] % 3].map(|after| after % 3), [1, 2], "{at:?}");
+    lines.iter().for_each(|line| line.busy.store(false, Ordering::Relaxed));
+    running.quiesce(soon()).unwrap();
 }
 
 #[test]

@@ -365,7 +365,7 @@ impl PollLoop {
             let outcome = if PAID || bounded { self.step(index) } else { self.step_with(index, self.budget) };
             units += u64::from(outcome.units());
             if outcome.state() == PollState::Parked {
-                // Counts as work: its owner is likely to ask for more. The last one has moved here.
+                // Counts as work: its owner is likely to ask for more. The next one has moved here.
                 units += 1;
                 self.leave_awake(at);
                 self.free_slot(index);
@@ -470,16 +470,18 @@ impl PollLoop {
         }
     }
 
-    /// The slot is stepped every turn from now on.
+    /// The slot is stepped every turn from now on: in the order of the slots, not of their waking. What one of them hands to the next, as a sender
+    /// does a frame to its receiver, is found in the same turn then.
     fn awake(&mut self, index: usize) {
-        self.awake.push(index);
+        let at = self.awake.partition_point(|other| *other < index);
+        self.awake.insert(at, index);
         self.turns.wake(index);
         self.timers.ensure(Timer::Tidy, self.last_tidy + TIDY);
     }
 
-    /// The slot at that place of `awake`, which the last one takes, is not stepped every turn any more.
+    /// The slot at that place of `awake`, which the next one takes, is not stepped every turn any more.
     fn leave_awake(&mut self, at: usize) {
-        self.turns.rest(self.awake.swap_remove(at));
+        self.turns.rest(self.awake.remove(at));
     }
 
     /// Makes a resting slot awake.

@@ -64,6 +64,9 @@ pub struct Line {
     /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
     pub neighbour: OnceLock<Arc<Line>>,
     pub most_applied: AtomicU64,
+    /// Counts the polls of several lines together, and what it was at the last poll of this one.
+    pub together: OnceLock<Arc<AtomicU64>>,
+    pub at: AtomicU64,
     rests: AtomicBool,
 }
 
@@ -99,6 +102,8 @@ impl Line {
             applied: AtomicU64::new(0),
             neighbour: OnceLock::new(),
             most_applied: AtomicU64::new(0),
+            together: OnceLock::new(),
+            at: AtomicU64::new(0),
             rests: AtomicBool::new(false),
         })
     }
@@ -218,6 +223,9 @@ impl Server {
 impl Poller for Server {
     fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let line = &self.line;
+        if let Some(together) = line.together.get() {
+            line.at.store(together.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        }
         line.polls.fetch_add(1, Ordering::Relaxed);
         assert!(!line.panics.load(Ordering::Relaxed), "asked to");
         while line.stalls.load(Ordering::Relaxed) {
