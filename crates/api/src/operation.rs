@@ -17,7 +17,7 @@ use crate::request::{
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
-    DiskForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm,
+    DiskForm, ExportChangeForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm,
 };
 
 /// An HTTP method.
@@ -265,6 +265,8 @@ operations! {
     Export: Get "/v1/exports/{name}" => 200 ExportReport;
     /// Adds an export, unless it is there already and as asked for.
     PutExport: Put "/v1/exports/{name}" body ExportForm => 201 ExportReport, 200 ExportReport;
+    /// Changes what all clients of an export may do together, while they use it.
+    ChangeExport: Patch "/v1/exports/{name}" body ExportChangeForm => 200 ExportReport;
     /// Takes an export away.
     RemoveExport: Delete "/v1/exports/{name}" [FORCE] => 200 DoneReport;
     /// The devices that all hosts publish, as the directory has them.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{BackingReport, Counts, RetryReport, ServedState};
+use crate::size::Size;
+use crate::spec::{LimitsSpec, limits_of};
 
 /// Who may write an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +72,25 @@ pub struct ExportReport {
     pub core: Option<u32>,
     /// The group it is in.
     pub group: Option<String>,
+    /// Requests per second that all its clients may make together, if they are limited.
+    #[serde(default)]
+    pub iops_limit: Option<u64>,
+    /// Requests that may pass at once after a pause.
+    #[serde(default)]
+    pub iops_burst: Option<u64>,
+    /// Bytes per second that all its clients may read and write together, if they are limited.
+    #[serde(default)]
+    pub bandwidth_limit: Option<Size>,
+    /// Bytes that may pass at once after a pause.
+    #[serde(default)]
+    pub bandwidth_burst: Option<Size>,
     /// What all connections did.
     pub totals: Counts,
+}
+
+impl ExportReport {
+    /// Its capacity: what all clients may do together.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(export_limits of self)
+    }
 }

@@ -24,6 +24,12 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
             }
             print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
         }
+        PublishCommand::Set { name, form } => {
+            let export: ExportReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
+            print_done(json, &export, |export| {
+                show::exports(std::slice::from_ref(export)) + &show::export_limits(export, true)
+            })
+        }
         PublishCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
             let done: DoneReport =

@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::spec::ExportForm;
+use ioplane_api::spec::{ExportChangeForm, ExportForm};
 
 use super::{Answer, Body, Own, Removal, form, json, put, removal, whole};
 use crate::refusal::Refusal;
@@ -21,6 +21,24 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
     whole(daemon.may_change()?, async move {
         let new = daemon.exports.put(wanted).await?;
         put(new, daemon.exports.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: ExportChangeForm = form(body)?;
+    let limits = form.limits();
+    if limits == Default::default() {
+        let remedy = "send iops_limit, iops_burst, bandwidth_limit and bandwidth_burst, or some of them";
+        return Err(Refusal::invalid("nothing is to be changed", remedy));
+    }
+    whole(daemon.may_change()?, async move {
+        daemon.exports.served(&name)?.set_limits(limits).await?;
+        let report = daemon.exports.report_of(&name).await?;
+        let words = report.limits().words("requests").unwrap_or("none".to_owned());
+        tracing::info!(export = name, limits = words, "set");
+        daemon.exports.tell(EventWord::Changed, &name, &format!("limits: {words}"));
+        json(report)
     })
     .await
 }

@@ -104,6 +104,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Exports => routing::on(method, export::exports),
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),
+        Operation::ChangeExport => routing::on(method, export::change),
         Operation::RemoveExport => routing::on(method, export::remove),
         Operation::Devices => routing::on(method, devices::devices),
         Operation::ForgetDevice => routing::on(method, devices::forget),

@@ -110,6 +110,7 @@ impl Appended {
         self.path("socket", spec.socket.as_deref());
         self.some("core", spec.core.map(i64::from));
         self.some("group", spec.group.as_deref());
+        self.limits(&spec.limits(), ExportSpec::LIMITS);
     }
 
     pub fn disk(&mut self, spec: &DiskSpec) {

@@ -6,6 +6,7 @@
 //!                                                                                  I/O cores: one queue for each connection
 //! ```
 
+mod capacity;
 mod door;
 mod ledger;
 mod listener;
@@ -16,7 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ioplane_api::report::{ClaimReport, Counts, ExportReport, ServedState};
-use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, ListenAddress};
+use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, LimitsSpec, ListenAddress, ServedSpec};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
 use ioplane_identity::IdentityDirectory;
@@ -31,6 +32,7 @@ use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking
 use super::state_file::{Entries, ExportRecord, Record};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
+use capacity::ExportCapacity;
 use door::{Admission, Door, Doors};
 pub use listener::Listeners;
 use owner::{Ask, Look, Unreleased};
@@ -50,6 +52,8 @@ pub struct ServedExport {
     socket: SocketPath,
     /// Where clients come in; dropped when it is stopped.
     entrances: Mutex<Vec<listener::Entrance>>,
+    /// Held while it is changed.
+    changing: tokio::sync::Mutex<()>,
 }
 
 fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
@@ -125,7 +129,9 @@ impl PublishedDisk {
             check_identity(context.identity()).await?;
         }
         let admission = Admission { tls: spec.tls, allow: spec.allow.clone() };
-        let door = Door::new(published, instance, admission, owner::start(running, ended, placement, book));
+        let capacity = ExportCapacity::new(&spec.limits());
+        let owner = owner::start(running, ended, placement, book, capacity);
+        let door = Door::new(published, instance, admission, owner);
         let path = context.socket(&spec);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
@@ -146,7 +152,8 @@ impl PublishedDisk {
         };
         match served() {
             Ok((note, entrances)) => {
-                let service = ServedExport { note, door, socket: ours, entrances: Mutex::new(entrances) };
+                let (entrances, changing) = (Mutex::new(entrances), tokio::sync::Mutex::default());
+                let service = ServedExport { note, door, socket: ours, entrances, changing };
                 let (size, read_only) = (info.bytes, info.read_only || spec.read_only);
                 Ok(PublishedDisk { service, shown, size, read_only })
             }
@@ -177,6 +184,31 @@ impl PublishedDisk {
             .at("force"),
             Unreleased::Failed(why) => Refusal::failed(why, "see to the disk below, then try again"),
         })
+    }
+
+    /// Changes what all clients may do together: what is left out stays.
+    pub async fn set_limits(&self, change: LimitsSpec) -> Result<(), Refusal> {
+        let _changing = self.service.changing.lock().await;
+        let mut next = self.note().read();
+        next.now.set_limits(next.now.limits().changed(change));
+        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
+        if !flaws.is_empty() {
+            return Err(Refusal::flaws(&flaws));
+        }
+        self.limit(next).await
+    }
+
+    /// Writes the record down, and has its clients limited as that says.
+    async fn limit(&self, next: ExportRecord) -> Result<(), Refusal> {
+        let declared = next.now.limits();
+        self.note().change(|record| *record = next)?;
+        let (answer, limited) = oneshot::channel();
+        let asked = self.service.door.ask(Ask::Limit { declared, answer }).await.is_ok();
+        let ended = || Refusal::busy(format!("export {} has just ended", self.note().read().now.name), "try again");
+        if !asked {
+            return Err(ended());
+        }
+        limited.await.map_err(|_| ended())
     }
 
     async fn look(&self) -> Option<Look> {
@@ -251,9 +283,20 @@ impl ServedKind for PublishedDisk {
         memory.then_some(("changing an export in memory would lose its content", remedy))
     }
 
-    /// Nothing of one that is served can be changed yet.
-    async fn become_next(&self, _next: Record<ExportSpec>) -> Result<(), Refusal> {
-        Err(Refusal::bug("an export was to be changed while it is served".to_owned()))
+    /// Only its limits differ.
+    fn lives_on(now: &ExportSpec, next: &ExportSpec) -> bool {
+        let without = |spec: &ExportSpec| {
+            let mut spec = spec.clone();
+            spec.set_limits(LimitsSpec::default());
+            spec
+        };
+        without(now) == without(next)
+    }
+
+    async fn become_next(&self, next: Record<ExportSpec>) -> Result<(), Refusal> {
+        let _changing = self.service.changing.lock().await;
+        let record = self.note().read();
+        self.limit(ExportRecord { configured: next.configured, now: next.now, ..record }).await
     }
 
     async fn rejoin(&self) -> Result<(), Refusal> {
@@ -324,6 +367,10 @@ impl ServedKind for PublishedDisk {
             refused: 0,
             core: spec.core,
             group: spec.group.clone(),
+            iops_limit: spec.iops_limit,
+            iops_burst: spec.iops_burst,
+            bandwidth_limit: spec.bandwidth_limit,
+            bandwidth_burst: spec.bandwidth_burst,
             totals: Counts::default(),
         }
     }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::Counts;
-use ioplane_device::{QueueSet, Running};
+use ioplane_api::spec::LimitsSpec;
+use ioplane_device::{Change, QueueSet, Running};
 use ioplane_nbd::claim::{
     ClaimBook, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, ClaimVerb,
 };
@@ -16,6 +17,7 @@ use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
 use tokio::sync::{mpsc, oneshot};
 
+use super::capacity::ExportCapacity;
 use crate::cores::CorePlacement;
 use crate::readings;
 
@@ -98,6 +100,8 @@ pub enum Ask {
     Claim { query: ClaimQuery, answer: oneshot::Sender<ClaimReply> },
     /// Nobody has a claim any more, whatever its holder thinks; `force`: also while it is connected.
     Release { force: bool, answer: oneshot::Sender<Result<(), Unreleased>> },
+    /// What all clients may do together from now on.
+    Limit { declared: LimitsSpec, answer: oneshot::Sender<()> },
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
@@ -146,6 +150,7 @@ impl Holder {
 
 struct Owner {
     running: Running<Export>,
+    capacity: ExportCapacity,
     placement: CorePlacement,
     holders: HashMap<String, Holder>,
     /// Who may write; none for an export that nobody may write.
@@ -170,12 +175,14 @@ pub fn start(
     ended: EndedConnections,
     placement: CorePlacement,
     book: Option<ClaimBook>,
+    capacity: ExportCapacity,
 ) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
     let shown = ShownClaim::default();
     let (unclaimed, former) = (QueueSet::new(), QueueSet::new());
+    let (holders, shown_too) = (HashMap::new(), shown.clone());
     let owner =
-        Owner { running, placement, holders: HashMap::new(), book, shown: shown.clone(), unclaimed, former };
+        Owner { running, capacity, placement, holders, book, shown: shown_too, unclaimed, former };
     owner.show();
     tokio::spawn(owner.run(ended, asked));
     (asks, shown)
@@ -216,6 +223,11 @@ impl Owner {
                         let outcome = self.release(force).await;
                         let _ = answer.send(outcome);
                     }
+                    Some(Ask::Limit { declared, answer }) => {
+                        self.capacity.change(&declared);
+                        self.limit_again().await;
+                        let _ = answer.send(());
+                    }
                     Some(Ask::Connect { socket, negotiated, ahead, client }) => {
                         self.connect(socket, &negotiated, &ahead, client);
                     }
@@ -253,7 +265,9 @@ impl Owner {
                 .connect(socket, negotiated, ahead)
                 .map_err(|error| error.to_string()),
         };
+        let limits = self.capacity.limits();
         let started = connected.and_then(|queue| {
+            self.running.device_mut().set_limits(queue, limits);
             // Waits for I/O that an earlier use of the backing has left behind.
             let start = || self.running.start(&QueueSet::from([queue]), &self.placement);
             let started = tokio::task::block_in_place(start);
@@ -275,6 +289,15 @@ impl Owner {
                 }
             }
             Err(error) => tracing::warn!(export = name, error, "a client could not be served"),
+        }
+    }
+
+    /// Connections that are there go by their limits as these are now.
+    async fn limit_again(&mut self) {
+        for queue in self.running.queues() {
+            let limits = self.capacity.limits();
+            self.running.device_mut().set_limits(queue, limits.clone());
+            self.running.apply(&QueueSet::from([queue]), &Change::Limits(limits)).done().await;
         }
     }
 

@@ -105,7 +105,8 @@ pub fn group_of(group: Option<&str>) -> String {
     fact("group", group.unwrap_or("none"))
 }
 
-fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
+/// Limits in words, if there are any or somebody has just asked.
+pub(super) fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     let words = limits.words(unit).or(asked.then(|| "none".to_owned()));
     words.map_or(String::new(), |words| fact(what, words))
 }
