@@ -183,7 +183,9 @@ impl Limit {
                 self.bucket.reserve(now_ns, units);
                 Ok(Source::Reserved)
             }
-            Err(at) => self.bucket.take(now_ns, units).map(|()| Source::Shared).map_err(|other| at.min(other)),
+            Err(at) => {
+                self.bucket.take(now_ns, units).map(|()| Source::Shared).map_err(|other| at.min(other))
+            }
         }
     }
 

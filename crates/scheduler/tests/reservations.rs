@@ -84,7 +84,8 @@ fn about(got: u64, wanted: u64) -> bool {
 fn a_reserved_rate_holds_under_flood_and_the_capacity_is_kept() {
     let whole = bucket(10_000, 1000);
     let [six, one] = [bucket(6000, 600), bucket(1000, 100)];
-    let requests = |reserved: &[(LimitUnit, &Arc<RateBucket>)]| set(&[(LimitUnit::Requests, &whole)], reserved);
+    let requests =
+        |reserved: &[(LimitUnit, &Arc<RateBucket>)]| set(&[(LimitUnit::Requests, &whole)], reserved);
     let mut clients = vec![
         Client::new(requests(&[(LimitUnit::Requests, &six)]), 4096, 6000),
         Client::new(requests(&[(LimitUnit::Requests, &one)]), 4096, 1000),
@@ -107,7 +108,8 @@ fn a_reserved_rate_holds_under_flood_and_the_capacity_is_kept() {
 fn more_than_is_reserved_comes_from_what_is_left() {
     let whole = bucket(10_000, 1000);
     let reserved = bucket(6000, 600);
-    let requests = |reserved: &[(LimitUnit, &Arc<RateBucket>)]| set(&[(LimitUnit::Requests, &whole)], reserved);
+    let requests =
+        |reserved: &[(LimitUnit, &Arc<RateBucket>)]| set(&[(LimitUnit::Requests, &whole)], reserved);
     let mut rng = Rng::new(9);
     // All that there is while nobody else asks, although a part of it is reserved for another.
     let mut alone = vec![Client::new(requests(&[]), 4096, 0)];

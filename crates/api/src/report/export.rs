@@ -23,6 +23,20 @@ pub struct ClaimReport {
     pub since_s: u64,
 }
 
+/// What an export keeps of its capacity for one disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ReservationReport {
+    /// Whose disk it is, as that host says; with TLS also by whose certificate.
+    pub by: String,
+    /// Requests per second; 0 if none are reserved.
+    pub iops: u64,
+    /// Bytes per second; 0 if none are reserved.
+    pub bandwidth: Size,
+    /// When it was granted, in seconds since 1970.
+    pub since_s: u64,
+}
+
 /// One export: `ioplane publish show --json`, `GET /v1/exports/NAME`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -84,6 +98,9 @@ pub struct ExportReport {
     /// Bytes that may pass at once after a pause.
     #[serde(default)]
     pub bandwidth_burst: Option<Size>,
+    /// What of that is kept for single disks.
+    #[serde(default)]
+    pub reservations: Vec<ReservationReport>,
     /// What all connections did.
     pub totals: Counts,
 }

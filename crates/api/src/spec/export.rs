@@ -104,7 +104,9 @@ impl ExportForm {
         let mut flaws = Vec::new();
         let ExportForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
         let backing =
-            BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
+            BackingForm { path, memory, remote, timeout_s, format, direct, engine, ..BackingForm::default() };
+        let backing = BackingForm { reserve_iops: self.reserve_iops, ..backing };
+        let backing = BackingForm { reserve_bandwidth: self.reserve_bandwidth, ..backing }.spec(&mut flaws);
         let connections = CONNECTIONS.read(&mut flaws, self.connections);
         let limits = limits_of!(export_limits of self).asked();
         let spec = with_limits!(

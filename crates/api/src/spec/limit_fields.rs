@@ -170,5 +170,6 @@ macro_rules! limit_names {
 }
 
 pub(crate) use {
-    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
+    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits,
+    with_limits,
 };

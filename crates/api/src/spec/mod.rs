@@ -43,7 +43,8 @@ use group::{group_flaw, named};
 pub use host_list::HostList;
 pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{
-    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
+    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits,
+    with_limits,
 };
 pub use listen_address::ListenAddress;
 pub use nbd_uri::NbdUri;

@@ -31,6 +31,9 @@ pub enum PublishCommand {
         /// Even while that host is connected: its requests then fail, and what it has not flushed may be lost
         #[arg(long)]
         force: bool,
+        /// Not the claim, but what hosts have reserved that are not connected; with --force, also what others have
+        #[arg(long)]
+        reservations: bool,
     },
     /// List what is published
     List,

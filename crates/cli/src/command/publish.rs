@@ -36,8 +36,10 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
             print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
-        PublishCommand::Release { name, force } => {
-            let path = format!("{}/release?force={force}", address(&name));
+        PublishCommand::Release { name, force, reservations } => {
+            let mut path = format!("{}/release?force={force}", address(&name));
+            // A daemon from before there were reservations is not asked about them.
+            path.push_str(if reservations { "&reservations=true" } else { "" });
             let export: ExportReport =
                 working("waiting for requests to end", || ask(client, Method::POST, &path, None::<&()>))?;
             print_done(json, &export, show::export)

@@ -212,6 +212,24 @@ fn removal(query: Removal) -> Result<bool, Refusal> {
     Ok(force)
 }
 
+/// What of an export is to be released.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReleaseQuery {
+    force: bool,
+    reservations: bool,
+}
+
+type Release = Result<Query<ReleaseQuery>, QueryRejection>;
+
+/// Whether by force, and whether it is reservations.
+fn release_of(query: Release) -> Result<(bool, bool), Refusal> {
+    let Query(ReleaseQuery { force, reservations }) = query.map_err(|bad| {
+        Refusal::invalid(bad.body_text(), "write ?force=true, ?reservations=true, both, or nothing")
+    })?;
+    Ok((force, reservations))
+}
+
 /// How a disk is to be added.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]

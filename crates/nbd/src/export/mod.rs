@@ -29,7 +29,7 @@ use ioplane_device::{
     Access, Activation, Device, DeviceError, DeviceInfo, Effect, Meter, Parked, QueueSet, QuiescenceProof,
     RegisterAddress, SavedState, Share, StateError,
 };
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{BlockDevice, LimitSet};
 use ioplane_storage::{Backing, StorageError};
 
 pub use accept::{AcceptedClient, Exports, Handshakes};
@@ -342,6 +342,10 @@ impl Device for Export {
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn block_device(&self) -> Option<BlockDevice> {
+        self.backing.info().block_device
     }
 
     fn deactivate(&mut self, parked: Parked) {

@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{ClaimReport, ExportReport};
+use super::device::reserved_words;
+use ioplane_api::report::{ClaimReport, ExportReport, ReservationReport};
 use ioplane_api::size::Size;
 
 use super::device::limits;
@@ -69,7 +70,13 @@ fn backing(export: &ExportReport) -> String {
 
 /// What all its clients may do together. Without limits nothing, unless somebody has just asked.
 pub fn export_limits(export: &ExportReport, asked: bool) -> String {
-    limits("capacity", export.limits(), "requests", asked)
+    let mut text = limits("capacity", export.limits(), "requests", asked);
+    for ReservationReport { by, iops, bandwidth, .. } in &export.reservations {
+        text.extend(
+            reserved_words(*iops, *bandwidth).map(|words| fact("reserved", format!("{words}, by {by}"))),
+        );
+    }
+    text
 }
 
 /// `publish show`.
