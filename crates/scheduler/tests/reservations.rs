@@ -30,7 +30,7 @@ struct Client {
 
 impl Client {
     fn new(limits: LimitSet, bytes: u64, per_second: u64) -> Client {
-        let every = if per_second == 0 { 0 } else { SECOND / per_second };
+        let every = SECOND.checked_div(per_second).unwrap_or(0);
         Client { limits, bytes, every, next: 0, looks: 0, passed: 0 }
     }
 }

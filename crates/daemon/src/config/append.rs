@@ -92,7 +92,7 @@ impl Appended {
                 self.set("remote", remote.as_str());
                 self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
                 self.some("reserve_iops", reserve_iops.map(|iops| iops as i64));
-                reserve_bandwidth.into_iter().for_each(|size| self.size("reserve_bandwidth", size.0));
+                reserve_bandwidth.iter().for_each(|size| self.size("reserve_bandwidth", size.0));
             }
         }
     }
