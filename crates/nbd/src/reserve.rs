@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-pub use ioplane_scheduler::Rates;
+pub use ioplane_scheduler::ReservedRates;
 
 use crate::claim::{LONGEST_HOLDER, is_holder, readable, readable_within};
 
@@ -26,14 +26,14 @@ pub struct ReserveQuery {
     /// Who asks: the holder of the client's epochs.
     pub holder: String,
     /// How much per second; nothing of both gives back what was reserved.
-    pub rates: Rates,
+    pub rates: ReservedRates,
     /// Who that is, for people.
     pub name: String,
 }
 
 /// Requests and bytes, as they are written.
-fn rates(requests: &str, bytes: &str) -> Option<Rates> {
-    Some(Rates { requests: requests.parse().ok()?, bytes: bytes.parse().ok()? })
+fn rates(requests: &str, bytes: &str) -> Option<ReservedRates> {
+    Some(ReservedRates { requests: requests.parse().ok()?, bytes: bytes.parse().ok()? })
 }
 
 impl ReserveQuery {
@@ -53,7 +53,7 @@ impl ReserveQuery {
 
 impl fmt::Display for ReserveQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ReserveQuery { holder, rates: Rates { requests, bytes }, name } = self;
+        let ReserveQuery { holder, rates: ReservedRates { requests, bytes }, name } = self;
         write!(f, "{RESERVE}={holder}/{requests}/{bytes}/{}", readable(name))
     }
 }
@@ -62,7 +62,7 @@ impl fmt::Display for ReserveQuery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReserveReply {
     /// So much is kept for the client.
-    Granted(Rates),
+    Granted(ReservedRates),
     /// What was asked for is not; what the client had before it still has. In words for people.
     Refused(String),
 }
@@ -85,7 +85,7 @@ impl ReserveReply {
 impl fmt::Display for ReserveReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ReserveReply::Granted(Rates { requests, bytes }) => {
+            ReserveReply::Granted(ReservedRates { requests, bytes }) => {
                 write!(f, "{RESERVE}=granted/{requests}/{bytes}")
             }
             ReserveReply::Refused(why) => {
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn queries_and_replies_are_what_they_were_written_from() {
         for (requests, bytes) in [(0, 0), (6000, 0), (0, u64::MAX), (u64::MAX, 1)] {
-            let rates = Rates { requests, bytes };
+            let rates = ReservedRates { requests, bytes };
             let query = ReserveQuery { holder: "3f-a".into(), rates, name: "disk data of b / rack 7".into() };
             assert_eq!(ReserveQuery::of(&query.to_string()), Some(query));
             let reply = ReserveReply::Granted(rates);

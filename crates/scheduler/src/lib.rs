@@ -47,7 +47,7 @@ pub use polling::{
     PollingCosts, QueuePolling, SpinReason,
 };
 pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
-pub use reservation::{Capacity, Rates, Shortage};
+pub use reservation::{Capacity, ReservedRates, Shortage};
 pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};
 pub use topology::{CpuPlace, CpuTopology, TopologyError};
 pub use watch::{ChoiceWatch, CoreLook, QueueLook};

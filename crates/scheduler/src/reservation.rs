@@ -6,24 +6,24 @@ use crate::limit::LimitUnit;
 
 /// Requests and bytes per second; 0 is none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rates {
+pub struct ReservedRates {
     /// Requests per second.
     pub requests: u64,
     /// Bytes per second.
     pub bytes: u64,
 }
 
-impl Rates {
+impl ReservedRates {
     /// Whether it is nothing.
     pub fn is_none(&self) -> bool {
-        *self == Rates::default()
+        *self == ReservedRates::default()
     }
 }
 
-impl Sum for Rates {
+impl Sum for ReservedRates {
     /// Sums that are larger than any capacity are as good as the largest number.
-    fn sum<I: Iterator<Item = Rates>>(rates: I) -> Rates {
-        rates.fold(Rates::default(), |sum, next| Rates {
+    fn sum<I: Iterator<Item = ReservedRates>>(rates: I) -> ReservedRates {
+        rates.fold(ReservedRates::default(), |sum, next| ReservedRates {
             requests: sum.requests.saturating_add(next.requests),
             bytes: sum.bytes.saturating_add(next.bytes),
         })
@@ -54,7 +54,7 @@ pub struct Shortage {
 
 impl Capacity {
     /// Whether so much can be reserved while `others` is.
-    pub fn admit(&self, others: Rates, asked: Rates) -> Result<(), Shortage> {
+    pub fn admit(&self, others: ReservedRates, asked: ReservedRates) -> Result<(), Shortage> {
         let units = [
             (LimitUnit::Requests, self.requests, others.requests, asked.requests),
             (LimitUnit::Bytes, self.bytes, others.bytes, asked.bytes),
@@ -73,8 +73,8 @@ impl Capacity {
 mod tests {
     use super::*;
 
-    fn rates(requests: u64, bytes: u64) -> Rates {
-        Rates { requests, bytes }
+    fn rates(requests: u64, bytes: u64) -> ReservedRates {
+        ReservedRates { requests, bytes }
     }
 
     #[test]
@@ -89,19 +89,19 @@ mod tests {
         // More than there is, after the capacity was lowered.
         let refused = capacity.admit(rates(20_000, 0), rates(1, 0));
         assert_eq!(refused, shortage(LimitUnit::Requests, 1, 0, Some(10_000)));
-        assert_eq!(capacity.admit(rates(20_000, 0), Rates::default()), Ok(()));
+        assert_eq!(capacity.admit(rates(20_000, 0), ReservedRates::default()), Ok(()));
         assert!(capacity.admit(rates(u64::MAX, 0), rates(u64::MAX, 0)).is_err());
     }
 
     #[test]
     fn without_a_declared_capacity_nothing_can_be_reserved() {
         let capacity = Capacity { requests: None, bytes: Some(100) };
-        let refused = capacity.admit(Rates::default(), rates(1, 100));
+        let refused = capacity.admit(ReservedRates::default(), rates(1, 100));
         let unit = LimitUnit::Requests;
         assert_eq!(refused, Err(Shortage { unit, asked: 1, free: 0, capacity: None }));
-        assert_eq!(capacity.admit(Rates::default(), rates(0, 100)), Ok(()));
-        assert!(Rates::default().is_none() && !rates(0, 1).is_none());
-        let sum: Rates = [rates(1, 2), rates(3, 4), rates(u64::MAX, 0)].into_iter().sum();
+        assert_eq!(capacity.admit(ReservedRates::default(), rates(0, 100)), Ok(()));
+        assert!(ReservedRates::default().is_none() && !rates(0, 1).is_none());
+        let sum: ReservedRates = [rates(1, 2), rates(3, 4), rates(u64::MAX, 0)].into_iter().sum();
         assert_eq!(sum, rates(u64::MAX, 6));
     }
 }

@@ -12,7 +12,7 @@ use ioplane_nbd::import::{
     Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, Import,
     ImportOptions, ReserveOptions, lets_in,
 };
-use ioplane_nbd::reserve::Rates;
+use ioplane_nbd::reserve::ReservedRates;
 use sha2::{Digest, Sha256};
 
 use super::Opened;
@@ -75,8 +75,10 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
     let BackingSpec::Remote { remote: uri, timeout_s, reserve_iops, reserve_bandwidth } = backing else {
         return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
     };
-    let rates =
-        Rates { requests: reserve_iops.unwrap_or(0), bytes: reserve_bandwidth.map_or(0, |size| size.0) };
+    let rates = ReservedRates {
+        requests: reserve_iops.unwrap_or(0),
+        bytes: reserve_bandwidth.map_or(0, |size| size.0),
+    };
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;

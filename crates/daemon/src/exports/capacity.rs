@@ -10,7 +10,7 @@ use ioplane_api::report::ReservationReport;
 use ioplane_api::size::Size;
 use ioplane_api::spec::LimitsSpec;
 use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
-use ioplane_scheduler::{Capacity, LimitSet, LimitUnit, Rates, Shortage};
+use ioplane_scheduler::{Capacity, LimitSet, LimitUnit, ReservedRates, Shortage};
 use ioplane_virtio::DeviceLimits;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -37,8 +37,8 @@ struct Record {
 }
 
 impl Record {
-    fn rates(&self) -> Rates {
-        Rates { requests: self.requests, bytes: self.bytes }
+    fn rates(&self) -> ReservedRates {
+        ReservedRates { requests: self.requests, bytes: self.bytes }
     }
 }
 
@@ -123,7 +123,7 @@ impl Reserved {
 }
 
 /// A reserved rate has the burst that a limit has of which nothing is said.
-fn spec_of(rates: Rates) -> LimitsSpec {
+fn spec_of(rates: ReservedRates) -> LimitsSpec {
     let some = |rate: u64| (rate > 0).then_some(rate);
     LimitsSpec { rate: some(rates.requests), bandwidth: some(rates.bytes).map(Size), ..LimitsSpec::default() }
 }
@@ -144,7 +144,7 @@ fn rate_words(unit: LimitUnit, amount: u64) -> String {
     }
 }
 
-fn of(unit: LimitUnit, rates: Rates) -> u64 {
+fn of(unit: LimitUnit, rates: ReservedRates) -> u64 {
     match unit {
         LimitUnit::Requests => rates.requests,
         LimitUnit::Bytes => rates.bytes,
@@ -194,12 +194,12 @@ impl ExportCapacity {
     }
 
     /// What is reserved at a time by others than `holder`.
-    fn others(&self, holder: &str) -> Rates {
+    fn others(&self, holder: &str) -> ReservedRates {
         let others = self.reserved.iter().filter(|(other, _)| !self.exclusive && *other != holder);
         others.map(|(_, reserved)| reserved.record.rates()).sum()
     }
 
-    fn admit(&self, holder: &str, asked: Rates) -> Result<(), Shortage> {
+    fn admit(&self, holder: &str, asked: ReservedRates) -> Result<(), Shortage> {
         Self::capacity(&self.declared).admit(self.others(holder), asked)
     }
 
@@ -239,15 +239,15 @@ impl ExportCapacity {
 
     /// Another capacity from now on, if all that is reserved fits into it; otherwise why not.
     pub fn change(&mut self, declared: &LimitsSpec) -> Result<(), String> {
-        let taken: Rates = match self.exclusive {
+        let taken: ReservedRates = match self.exclusive {
             false => self.reserved.values().map(|reserved| reserved.record.rates()).sum(),
-            true => self.reserved.values().fold(Rates::default(), |most, reserved| Rates {
+            true => self.reserved.values().fold(ReservedRates::default(), |most, reserved| ReservedRates {
                 requests: most.requests.max(reserved.record.requests),
                 bytes: most.bytes.max(reserved.record.bytes),
             }),
         };
         if let Err(Shortage { unit, asked, capacity, .. }) =
-            Self::capacity(declared).admit(Rates::default(), taken)
+            Self::capacity(declared).admit(ReservedRates::default(), taken)
         {
             let new = capacity.map_or("no limit".to_owned(), |capacity| rate_words(unit, capacity));
             let taken = words(unit, asked);
@@ -271,7 +271,7 @@ impl ExportCapacity {
             ));
         }
         // Asked for anew after each start of the client.
-        if before.map_or(Rates::default(), |before| before.record.rates()) == *rates {
+        if before.map_or(ReservedRates::default(), |before| before.record.rates()) == *rates {
             return ReserveReply::Granted(*rates);
         }
         let (requests, bytes) = (rates.requests, rates.bytes);
@@ -350,12 +350,12 @@ mod tests {
     }
 
     fn query(holder: &str, requests: u64) -> ReserveQuery {
-        let rates = Rates { requests, bytes: 0 };
+        let rates = ReservedRates { requests, bytes: 0 };
         ReserveQuery { holder: holder.into(), rates, name: format!("disk data of {holder}") }
     }
 
     fn granted(requests: u64) -> ReserveReply {
-        ReserveReply::Granted(Rates { requests, bytes: 0 })
+        ReserveReply::Granted(ReservedRates { requests, bytes: 0 })
     }
 
     fn refused(reply: ReserveReply) -> String {
@@ -382,7 +382,8 @@ mod tests {
         // What one has itself stands in nobody's way.
         assert_eq!(capacity.reserve(&query("host-c", 5000), 3), granted(5000));
         assert_eq!(capacity.reserve(&query("host-c", 6000), 3), granted(6000));
-        let bytes = ReserveQuery { rates: Rates { requests: 0, bytes: 1 << 20 }, ..query("host-d", 0) };
+        let bytes =
+            ReserveQuery { rates: ReservedRates { requests: 0, bytes: 1 << 20 }, ..query("host-d", 0) };
         assert_eq!(
             refused(capacity.reserve(&bytes, 4)),
             "disk data of host-d asks for 1M per second, and the export declares no capacity in bytes per second: nothing can be reserved"

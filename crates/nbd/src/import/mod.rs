@@ -71,7 +71,7 @@ pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus,
 
 use crate::claim::ClaimReply;
 use crate::error::NbdError;
-use crate::reserve::Rates;
+use crate::reserve::ReservedRates;
 
 /// What a keeper does with a connection that is lost.
 #[cfg(test)]
@@ -192,7 +192,11 @@ impl Import {
             instance: shared.instance.load().as_deref().cloned(),
             claim: shared.claim.standing(),
             generation: shared.claim.held().map(|claim| claim.generation),
-            reserved: shared.options.reserve.as_ref().map_or_else(Rates::default, |reserve| reserve.rates),
+            reserved: shared
+                .options
+                .reserve
+                .as_ref()
+                .map_or_else(ReservedRates::default, |reserve| reserve.rates),
             claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ioplane_identity::IdentityDirectory;
 
 use super::address::Address;
-use crate::reserve::{Rates, ReserveQuery};
+use crate::reserve::{ReserveQuery, ReservedRates};
 
 /// What becomes of writes and flushes in flight when a connection is lost and nobody can say whether the server still works on them:
 /// a server of others, or one of ours without a [`Fence`]. Reads are always sent again.
@@ -118,7 +118,7 @@ pub struct ClaimOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReserveOptions {
     /// How much per second.
-    pub rates: Rates,
+    pub rates: ReservedRates,
     /// Who this is, for people.
     pub name: String,
 }
@@ -193,7 +193,7 @@ impl ImportOptions {
 
 impl ImportOptions {
     /// What an exporter is asked to reserve, if anything is to be; `rates`: this in place of what is asked for.
-    pub(super) fn reserve_query(&self, rates: Option<Rates>) -> Option<String> {
+    pub(super) fn reserve_query(&self, rates: Option<ReservedRates>) -> Option<String> {
         let ReserveOptions { rates: wanted, name } = self.reserve.as_ref()?;
         let (holder, rates) = (self.holder.clone(), rates.unwrap_or(*wanted));
         Some(ReserveQuery { holder, rates, name: name.clone() }.to_string())

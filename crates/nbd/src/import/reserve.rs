@@ -3,7 +3,7 @@
 use super::connect::{Reached, reach};
 use super::options::ImportOptions;
 use crate::error::NbdError;
-use crate::reserve::{Rates, ReserveReply};
+use crate::reserve::{ReserveReply, ReservedRates};
 
 /// Whether the exporter keeps what was asked for when it was reached.
 pub(super) fn check(options: &ImportOptions, reached: &Reached) -> Result<(), NbdError> {
@@ -19,7 +19,7 @@ pub(super) fn check(options: &ImportOptions, reached: &Reached) -> Result<(), Nb
 
 /// Gives back what the exporter keeps.
 pub(super) async fn give_back(options: &ImportOptions) {
-    let Some(query) = options.reserve_query(Some(Rates::default())) else { return };
+    let Some(query) = options.reserve_query(Some(ReservedRates::default())) else { return };
     let address = &options.address;
     match reach(options, query).await.map(|reached| reached.reserved) {
         Ok(Some(ReserveReply::Granted(_))) => {}
