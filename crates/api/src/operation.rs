@@ -17,7 +17,8 @@ use crate::request::{
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
-    DiskForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm, SwitchForm,
+    DiskForm, ExportChangeForm, ExportForm, FunctionForm, GroupChangeForm, GroupForm, NicChangeForm, NicForm,
+    SwitchForm,
 };
 
 /// An HTTP method.
@@ -67,6 +68,12 @@ const TAKEOVER: QueryKey = QueryKey {
     name: "takeover",
     holds: "boolean",
     about: "Also if another host holds the export, which is then refused for good: what it has not flushed is lost [default: false].",
+};
+/// `?reservations=true`.
+const RESERVATIONS: QueryKey = QueryKey {
+    name: "reservations",
+    holds: "boolean",
+    about: "Not the claim, but what hosts have reserved that are not connected; with force, also what others have [default: false].",
 };
 /// `?snaplen=N`.
 const SNAPLEN: QueryKey =
@@ -265,14 +272,16 @@ operations! {
     Export: Get "/v1/exports/{name}" => 200 ExportReport;
     /// Adds an export, unless it is there already and as asked for.
     PutExport: Put "/v1/exports/{name}" body ExportForm => 201 ExportReport, 200 ExportReport;
+    /// Changes what all clients of an export may do together, while they use it.
+    ChangeExport: Patch "/v1/exports/{name}" body ExportChangeForm => 200 ExportReport;
     /// Takes an export away.
     RemoveExport: Delete "/v1/exports/{name}" [FORCE] => 200 DoneReport;
     /// The devices that all hosts publish, as the directory has them.
     Devices: Get "/v1/devices" => 200 DevicesReport;
     /// Frees the name of a device in the directory whose host does not come back.
     ForgetDevice: Delete "/v1/devices/{name}" => 200 DoneReport;
-    /// Ends the claim of the host that holds an export, which is then refused; others may use the export.
-    ReleaseExport: Post "/v1/exports/{name}/release" [FORCE] => 200 ExportReport;
+    /// Ends the claim of the host that holds an export, which is then refused; others may use the export. Or takes back what hosts have reserved.
+    ReleaseExport: Post "/v1/exports/{name}/release" [FORCE, RESERVATIONS] => 200 ExportReport;
     /// The switches.
     Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
     /// One switch, with the addresses that it has learned.

@@ -52,6 +52,12 @@ limited! { body! body [disk_limits]
         remote: Option<NbdUri>,
         /// Of that export: fail requests when its server has not been reachable for so many seconds.
         timeout_s: Option<u64>,
+        /// Of that export: requests per second that its server is to keep for the disk.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reserve_iops: Option<u64>,
+        /// Of that export: bytes per second that its server is to keep for the disk.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reserve_bandwidth: Option<Size>,
         /// Of that image: `raw`, whatever it looks like.
         format: Option<FormatWord>,
         /// Past the page cache.

@@ -10,9 +10,14 @@ pub const MOST: usize = 4096;
 
 /// The content of a small file, if it is there.
 pub fn read(file: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    read_up_to(file, MOST)
+}
+
+/// The first bytes of a file, at most `most`.
+pub fn read_up_to(file: &Path, most: usize) -> std::io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     match File::open(file) {
-        Ok(file) => file.take(MOST as u64).read_to_end(&mut bytes)?,
+        Ok(file) => file.take(most as u64).read_to_end(&mut bytes)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };

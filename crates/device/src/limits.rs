@@ -1,13 +1,13 @@
 //! The limits of one slot. The core lends them to the poller for the length of a poll, in its [`crate::CoreContext`].
 
-use ioplane_scheduler::{LimitSet, LimitUnit};
+use ioplane_scheduler::{LimitPlace, LimitSet, LimitUnit};
 
 /// What holds back the requests of one queue. Times are ns since [`crate::clock::epoch`].
 #[derive(Debug)]
 pub struct SlotLimits {
     set: LimitSet,
-    /// When the place may be used that was reserved for the request at the head of the queue.
-    place: Option<u64>,
+    /// The place that was reserved for the request at the head of the queue.
+    place: Option<LimitPlace>,
     /// What has held the last request back that was.
     pub(crate) binding: LimitUnit,
 }
@@ -31,7 +31,7 @@ impl SlotLimits {
 
     /// Takes a place for a request without bytes, once, and lets it pass when its time has come.
     pub(crate) fn reserve(&mut self, now: u64) -> Result<(), u64> {
-        let at = *self.place.get_or_insert_with(|| self.set.reserve(now, 0));
+        let at = self.place.get_or_insert_with(|| self.set.reserve(now, 0)).at;
         if at > now {
             self.binding = LimitUnit::Requests;
             return Err(at);
@@ -41,8 +41,8 @@ impl SlotLimits {
     }
 
     fn give_up_place(&mut self) {
-        if self.place.take().is_some() {
-            self.set.cancel(0);
+        if let Some(place) = self.place.take() {
+            self.set.cancel(place, 0);
         }
     }
 }

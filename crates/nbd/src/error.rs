@@ -212,6 +212,9 @@ pub enum NbdError {
     /// Another one may write the export, or nobody may.
     #[error("the claim to write it is refused: {0}")]
     Claim(crate::claim::ClaimRefusal),
+    /// What is to be kept for this import is not.
+    #[error("the reservation is refused: {0}")]
+    Reservation(String),
     /// What has to be remembered of a claim cannot be written down.
     #[error("the claim cannot be remembered: {0}")]
     ClaimFile(String),

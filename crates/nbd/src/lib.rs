@@ -7,6 +7,7 @@
 //!   transmission    requests and replies, encoded and decoded: bytes in, bytes out
 //!   import          disks of other hosts, as backings
 //!   claim           who may write an export: what is said about it, and the exporter's book
+//!   reserve         a part of an export's capacity that is kept for one import: what is said about it
 //!   tls             a relay between TLS and a plain socket, for both
 //! ```
 //!
@@ -21,6 +22,7 @@ pub mod export;
 pub mod handshake;
 pub mod import;
 pub mod mutation;
+pub mod reserve;
 pub mod spec;
 mod tls;
 pub mod transmission;

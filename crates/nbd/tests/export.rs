@@ -479,7 +479,7 @@ fn limits_hold_requests_back() {
     let mut limits = LimitSet::default();
     limits.add(LimitUnit::Requests, Arc::new(RateBucket::new(limit)));
     let mut server = Server::new(memory());
-    server.running().device_mut().set_limits(limits);
+    server.running().device_mut().set_limits(0, limits);
     let (mut client, _) = server.connect(true);
     let began = Instant::now();
     for number in 0..40 {

@@ -27,6 +27,7 @@ mod limit;
 mod log;
 mod polling;
 mod pool;
+mod reservation;
 mod split;
 mod topology;
 mod watch;
@@ -37,7 +38,7 @@ pub use fair::{
     BackingUse, BlockDevice, FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled,
     QUANTUM, REQUEST_COST, TenantReading, WHOLE, poll_cost,
 };
-pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
+pub use limit::{LimitPlace, LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{
     Decision, DecisionLog, GrowReason, LoggedDecision, MoveReason, QueueKey, ShrinkReason, StuckReason,
 };
@@ -46,6 +47,7 @@ pub use polling::{
     PollingCosts, QueuePolling, SpinReason,
 };
 pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
+pub use reservation::{Capacity, ReservedRates, Shortage};
 pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};
 pub use topology::{CpuPlace, CpuTopology, TopologyError};
 pub use watch::{ChoiceWatch, CoreLook, QueueLook};

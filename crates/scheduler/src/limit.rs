@@ -142,11 +142,92 @@ pub enum LimitUnit {
     Bytes,
 }
 
+/// One limit of a set.
+#[derive(Debug, Clone)]
+struct Limit {
+    unit: LimitUnit,
+    bucket: Arc<RateBucket>,
+    /// A part of the bucket's rate that is kept for this queue and those that share it.
+    reserved: Option<Arc<RateBucket>>,
+}
+
+/// Which bucket a request was let through by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Source {
+    #[default]
+    Shared,
+    /// The reserved one. The shared one is charged as well, so that the others get what is left.
+    Reserved,
+}
+
+impl Limit {
+    /// What the request counts in it. What carries nothing (a flush) does not wait for what others carry.
+    fn units(&self, bytes: u64) -> Option<u64> {
+        match self.unit {
+            LimitUnit::Requests => Some(1),
+            LimitUnit::Bytes => (bytes > 0).then_some(bytes),
+        }
+    }
+
+    fn ready_at(&self) -> u64 {
+        let shared = self.bucket.ready_at();
+        self.reserved.as_ref().map_or(shared, |reserved| reserved.ready_at().min(shared))
+    }
+
+    fn take(&self, now_ns: u64, units: u64) -> Result<Source, u64> {
+        let Some(reserved) = &self.reserved else {
+            return self.bucket.take(now_ns, units).map(|()| Source::Shared);
+        };
+        match reserved.take(now_ns, units) {
+            Ok(()) => {
+                self.bucket.reserve(now_ns, units);
+                Ok(Source::Reserved)
+            }
+            Err(at) => {
+                self.bucket.take(now_ns, units).map(|()| Source::Shared).map_err(|other| at.min(other))
+            }
+        }
+    }
+
+    /// See [`LimitSet::reserve`].
+    fn reserve(&self, now_ns: u64, units: u64) -> (Source, u64) {
+        let shared = || (Source::Shared, self.bucket.reserve(now_ns, units));
+        let Some(reserved) = &self.reserved else { return shared() };
+        let ready = reserved.ready_at();
+        // Where the shared rate has room, what is reserved is kept for when it has none.
+        if ready > now_ns && self.bucket.ready_at() < ready {
+            return shared();
+        }
+        self.bucket.reserve(now_ns, units);
+        (Source::Reserved, reserved.reserve(now_ns, units))
+    }
+
+    fn give_back(&self, source: Source, units: u64) {
+        self.bucket.give_back(units);
+        if let (Source::Reserved, Some(reserved)) = (source, &self.reserved) {
+            reserved.give_back(units);
+        }
+    }
+}
+
+/// The place of a request in the order of its limits. Given back by [`LimitSet::cancel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitPlace {
+    /// From when on the request may pass, ns.
+    pub at: u64,
+    sources: [Source; LimitSet::MOST],
+}
+
 /// All limits of one queue in one direction: of its device and of its group, in requests and in bytes. A NIC has one set per direction.
 /// Cloned to the core that serves the queue; nothing is allocated there.
+///
+/// A limit may have a reserved part ([`LimitSet::add_reserved`]). A request passes by the reserved bucket if that lets it through, and by the shared one
+/// otherwise. Both are charged for what is reserved, so the shared bucket may owe what reserved ones have let through: at most the sum of their bursts, as
+/// long as their rates together are not more than its own. Over any interval T all queues of one shared bucket together get at most
+/// `rate·T + burst`, the bursts of the reserved buckets, and one request for each bucket; a queue that always asks gets at least what is reserved for it.
 #[derive(Debug, Clone, Default)]
 pub struct LimitSet {
-    buckets: [Option<(LimitUnit, Arc<RateBucket>)>; LimitSet::MOST],
+    limits: [Option<Limit>; LimitSet::MOST],
 }
 
 impl LimitSet {
@@ -155,21 +236,36 @@ impl LimitSet {
 
     /// With one limit more. False if there are [`LimitSet::MOST`] already.
     pub fn add(&mut self, unit: LimitUnit, bucket: Arc<RateBucket>) -> bool {
-        let free = self.buckets.iter_mut().find(|place| place.is_none());
-        free.map(|place| *place = Some((unit, bucket))).is_some()
+        self.enter(Limit { unit, bucket, reserved: None })
+    }
+
+    /// The same, with a part of the bucket's rate that is reserved for this queue and those that are given the same `reserved`.
+    pub fn add_reserved(
+        &mut self,
+        unit: LimitUnit,
+        bucket: Arc<RateBucket>,
+        reserved: Arc<RateBucket>,
+    ) -> bool {
+        self.enter(Limit { unit, bucket, reserved: Some(reserved) })
+    }
+
+    fn enter(&mut self, limit: Limit) -> bool {
+        let free = self.limits.iter_mut().find(|place| place.is_none());
+        free.map(|place| *place = Some(limit)).is_some()
     }
 
     /// Whether nothing is limited.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.buckets[0].is_none()
+        self.limits[0].is_none()
     }
 
-    fn each(&self, bytes: u64) -> impl Iterator<Item = (&RateBucket, u64)> {
-        self.buckets.iter().flatten().filter_map(move |(unit, bucket)| match unit {
-            LimitUnit::Requests => Some((bucket.as_ref(), 1)),
-            // What carries nothing (a flush) does not wait for what others carry.
-            LimitUnit::Bytes => (bytes > 0).then_some((bucket.as_ref(), bytes)),
+    /// The limits that a request of so many bytes counts in, each with its place and how much it counts.
+    fn each(&self, bytes: u64) -> impl Iterator<Item = (usize, &Limit, u64)> {
+        let limits = self.limits.iter().enumerate();
+        limits.filter_map(move |(place, limit)| {
+            let limit = limit.as_ref()?;
+            Some((place, limit, limit.units(bytes)?))
         })
     }
 
@@ -180,15 +276,20 @@ impl LimitSet {
             return Ok(());
         }
         // Most are refused here, before anything is taken that another core would miss.
-        if let Some(at) = self.each(bytes).map(|(bucket, _)| bucket.ready_at()).max()
+        if let Some(at) = self.each(bytes).map(|(_, limit, _)| limit.ready_at()).max()
             && at > now_ns
         {
             return Err(at);
         }
-        for (index, (bucket, units)) in self.each(bytes).enumerate() {
-            if let Err(at) = bucket.take(now_ns, units) {
-                self.each(bytes).take(index).for_each(|(bucket, units)| bucket.give_back(units));
-                return Err(at);
+        let mut sources = [Source::default(); LimitSet::MOST];
+        for (place, limit, units) in self.each(bytes) {
+            match limit.take(now_ns, units) {
+                Ok(source) => sources[place] = source,
+                Err(at) => {
+                    let taken = self.each(bytes).take_while(|(before, ..)| *before < place);
+                    taken.for_each(|(before, limit, units)| limit.give_back(sources[before], units));
+                    return Err(at);
+                }
             }
         }
         Ok(())
@@ -196,19 +297,23 @@ impl LimitSet {
 
     /// What holds a request of so many bytes back for longest; nothing without limits. For whoever was refused.
     pub fn binding(&self, bytes: u64) -> Option<LimitUnit> {
-        let counts = |unit: LimitUnit| unit == LimitUnit::Requests || bytes > 0;
-        let binding = self.buckets.iter().flatten().filter(|(unit, _)| counts(*unit));
-        binding.max_by_key(|(_, bucket)| bucket.ready_at()).map(|(unit, _)| *unit)
+        self.each(bytes).max_by_key(|(_, limit, _)| limit.ready_at()).map(|(_, limit, _)| limit.unit)
     }
 
-    /// The place of one request in the order of its limits: from the returned time on it may pass, whatever others take meanwhile. For
+    /// The place of one request in the order of its limits: from the time in it on it may pass, whatever others take meanwhile. For
     /// a flush, of which a queue holds one at a time.
-    pub fn reserve(&self, now_ns: u64, bytes: u64) -> u64 {
-        self.each(bytes).map(|(bucket, units)| bucket.reserve(now_ns, units)).max().unwrap_or(0)
+    pub fn reserve(&self, now_ns: u64, bytes: u64) -> LimitPlace {
+        let mut reserved = LimitPlace { at: 0, sources: [Source::default(); LimitSet::MOST] };
+        for (place, limit, units) in self.each(bytes) {
+            let (source, at) = limit.reserve(now_ns, units);
+            reserved.sources[place] = source;
+            reserved.at = reserved.at.max(at);
+        }
+        reserved
     }
 
-    /// Gives back what was reserved for a request that does not come: its queue has left.
-    pub fn cancel(&self, bytes: u64) {
-        self.each(bytes).for_each(|(bucket, units)| bucket.give_back(units));
+    /// Gives a place back that was reserved for a request that does not come: its queue has left.
+    pub fn cancel(&self, place: LimitPlace, bytes: u64) {
+        self.each(bytes).for_each(|(at, limit, units)| limit.give_back(place.sources[at], units));
     }
 }

@@ -198,7 +198,7 @@ fn a_flush_passes_although_others_always_come_first() {
     greedy(SECOND, &mut passed);
     for _ in 0..10 {
         let now = passed.last().unwrap().0;
-        let ready = set.reserve(now, 0);
+        let ready = set.reserve(now, 0).at;
         assert!(ready <= now + SECOND / 50, "waits for {} ns", ready - now);
         greedy(ready, &mut passed);
         passed.push((ready, 1));
@@ -207,8 +207,8 @@ fn a_flush_passes_although_others_always_come_first() {
     assert!(most_above(100, &passed) <= 2);
     // A queue that leaves gives its place back.
     let before = bucket.ready_at();
-    set.reserve(passed.last().unwrap().0, 0);
-    set.cancel(0);
+    let place = set.reserve(passed.last().unwrap().0, 0);
+    set.cancel(place, 0);
     assert_eq!(bucket.ready_at(), before);
 }
 

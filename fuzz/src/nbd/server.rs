@@ -5,6 +5,7 @@
 
 use arbitrary::{Result, Unstructured};
 use ioplane_nbd::claim::{CLAIM, ClaimBook, ClaimQuery, ClaimRecord, ClaimReply, ClaimStore};
+use ioplane_nbd::reserve::{RESERVE, ReserveQuery, ReserveReply};
 use ioplane_nbd::handshake::server::{ExportRefusal, NAMESPACE, ServerHandshake, ServerStep, TlsPolicy};
 use ioplane_nbd::handshake::{BlockSizes, ExportInfo};
 use ioplane_nbd::import::EPOCH;
@@ -101,10 +102,10 @@ fn options(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 
 /// A query of ours, or nearly one.
 fn ours(input: &mut Unstructured<'_>) -> Result<String> {
-    let context = *input.choose(&[CLAIM, CLAIM, CLAIM, EPOCH])?;
+    let context = *input.choose(&[CLAIM, CLAIM, CLAIM, EPOCH, RESERVE])?;
     let mut query = format!("{context}=");
     let holders = ["holder-a", "holder-b", "a b", ""];
-    let verbs = ["ask", "own", "takeover", "release", "take"];
+    let verbs = ["ask", "own", "takeover", "release", "take", "6000"];
     let numbers = ["0", "1", "2", "3", "18446744073709551615", "18446744073709551616", "-1"];
     for part in [&holders[..], &verbs, &numbers, &["a name", "a/b", ""]] {
         query.push_str(if input.ratio(31, 32)? { input.choose(part)? } else { input.arbitrary()? });
@@ -125,6 +126,14 @@ impl ClaimStore for Nowhere {
 
 /// What the exporter's book answers to a query of ours.
 fn answer(book: &mut ClaimBook, query: &str) -> Option<String> {
+    if let Some(asked) = ReserveQuery::of(query) {
+        assert_eq!(ReserveQuery::of(&asked.to_string()).as_ref(), Some(&asked));
+        for reply in [ReserveReply::Granted(asked.rates), ReserveReply::Refused(asked.name.clone())] {
+            let said = reply.to_string();
+            assert_eq!(ReserveReply::of(&said), Some(reply));
+        }
+        return Some(ReserveReply::Refused(asked.name).to_string());
+    }
     let asked = ClaimQuery::of(query)?;
     assert_eq!(ClaimQuery::of(&asked.to_string()).as_ref(), Some(&asked));
     let before = book.record().map_or(0, |record| record.generation);
@@ -167,7 +176,7 @@ fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8
                 Ok(ServerStep::Query { query, .. }) => {
                     assert!(query.starts_with(NAMESPACE));
                     let name = answer(&mut book, &query).unwrap_or_else(|| format!("{query}=1"));
-                    let _ = (ClaimReply::of(&query), ClaimRecord::decode(query.as_bytes()));
+                    let _ = (ClaimReply::of(&query), ClaimRecord::decode(query.as_bytes()), ReserveReply::of(&query));
                     handshake.context((query.len() > NAMESPACE.len()).then_some(&name));
                 }
                 Ok(ServerStep::StartTls) => {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{BackingReport, Counts, RetryReport, ServedState};
+use crate::size::Size;
+use crate::spec::{LimitsSpec, limits_of};
 
 /// Who may write an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +20,20 @@ pub struct ClaimReport {
     /// It has not been released: nobody else may use the export.
     pub held: bool,
     /// When it was granted, or released, in seconds since 1970.
+    pub since_s: u64,
+}
+
+/// What an export keeps of its capacity for one disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ReservationReport {
+    /// Whose disk it is, as that host says; with TLS also by whose certificate.
+    pub by: String,
+    /// Requests per second; 0 if none are reserved.
+    pub iops: u64,
+    /// Bytes per second; 0 if none are reserved.
+    pub bandwidth: Size,
+    /// When it was granted, in seconds since 1970.
     pub since_s: u64,
 }
 
@@ -70,6 +86,28 @@ pub struct ExportReport {
     pub core: Option<u32>,
     /// The group it is in.
     pub group: Option<String>,
+    /// Requests per second that all its clients may make together, if they are limited.
+    #[serde(default)]
+    pub iops_limit: Option<u64>,
+    /// Requests that may pass at once after a pause.
+    #[serde(default)]
+    pub iops_burst: Option<u64>,
+    /// Bytes per second that all its clients may read and write together, if they are limited.
+    #[serde(default)]
+    pub bandwidth_limit: Option<Size>,
+    /// Bytes that may pass at once after a pause.
+    #[serde(default)]
+    pub bandwidth_burst: Option<Size>,
+    /// What of that is kept for single disks.
+    #[serde(default)]
+    pub reservations: Vec<ReservationReport>,
     /// What all connections did.
     pub totals: Counts,
+}
+
+impl ExportReport {
+    /// Its capacity: what all clients may do together.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(export_limits of self)
+    }
 }

@@ -32,7 +32,7 @@ pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
 pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
-pub use export::{ClaimReport, ExportReport};
+pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,

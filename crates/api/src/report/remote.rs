@@ -78,6 +78,12 @@ pub struct RemoteReport {
     /// The generation of its claim to write; nothing while it has none.
     #[serde(default)]
     pub generation: Option<u64>,
+    /// Requests per second that the server keeps for this disk; 0 if none are reserved.
+    #[serde(default)]
+    pub reserved_iops: u64,
+    /// Bytes per second that the server keeps for this disk; 0 if none are reserved.
+    #[serde(default)]
+    pub reserved_bandwidth: u64,
     /// Connections, one for each queue in use.
     pub connections: u64,
     /// Requests that have no reply yet.

@@ -48,6 +48,12 @@ pub enum BackingSpec {
         /// For how long requests wait for a server that is not reachable before they fail; no end if it is left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_s: Option<u64>,
+        /// Requests per second that the server is to keep for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserve_iops: Option<u64>,
+        /// Bytes per second that the server is to keep for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserve_bandwidth: Option<Size>,
     },
 }
 
@@ -79,6 +85,16 @@ impl BackingSpec {
         }
     }
 
+    /// Whether a part of an exporter's capacity is to be kept for it.
+    pub fn is_reserved(&self) -> bool {
+        match self {
+            BackingSpec::Remote { reserve_iops, reserve_bandwidth, .. } => {
+                reserve_iops.is_some() || reserve_bandwidth.is_some()
+            }
+            BackingSpec::File { .. } | BackingSpec::Memory { .. } => false,
+        }
+    }
+
     /// Whether what is behind the two is the same.
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
@@ -106,11 +122,18 @@ impl BackingSpec {
                 differing! { memory: bytes, bytes2; }
             }
             (
-                BackingSpec::Remote { remote, timeout_s },
-                BackingSpec::Remote { remote: remote2, timeout_s: timeout_s2 },
+                BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth },
+                BackingSpec::Remote {
+                    remote: remote2,
+                    timeout_s: timeout_s2,
+                    reserve_iops: iops2,
+                    reserve_bandwidth: bandwidth2,
+                },
             ) => differing! {
                 remote: remote, remote2;
                 timeout_s: timeout_s, timeout_s2;
+                reserve_iops: reserve_iops, iops2;
+                reserve_bandwidth: reserve_bandwidth, bandwidth2;
             },
             (BackingSpec::File { .. } | BackingSpec::Memory { .. } | BackingSpec::Remote { .. }, _) => {
                 vec![self.field()]
@@ -172,6 +195,12 @@ macro_rules! backing_form {
                 /// Fail requests when the server has not been reachable for so many seconds [default: never, they wait]
                 [long, value_name = "SECONDS", requires = "remote"]
                 timeout_s: u64,
+                /// Have the exporter keep so many requests per second for it; refused if they are not free there [default: what others leave]
+                [long, value_name = "N", requires = "remote"]
+                reserve_iops: u64,
+                /// Have the exporter keep so many bytes per second for it; refused if they are not free there [default: what others leave]
+                [long, value_name = "SIZE", requires = "remote"]
+                reserve_bandwidth: Size,
                 /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
                 [long, value_name = "FORMAT", conflicts_with_all = ["memory", "remote"]]
                 format: FormatWord,
@@ -269,10 +298,24 @@ impl DiskSpec {
 impl BackingForm {
     /// What it asks for. It has all of `flaws` that are added, and may be complete besides.
     pub fn spec(self, flaws: &mut Vec<Flaw>) -> Option<BackingSpec> {
-        let BackingForm { path, memory, remote, timeout_s, format, direct, engine } = self;
+        let BackingForm {
+            path,
+            memory,
+            remote,
+            timeout_s,
+            reserve_iops,
+            reserve_bandwidth,
+            format,
+            direct,
+            engine,
+        } = self;
         let of_file =
             [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
-        let of_remote = [("timeout_s", timeout_s.is_some())];
+        let of_remote = [
+            ("timeout_s", timeout_s.is_some()),
+            ("reserve_iops", reserve_iops.is_some()),
+            ("reserve_bandwidth", reserve_bandwidth.is_some()),
+        ];
         match (path, memory, remote) {
             (Some(path), None, None) => {
                 foreign(flaws, "an image", "leave it out, or give remote", &of_remote);
@@ -286,7 +329,10 @@ impl BackingForm {
             }
             (None, None, Some(remote)) => {
                 foreign(flaws, "a disk of another machine", "leave it out, or give path", &of_file);
-                Some(BackingSpec::Remote { remote, timeout_s })
+                // 0 is no reservation, as it is no limit.
+                let reserve_iops = reserve_iops.filter(|iops| *iops > 0);
+                let reserve_bandwidth = reserve_bandwidth.filter(|bandwidth| bandwidth.0 > 0);
+                Some(BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth })
             }
             (None, None, None) => {
                 let remedy = "give path = \"IMAGE\", memory = \"64M\" or remote = \"nbd://HOST/EXPORT\"";
@@ -313,8 +359,19 @@ impl DiskForm {
     pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         let DiskForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
-        let backing =
-            BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
+        let DiskForm { reserve_iops, reserve_bandwidth, .. } = self;
+        let backing = BackingForm {
+            path,
+            memory,
+            remote,
+            timeout_s,
+            reserve_iops,
+            reserve_bandwidth,
+            format,
+            direct,
+            engine,
+        };
+        let backing = backing.spec(&mut flaws);
         let queues = QUEUES.read(&mut flaws, self.queues);
         let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
@@ -381,9 +438,15 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
-            BackingSpec::Remote { timeout_s, .. } => {
+            BackingSpec::Remote { timeout_s, reserve_iops, reserve_bandwidth, .. } => {
                 let flaw = Flaw::new("timeout_s", "timeout_s = 0", "give at least 1, or leave it out");
                 flaws.extend((*timeout_s == Some(0)).then_some(flaw));
+                let reserved = LimitsSpec {
+                    rate: *reserve_iops,
+                    bandwidth: *reserve_bandwidth,
+                    ..LimitsSpec::default()
+                };
+                flaws.extend(reserved.flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
             }
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use super::checks::{CountField, checked, path_flaw};
 use super::disk::backing_form;
 use super::{
-    BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, ListenAddress, MemoryWord,
-    NbdUri, ServedSpec, form, group_flaw, named, spec,
+    BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, LimitFields, LimitsSpec,
+    ListenAddress, MemoryWord, NbdUri, ServedSpec, form, group_flaw, limit_names, limited, limits_of, named,
+    set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -15,9 +16,11 @@ use crate::size::Size;
 const CONNECTIONS: CountField =
     CountField { name: "connections", range: 1..=1024, power_of_two: false, usual: 16 };
 
-spec! {
-    /// An export, complete and checked.
-    ExportSpec {
+limited! { spec! spec [export_limits]
+    {
+        /// An export, complete and checked.
+        ExportSpec
+    } {
         /// Unique among everything that the daemon serves; what clients ask for.
         name: String,
         /// What is behind it.
@@ -45,27 +48,29 @@ spec! {
     }
 }
 
-backing_form! {
-    /// An export as somebody asks for it. See [`ExportForm::spec`] for what is left out.
-    ExportForm {
-        /// Refuse writes
-        [long, num_args = 0, default_missing_value = "true"]
-        read_only: bool,
-        /// Let other machines connect to this address by TCP [default: only clients of this host, by the export's socket]
-        [long, value_name = "ADDRESS:PORT"]
-        listen: ListenAddress,
-        /// Accept that whoever can reach --listen is let in unasked, and that nothing is encrypted
-        [long, num_args = 0, default_missing_value = "true"]
-        plain: bool,
-        /// Let in by --listen only hosts with a certificate of this host's authority (`ioplane identity`), and encrypt all
-        [long, num_args = 0, default_missing_value = "true", conflicts_with = "plain"]
-        tls: bool,
-        /// Which hosts may connect with --tls, such as host-b,host-c [default: all with a certificate of the authority]
-        [long, value_name = "HOSTS", requires = "tls"]
-        allow: HostList,
-        /// Most connections of clients at a time [default: 16]
-        [long, value_name = "N"]
-        connections: u64,
+limited! { backing_form! form [export_limits]
+    {
+        /// An export as somebody asks for it. See [`ExportForm::spec`] for what is left out.
+        ExportForm {
+            /// Refuse writes
+            [long, num_args = 0, default_missing_value = "true"]
+            read_only: bool,
+            /// Let other machines connect to this address by TCP [default: only clients of this host, by the export's socket]
+            [long, value_name = "ADDRESS:PORT"]
+            listen: ListenAddress,
+            /// Accept that whoever can reach --listen is let in unasked, and that nothing is encrypted
+            [long, num_args = 0, default_missing_value = "true"]
+            plain: bool,
+            /// Let in by --listen only hosts with a certificate of this host's authority (`ioplane identity`), and encrypt all
+            [long, num_args = 0, default_missing_value = "true", conflicts_with = "plain"]
+            tls: bool,
+            /// Which hosts may connect with --tls, such as host-b,host-c [default: all with a certificate of the authority]
+            [long, value_name = "HOSTS", requires = "tls"]
+            allow: HostList,
+            /// Most connections of clients at a time [default: 16]
+            [long, value_name = "N"]
+            connections: u64,
+        }
     } {
         /// The I/O core that its connections prefer [default: whichever has time]
         [long, value_name = "ID"]
@@ -79,27 +84,48 @@ backing_form! {
     }
 }
 
+limited! { form! change [export_limits]
+    {
+        /// Another capacity of an export. What is left out stays as it is.
+        ExportChangeForm
+    } {}
+}
+
+impl ExportChangeForm {
+    /// What it changes.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(export_limits of self)
+    }
+}
+
 impl ExportForm {
-    /// The complete export. Left out: writable, for clients of this host, 16 connections, in no group, and whatever core has time.
+    /// The complete export. Left out: no limits, writable, for clients of this host, 16 connections, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<ExportSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         let ExportForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
         let backing =
-            BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
+            BackingForm { path, memory, remote, timeout_s, format, direct, engine, ..BackingForm::default() };
+        let backing = BackingForm { reserve_iops: self.reserve_iops, ..backing };
+        let backing = BackingForm { reserve_bandwidth: self.reserve_bandwidth, ..backing }.spec(&mut flaws);
         let connections = CONNECTIONS.read(&mut flaws, self.connections);
-        let spec = ExportSpec {
-            name: name.to_owned(),
-            backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
-            read_only: self.read_only.unwrap_or(false),
-            listen: self.listen,
-            plain: self.plain.unwrap_or(false),
-            tls: self.tls.unwrap_or(false),
-            allow: self.allow,
-            connections,
-            socket: self.socket,
-            core: self.core,
-            group: named(self.group),
-        };
+        let limits = limits_of!(export_limits of self).asked();
+        let spec = with_limits!(
+            ExportSpec {
+                name: name.to_owned(),
+                backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
+                read_only: self.read_only.unwrap_or(false),
+                listen: self.listen,
+                plain: self.plain.unwrap_or(false),
+                tls: self.tls.unwrap_or(false),
+                allow: self.allow,
+                connections,
+                socket: self.socket,
+                core: self.core,
+                group: named(self.group),
+            },
+            export_limits = limits
+        );
+        flaws.extend(spec.limit_flaws());
         checked(spec, flaws)
     }
 }
@@ -160,6 +186,7 @@ impl ServedSpec for ExportSpec {
             let reason = "allow names hosts, and without TLS nobody is asked who it is";
             flaws.push(Flaw::new("allow", reason, "write tls = true as well"));
         }
+        flaws.extend(self.limits().flaws(Self::LIMITS));
         flaws.extend(CONNECTIONS.flaw(self.connections));
         flaws.extend(group_flaw(self.group.as_deref()));
         flaws
@@ -171,6 +198,24 @@ impl ServedSpec for ExportSpec {
 }
 
 impl ExportSpec {
+    /// The fields of its limits.
+    pub const LIMITS: LimitFields = limit_names!(export_limits);
+
+    /// Its capacity: what all clients may do together.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(export_limits of self)
+    }
+
+    /// What is wrong with limits that somebody asks for, beside what may be stored.
+    pub fn limit_flaws(&self) -> Vec<Flaw> {
+        self.limits().lonely(Self::LIMITS)
+    }
+
+    /// Other limits.
+    pub fn set_limits(&mut self, limits: LimitsSpec) {
+        set_limits!(export_limits of self = limits);
+    }
+
     /// Where clients of other machines connect.
     pub fn listen(&self) -> Option<SocketAddr> {
         self.listen.as_ref().map(ListenAddress::address)
@@ -218,5 +263,11 @@ mod tests {
         let flaws = ExportForm { memory: Some(Size(512)), ..form() }.spec("data").unwrap_err();
         assert_eq!(flaws[0].field, "memory");
         assert_eq!(ExportForm::default().spec("data").unwrap_err()[0].field, "path");
+        for (wrong, field) in [
+            (ExportForm { iops_burst: Some(5), ..form() }, "iops_burst"),
+            (ExportForm { bandwidth_limit: Some(Size(1)), ..form() }, "bandwidth_limit"),
+        ] {
+            assert_eq!(wrong.spec("data").unwrap_err()[0].field, field);
+        }
     }
 }

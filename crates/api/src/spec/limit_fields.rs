@@ -17,6 +17,18 @@ macro_rules! disk_limits {
     };
 }
 
+/// What all clients of an export may do together: its capacity.
+macro_rules! export_limits {
+    ($to:ident! $($given:tt)*) => {
+        $crate::spec::$to! { $($given)*
+            [iops_limit iops_burst: u64 = "N",
+                "Requests per second that all its clients may make together", "Requests that may pass at once"]
+            [bandwidth_limit bandwidth_burst: $crate::size::Size = "SIZE",
+                "Bytes per second that all its clients may read and write together", "Bytes that may pass at once"]
+        }
+    };
+}
+
 /// What the guest of a NIC may send.
 macro_rules! tx_limits {
     ($to:ident! $($given:tt)*) => {
@@ -158,5 +170,6 @@ macro_rules! limit_names {
 }
 
 pub(crate) use {
-    disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
+    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits,
+    with_limits,
 };

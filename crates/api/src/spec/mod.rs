@@ -32,7 +32,7 @@ pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
 pub use cpu_list::CpuList;
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
-pub use export::{ExportForm, ExportSpec};
+pub use export::{ExportChangeForm, ExportForm, ExportSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
 use fields::{differing, form, served_fields, spec, values};
 pub use function::{
@@ -43,7 +43,8 @@ use group::{group_flaw, named};
 pub use host_list::HostList;
 pub use limit::{LimitFields, LimitsSpec};
 pub(crate) use limit_fields::{
-    disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
+    disk_limits, export_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits,
+    with_limits,
 };
 pub use listen_address::ListenAddress;
 pub use nbd_uri::NbdUri;

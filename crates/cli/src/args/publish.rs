@@ -1,13 +1,21 @@
 //! `publish`.
 
 use clap::{Args, Subcommand};
-use ioplane_api::spec::ExportForm;
+use ioplane_api::spec::{ExportChangeForm, ExportForm};
 
 /// What can be done with disks that other machines use.
 #[derive(Debug, Subcommand)]
 pub enum PublishCommand {
     /// Let other machines use a disk of this host; a restarted daemon still has it, until the host reboots
     Disk(Box<PublishDisk>),
+    /// Change what all clients of one may do together, while they use it
+    Set {
+        /// Its name
+        name: String,
+        /// What to change
+        #[command(flatten)]
+        form: ExportChangeForm,
+    },
     /// Take one away; refused while clients use it
     Remove {
         /// Its name
@@ -23,6 +31,9 @@ pub enum PublishCommand {
         /// Even while that host is connected: its requests then fail, and what it has not flushed may be lost
         #[arg(long)]
         force: bool,
+        /// Not the claim, but what hosts have reserved that are not connected; with --force, also what others have
+        #[arg(long)]
+        reservations: bool,
     },
     /// List what is published
     List,

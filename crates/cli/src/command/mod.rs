@@ -316,13 +316,25 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let BackingForm { path, memory, remote, timeout_s, format, direct, engine } = backing;
+            let BackingForm {
+                path,
+                memory,
+                remote,
+                timeout_s,
+                reserve_iops,
+                reserve_bandwidth,
+                format,
+                direct,
+                engine,
+            } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
             let form = ChangeForm {
                 path,
                 memory,
                 remote,
                 timeout_s,
+                reserve_iops,
+                reserve_bandwidth,
                 format,
                 direct,
                 engine,

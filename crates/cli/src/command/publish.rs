@@ -24,14 +24,22 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
             }
             print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
         }
+        PublishCommand::Set { name, form } => {
+            let export: ExportReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
+            print_done(json, &export, |export| {
+                show::exports(std::slice::from_ref(export)) + &show::export_limits(export, true)
+            })
+        }
         PublishCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
             let done: DoneReport =
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
             print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
-        PublishCommand::Release { name, force } => {
-            let path = format!("{}/release?force={force}", address(&name));
+        PublishCommand::Release { name, force, reservations } => {
+            let mut path = format!("{}/release?force={force}", address(&name));
+            // A daemon from before there were reservations is not asked about them.
+            path.push_str(if reservations { "&reservations=true" } else { "" });
             let export: ExportReport =
                 working("waiting for requests to end", || ask(client, Method::POST, &path, None::<&()>))?;
             print_done(json, &export, show::export)

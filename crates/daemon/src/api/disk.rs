@@ -10,7 +10,7 @@ use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual,
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)
@@ -39,7 +39,18 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     let limits = form.limits();
     let ChangeForm { size, shrink, path, memory, remote, timeout_s, format, direct, engine, group, .. } =
         form;
-    let backing = BackingForm { path, memory, remote, timeout_s, format, direct, engine };
+    let ChangeForm { reserve_iops, reserve_bandwidth, .. } = form;
+    let backing = BackingForm {
+        path,
+        memory,
+        remote,
+        timeout_s,
+        reserve_iops,
+        reserve_bandwidth,
+        format,
+        direct,
+        engine,
+    };
     if limits != LimitsSpec::default() || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));

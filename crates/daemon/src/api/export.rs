@@ -2,9 +2,9 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::spec::ExportForm;
+use ioplane_api::spec::{ExportChangeForm, ExportForm};
 
-use super::{Answer, Body, Own, Removal, form, json, put, removal, whole};
+use super::{Answer, Body, Own, Release, Removal, form, json, put, release_of, removal, whole};
 use crate::refusal::Refusal;
 
 pub async fn exports(State(daemon): Own) -> Answer {
@@ -25,6 +25,24 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
     .await
 }
 
+pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: ExportChangeForm = form(body)?;
+    let limits = form.limits();
+    if limits == Default::default() {
+        let remedy = "send iops_limit, iops_burst, bandwidth_limit and bandwidth_burst, or some of them";
+        return Err(Refusal::invalid("nothing is to be changed", remedy));
+    }
+    whole(daemon.may_change()?, async move {
+        daemon.exports.served(&name)?.set_limits(limits).await?;
+        let report = daemon.exports.report_of(&name).await?;
+        let words = report.limits().words("requests").unwrap_or("none".to_owned());
+        tracing::info!(export = name, limits = words, "set");
+        daemon.exports.tell(EventWord::Changed, &name, &format!("limits: {words}"));
+        json(report)
+    })
+    .await
+}
+
 pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
     let force = removal(query)?;
     whole(daemon.may_change()?, async move {
@@ -34,9 +52,19 @@ pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal
     .await
 }
 
-pub async fn release(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
-    let force = removal(query)?;
+pub async fn release(State(daemon): Own, Path(name): Path<String>, query: Release) -> Answer {
+    let (force, reservations) = release_of(query)?;
     whole(daemon.may_change()?, async move {
+        if reservations {
+            let released = daemon.exports.served(&name)?.unreserve(force).await?;
+            tracing::warn!(export = name, released, "reservations were taken back");
+            daemon.exports.tell(
+                EventWord::Changed,
+                &name,
+                &format!("{released} reservations were taken back"),
+            );
+            return json(daemon.exports.report_of(&name).await?);
+        }
         daemon.exports.served(&name)?.release(force).await?;
         tracing::warn!(export = name, "its claim was released");
         daemon.exports.tell(EventWord::Changed, &name, "its claim was released");

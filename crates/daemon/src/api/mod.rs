@@ -104,6 +104,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Exports => routing::on(method, export::exports),
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),
+        Operation::ChangeExport => routing::on(method, export::change),
         Operation::RemoveExport => routing::on(method, export::remove),
         Operation::Devices => routing::on(method, devices::devices),
         Operation::ForgetDevice => routing::on(method, devices::forget),
@@ -209,6 +210,24 @@ fn removal(query: Removal) -> Result<bool, Refusal> {
     let Query(RemoveQuery { force }) = query
         .map_err(|bad| Refusal::invalid(bad.body_text(), "write ?force=true, or nothing").at("force"))?;
     Ok(force)
+}
+
+/// What of an export is to be released.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReleaseQuery {
+    force: bool,
+    reservations: bool,
+}
+
+type Release = Result<Query<ReleaseQuery>, QueryRejection>;
+
+/// Whether by force, and whether it is reservations.
+fn release_of(query: Release) -> Result<(bool, bool), Refusal> {
+    let Query(ReleaseQuery { force, reservations }) = query.map_err(|bad| {
+        Refusal::invalid(bad.body_text(), "write ?force=true, ?reservations=true, both, or nothing")
+    })?;
+    Ok((force, reservations))
 }
 
 /// How a disk is to be added.

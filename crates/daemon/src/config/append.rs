@@ -88,9 +88,11 @@ impl Appended {
                 self.other("engine", engine.word(), EngineWord::default().word());
             }
             BackingSpec::Memory { bytes } => self.size("memory", *bytes),
-            BackingSpec::Remote { remote, timeout_s } => {
+            BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth } => {
                 self.set("remote", remote.as_str());
                 self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
+                self.some("reserve_iops", reserve_iops.map(|iops| iops as i64));
+                reserve_bandwidth.iter().for_each(|size| self.size("reserve_bandwidth", size.0));
             }
         }
     }
@@ -110,6 +112,7 @@ impl Appended {
         self.path("socket", spec.socket.as_deref());
         self.some("core", spec.core.map(i64::from));
         self.some("group", spec.group.as_deref());
+        self.limits(&spec.limits(), ExportSpec::LIMITS);
     }
 
     pub fn disk(&mut self, spec: &DiskSpec) {

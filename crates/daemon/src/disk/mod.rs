@@ -116,9 +116,9 @@ pub fn adopt(record: &DiskRecord, owner: &Opener, file: Option<OwnedFd>) -> Resu
             Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?))
         }
         // A connection of its own, by which nothing is asked for until the predecessor is done with its own.
-        (BackingSpec::Remote { remote, timeout_s }, None) => {
+        (BackingSpec::Remote { .. }, None) => {
             let owner = Opener { wish: ClaimWish::Inherit, ..owner.clone() };
-            Ok(Opened::remote(remote::open(remote, *timeout_s, &owner)?))
+            Ok(Opened::remote(remote::open(&record.now.backing, &owner)?))
         }
         (BackingSpec::File { path, format, direct, engine }, Some(file)) => {
             let how = (*format, *direct, *engine);
@@ -202,9 +202,7 @@ fn open_unchecked(
 ) -> Result<Opened, Refusal> {
     let (path, how) = match backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
-        BackingSpec::Remote { remote, timeout_s } => {
-            return Ok(Opened::remote(remote::open(remote, *timeout_s, owner)?));
-        }
+        BackingSpec::Remote { .. } => return Ok(Opened::remote(remote::open(backing, owner)?)),
         BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };
     let options = file_options(shape, path, how, known, &owner.socket);
@@ -248,6 +246,14 @@ impl Shown {
 
     pub(super) fn report(&self) -> BackingReport {
         BackingReport { remote: self.import.as_deref().map(remote::report), ..self.report.clone() }
+    }
+
+    /// What it has reserved at an exporter is for others, although the disk stays.
+    async fn give_back_reservation(shown: &Mutex<Shown>) {
+        let import = lock(shown).import.clone();
+        if let Some(import) = import {
+            import.give_back_reservation().await;
+        }
     }
 
     /// Nobody uses the backing any more; `gives_back`: nor will.
@@ -549,7 +555,13 @@ impl ServedKind for Disk {
         record.claim = ClaimWish::Own;
         let backing = Shown::new(&opened);
         let model = model(&record.now, opened.backing, context.groups.membership(&record.now));
-        let served = Served::start(model, record, context)?;
+        let served = match Served::start(model, record, context) {
+            Ok(served) => served,
+            Err(refused) => {
+                Shown::give_back_reservation(&backing).await;
+                return Err(refused);
+            }
+        };
         Ok(Disk { served, backing, swap: Mutex::default(), verify: Mutex::default() })
     }
 
@@ -560,6 +572,10 @@ impl ServedKind for Disk {
     async fn leave(&self, next: Option<&DiskSpec>) {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
         Shown::leave(&self.backing, !stays).await;
+        // The next one does not ask for any.
+        if stays && next.is_some_and(|next| !next.backing.is_reserved()) {
+            Shown::give_back_reservation(&self.backing).await;
+        }
     }
 
     fn service(&self) -> &Served<Disk> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_api::report::{ClaimWord, RemoteReport, RemoteWord};
-use ioplane_api::spec::NbdUri;
+use ioplane_api::spec::{BackingSpec, NbdUri};
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
     Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, Import,
-    ImportOptions, lets_in,
+    ImportOptions, ReserveOptions, lets_in,
 };
+use ioplane_nbd::reserve::ReservedRates;
 use sha2::{Digest, Sha256};
 
 use super::Opened;
@@ -55,6 +56,10 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
         if let NbdError::Claim(refusal) = &error {
             return refused(uri, refusal);
         }
+        if let NbdError::Reservation(why) = &error {
+            let remedy = "ask for what is free; or raise the capacity, on the machine that has the disk: ioplane publish set";
+            return Refusal::conflict(format!("{uri}: {why}"), remedy).at("reserve_iops");
+        }
         let remedy = match &error {
             NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
             NbdError::Tls(_) => "compare both hosts: ioplane identity show".to_owned(),
@@ -66,7 +71,14 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
 
 /// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
 /// takes, 10 s at most for each.
-pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<Import>, Refusal> {
+pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusal> {
+    let BackingSpec::Remote { remote: uri, timeout_s, reserve_iops, reserve_bandwidth } = backing else {
+        return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
+    };
+    let rates = ReservedRates {
+        requests: reserve_iops.unwrap_or(0),
+        bytes: reserve_bandwidth.map_or(0, |size| size.0),
+    };
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;
@@ -75,11 +87,12 @@ pub fn open(uri: &NbdUri, timeout_s: Option<u64>, owner: &Opener) -> Result<Arc<
     let options = ImportOptions {
         claim: Some(ClaimOptions {
             keeper,
-            name,
+            name: name.clone(),
             wish: owner.wish,
             time: owner.claim_time,
             patience: owner.claim_wait,
         }),
+        reserve: (!rates.is_none()).then_some(ReserveOptions { rates, name }),
         give_up_after: timeout_s.map(Duration::from_secs),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
@@ -155,6 +168,9 @@ pub async fn leave(import: &Import, gives_back: bool) {
     if !gives_back {
         return;
     }
+    if tokio::time::timeout(LEAVE, import.give_back_reservation()).await.is_err() {
+        tracing::warn!(address, "a reservation was not given back: no answer");
+    }
     let kept = |error: String| {
         tracing::warn!(
             address,
@@ -208,6 +224,8 @@ pub fn report(import: &Import) -> RemoteReport {
         claim,
         claim_why,
         generation: status.generation,
+        reserved_iops: status.reserved.requests,
+        reserved_bandwidth: status.reserved.bytes,
         connections: open().count() as u64,
         in_flight: sum(|one| one.in_flight as u64),
         requests: sum(|one| one.requests),

@@ -118,7 +118,9 @@ impl Swap {
 fn target(form: SwapForm) -> Result<(BackingSpec, Option<u64>, bool), Refusal> {
     let SwapForm { path, memory, remote, timeout_s, format, direct, engine, rate, overwrite } = form;
     let mut flaws = Vec::new();
-    let backing = BackingForm { path, memory, remote, timeout_s, format, direct, engine }.spec(&mut flaws);
+    let backing =
+        BackingForm { path, memory, remote, timeout_s, format, direct, engine, ..BackingForm::default() }
+            .spec(&mut flaws);
     if rate.is_some_and(|Size(rate)| rate < 4096) {
         let remedy = "give at least 4K bytes per second, or leave it out";
         return Err(Refusal::invalid("a rate at which it would never end", remedy).at("rate"));

@@ -11,6 +11,7 @@ use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
+use ioplane_nbd::reserve::{RESERVE, ReserveQuery};
 use tokio::sync::{mpsc, oneshot};
 
 use super::owner::{Ask, ChannelEpoch, Fenced, ShownClaim, joined};
@@ -110,7 +111,9 @@ impl Door {
     pub async fn take(&self, who: &ClientOrigin, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
         let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
         // It has asked, and is to come with a connection to use.
-        let only_asks = |name: &str| name == EPOCH || name == CLAIM || ClaimReply::of(name).is_some();
+        let only_asks = |name: &str| {
+            name == EPOCH || name == CLAIM || ClaimReply::of(name).is_some() || name.starts_with(RESERVE)
+        };
         if client.is_none() && negotiated.contexts.iter().any(|context| only_asks(&context.name)) {
             return;
         }
@@ -139,6 +142,9 @@ impl Door {
         if query.starts_with(CLAIM) {
             return self.claims(who, query, selects, knows).await;
         }
+        if query.starts_with(RESERVE) {
+            return self.reserves(who, query, selects, knows).await;
+        }
         let client = epoch(query, who)?;
         let claimed = client.has_claim();
         if !selects {
@@ -159,6 +165,34 @@ impl Door {
             // An importer that knows nothing of claims is told why when it enters.
             Fenced::No | Fenced::Refused(_) => None,
         }
+    }
+
+    /// The same of a query about reservations.
+    async fn reserves(
+        &self,
+        who: &ClientOrigin,
+        query: &str,
+        selects: bool,
+        knows: &AtomicBool,
+    ) -> Option<String> {
+        if query == RESERVE || !selects {
+            return Some(RESERVE.to_owned());
+        }
+        let asked = ReserveQuery::of(query)?;
+        let query = match who {
+            ClientOrigin::Host(host) => ReserveQuery {
+                holder: joined(host, &asked.holder),
+                name: readable(&format!("{} (certificate of {host})", asked.name)),
+                ..asked
+            },
+            ClientOrigin::Local | ClientOrigin::Anybody => asked,
+        };
+        let (answer, reply) = oneshot::channel();
+        self.ask(Ask::Reserve { query, answer }).await.ok()?;
+        let reply = reply.await.ok()?;
+        // Its connection ends with that, whoever holds the export.
+        knows.store(true, Ordering::Relaxed);
+        Some(reply.to_string())
     }
 
     /// The same of a query about claims.
@@ -286,7 +320,8 @@ impl Exports for Visitor {
     }
 
     async fn context(&self, export: &str, query: &str, selects: bool) -> Option<String> {
-        self.asks.fetch_or(selects && query.starts_with(CLAIM), Ordering::Relaxed);
+        let asks = query.starts_with(CLAIM) || query.starts_with(RESERVE);
+        self.asks.fetch_or(selects && asks, Ordering::Relaxed);
         self.doors.door(export)?.context(&self.client, query, selects, &self.knows).await
     }
 }

@@ -6,6 +6,7 @@
 //!                                                                                  I/O cores: one queue for each connection
 //! ```
 
+mod capacity;
 mod door;
 mod ledger;
 mod listener;
@@ -16,7 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ioplane_api::report::{ClaimReport, Counts, ExportReport, ServedState};
-use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, ListenAddress};
+use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, LimitsSpec, ListenAddress, ServedSpec};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
 use ioplane_identity::IdentityDirectory;
@@ -31,6 +32,7 @@ use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking
 use super::state_file::{Entries, ExportRecord, Record};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
+use capacity::{ExportCapacity, ReservationFile};
 use door::{Admission, Door, Doors};
 pub use listener::Listeners;
 use owner::{Ask, Look, Unreleased};
@@ -50,6 +52,9 @@ pub struct ServedExport {
     socket: SocketPath,
     /// Where clients come in; dropped when it is stopped.
     entrances: Mutex<Vec<listener::Entrance>>,
+    /// Held while it is changed.
+    changing: tokio::sync::Mutex<()>,
+    reservations: ReservationFile,
 }
 
 fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
@@ -93,7 +98,7 @@ impl PublishedDisk {
         let spec = record.now.clone();
         let wanted = spec.clone();
         let owner = Opener { wish: std::mem::take(&mut record.claim), ..context.opener(&spec) };
-        let known = record.image;
+        let (known, state_dir) = (record.image, owner.state_dir.clone());
         let (opened, book) = blocking(move || {
             let opened =
                 open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)?;
@@ -125,8 +130,12 @@ impl PublishedDisk {
             check_identity(context.identity()).await?;
         }
         let admission = Admission { tls: spec.tls, allow: spec.allow.clone() };
-        let door = Door::new(published, instance, admission, owner::start(running, ended, placement, book));
         let path = context.socket(&spec);
+        let reservations = ReservationFile::new(&state_dir, &path, &spec.name);
+        let (declared, exclusive, file) = (spec.limits(), book.is_some(), reservations.clone());
+        let capacity = blocking(move || Ok(ExportCapacity::open(&declared, exclusive, file))).await?;
+        let owner = owner::start(running, ended, placement, book, capacity);
+        let door = Door::new(published, instance, admission, owner);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
                 format!("{}: {error}", path.display()),
@@ -146,7 +155,8 @@ impl PublishedDisk {
         };
         match served() {
             Ok((note, entrances)) => {
-                let service = ServedExport { note, door, socket: ours, entrances: Mutex::new(entrances) };
+                let (entrances, changing) = (Mutex::new(entrances), tokio::sync::Mutex::default());
+                let service = ServedExport { note, door, socket: ours, entrances, changing, reservations };
                 let (size, read_only) = (info.bytes, info.read_only || spec.read_only);
                 Ok(PublishedDisk { service, shown, size, read_only })
             }
@@ -177,6 +187,62 @@ impl PublishedDisk {
             .at("force"),
             Unreleased::Failed(why) => Refusal::failed(why, "see to the disk below, then try again"),
         })
+    }
+
+    /// Changes what all clients may do together: what is left out stays.
+    pub async fn set_limits(&self, change: LimitsSpec) -> Result<(), Refusal> {
+        let _changing = self.service.changing.lock().await;
+        let mut next = self.note().read();
+        next.now.set_limits(next.now.limits().changed(change));
+        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
+        if !flaws.is_empty() {
+            return Err(Refusal::flaws(&flaws));
+        }
+        self.limit(next).await
+    }
+
+    /// Has its clients limited as the record says, unless more is reserved, and writes it down.
+    async fn limit(&self, next: ExportRecord) -> Result<(), Refusal> {
+        let before = self.note().read().now.limits();
+        self.declare(next.now.limits()).await?;
+        if let Err(refused) = self.note().change(|record| *record = next) {
+            self.declare(before).await?;
+            return Err(refused);
+        }
+        Ok(())
+    }
+
+    async fn declare(&self, declared: LimitsSpec) -> Result<(), Refusal> {
+        let (answer, limited) = oneshot::channel();
+        let asked = self.service.door.ask(Ask::Limit { declared, answer }).await.is_ok();
+        let ended =
+            || Refusal::busy(format!("export {} has just ended", self.note().read().now.name), "try again");
+        if !asked {
+            return Err(ended());
+        }
+        limited.await.map_err(|_| ended())?.map_err(|why| {
+            let remedy = "remove disks that have reserved, or `ioplane publish release --reservations` for hosts that are gone";
+            Refusal::conflict(why, remedy)
+        })
+    }
+
+    /// A person says that what hosts have reserved that are not connected is for others.
+    pub async fn unreserve(&self, force: bool) -> Result<usize, Refusal> {
+        let name = &self.note().read().now.name;
+        let ended = || Refusal::busy(format!("export {name} has just ended"), "try again");
+        let (answer, released) = oneshot::channel();
+        let asked = self.service.door.ask(Ask::Unreserve { force, answer }).await.is_ok();
+        if !asked {
+            return Err(ended());
+        }
+        let see_to = |why| Refusal::failed(why, "see to the state directory, then try again");
+        match released.await.map_err(|_| ended())?.map_err(see_to)? {
+            0 => Err(Refusal::conflict(
+                format!("no host that is not connected has reserved anything of export {name}"),
+                "see `ioplane publish show`; --force takes it from those that are connected, too",
+            )),
+            released => Ok(released),
+        }
     }
 
     async fn look(&self) -> Option<Look> {
@@ -251,9 +317,20 @@ impl ServedKind for PublishedDisk {
         memory.then_some(("changing an export in memory would lose its content", remedy))
     }
 
-    /// Nothing of one that is served can be changed yet.
-    async fn become_next(&self, _next: Record<ExportSpec>) -> Result<(), Refusal> {
-        Err(Refusal::bug("an export was to be changed while it is served".to_owned()))
+    /// Only its limits differ.
+    fn lives_on(now: &ExportSpec, next: &ExportSpec) -> bool {
+        let without = |spec: &ExportSpec| {
+            let mut spec = spec.clone();
+            spec.set_limits(LimitsSpec::default());
+            spec
+        };
+        without(now) == without(next)
+    }
+
+    async fn become_next(&self, next: Record<ExportSpec>) -> Result<(), Refusal> {
+        let _changing = self.service.changing.lock().await;
+        let record = self.note().read();
+        self.limit(ExportRecord { configured: next.configured, now: next.now, ..record }).await
     }
 
     async fn rejoin(&self) -> Result<(), Refusal> {
@@ -269,6 +346,14 @@ impl ServedKind for PublishedDisk {
     }
 
     async fn leave(&self, next: Option<&ExportSpec>) {
+        if next.is_none() {
+            let file = self.service.reservations.clone();
+            let _ = blocking(move || {
+                file.remove();
+                Ok(())
+            })
+            .await;
+        }
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
         Shown::leave(&self.shown, !stays).await;
     }
@@ -279,7 +364,7 @@ impl ServedKind for PublishedDisk {
 
     async fn report(&self) -> ExportReport {
         let mut report = self.busy();
-        let Some(Look { connections, ends, totals }) = self.look().await else { return report };
+        let Some(Look { connections, ends, totals, reservations }) = self.look().await else { return report };
         report.state = ServedState::Served;
         report.backing = self.shown.lock().unwrap_or_else(PoisonError::into_inner).report();
         (report.size, report.read_only) = (self.size, self.read_only);
@@ -292,6 +377,7 @@ impl ServedKind for PublishedDisk {
             since_s: record.since,
         });
         (report.connections, report.ends, report.totals) = (connections, ends, totals);
+        report.reservations = reservations;
         report
     }
 
@@ -324,6 +410,11 @@ impl ServedKind for PublishedDisk {
             refused: 0,
             core: spec.core,
             group: spec.group.clone(),
+            iops_limit: spec.iops_limit,
+            iops_burst: spec.iops_burst,
+            bandwidth_limit: spec.bandwidth_limit,
+            bandwidth_burst: spec.bandwidth_burst,
+            reservations: Vec::new(),
             totals: Counts::default(),
         }
     }

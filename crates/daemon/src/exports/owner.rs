@@ -6,16 +6,19 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::Counts;
-use ioplane_device::{QueueSet, Running};
+use ioplane_api::report::{Counts, ReservationReport};
+use ioplane_api::spec::LimitsSpec;
+use ioplane_device::{Change, QueueSet, Running};
 use ioplane_nbd::claim::{
     ClaimBook, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, ClaimVerb,
 };
 use ioplane_nbd::export::{EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
+use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
 use tokio::sync::{mpsc, oneshot};
 
+use super::capacity::ExportCapacity;
 use crate::cores::CorePlacement;
 use crate::readings;
 
@@ -98,6 +101,12 @@ pub enum Ask {
     Claim { query: ClaimQuery, answer: oneshot::Sender<ClaimReply> },
     /// Nobody has a claim any more, whatever its holder thinks; `force`: also while it is connected.
     Release { force: bool, answer: oneshot::Sender<Result<(), Unreleased>> },
+    /// What all clients may do together from now on.
+    Limit { declared: LimitsSpec, answer: oneshot::Sender<Result<(), String>> },
+    /// What a client asks for of that.
+    Reserve { query: ReserveQuery, answer: oneshot::Sender<ReserveReply> },
+    /// What is reserved by clients that are not connected is for others; `force`: also by those that are. Says by how many it was.
+    Unreserve { force: bool, answer: oneshot::Sender<Result<usize, String>> },
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
@@ -120,6 +129,7 @@ pub struct Look {
     pub connections: u64,
     pub ends: BTreeMap<String, u64>,
     pub totals: Counts,
+    pub reservations: Vec<ReservationReport>,
 }
 
 /// An import of ours that has been here.
@@ -146,6 +156,7 @@ impl Holder {
 
 struct Owner {
     running: Running<Export>,
+    capacity: ExportCapacity,
     placement: CorePlacement,
     holders: HashMap<String, Holder>,
     /// Who may write; none for an export that nobody may write.
@@ -170,12 +181,13 @@ pub fn start(
     ended: EndedConnections,
     placement: CorePlacement,
     book: Option<ClaimBook>,
+    capacity: ExportCapacity,
 ) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
     let shown = ShownClaim::default();
     let (unclaimed, former) = (QueueSet::new(), QueueSet::new());
-    let owner =
-        Owner { running, placement, holders: HashMap::new(), book, shown: shown.clone(), unclaimed, former };
+    let (holders, shown_too) = (HashMap::new(), shown.clone());
+    let owner = Owner { running, capacity, placement, holders, book, shown: shown_too, unclaimed, former };
     owner.show();
     tokio::spawn(owner.run(ended, asked));
     (asks, shown)
@@ -216,6 +228,20 @@ impl Owner {
                         let outcome = self.release(force).await;
                         let _ = answer.send(outcome);
                     }
+                    Some(Ask::Limit { declared, answer }) => {
+                        let changed = self.capacity.change(&declared);
+                        self.limit_again().await;
+                        let _ = answer.send(changed);
+                    }
+                    Some(Ask::Reserve { answer, .. }) if answer.is_closed() => {}
+                    Some(Ask::Reserve { query, answer }) => {
+                        let reply = self.reserve(&query).await;
+                        let _ = answer.send(reply);
+                    }
+                    Some(Ask::Unreserve { force, answer }) => {
+                        let outcome = self.unreserve(force).await;
+                        let _ = answer.send(outcome);
+                    }
                     Some(Ask::Connect { socket, negotiated, ahead, client }) => {
                         self.connect(socket, &negotiated, &ahead, client);
                     }
@@ -253,7 +279,9 @@ impl Owner {
                 .connect(socket, negotiated, ahead)
                 .map_err(|error| error.to_string()),
         };
+        let limits = self.capacity.limits(client.as_ref().map(|client| client.holder.as_str()));
         let started = connected.and_then(|queue| {
+            self.running.device_mut().set_limits(queue, limits);
             // Waits for I/O that an earlier use of the backing has left behind.
             let start = || self.running.start(&QueueSet::from([queue]), &self.placement);
             let started = tokio::task::block_in_place(start);
@@ -275,6 +303,45 @@ impl Owner {
                 }
             }
             Err(error) => tracing::warn!(export = name, error, "a client could not be served"),
+        }
+    }
+
+    /// Whose connection has this queue, if it is known.
+    fn holder_of(&self, queue: u16) -> Option<&str> {
+        let mut holders = self.holders.iter();
+        holders.find(|(_, holder)| holder.queues().any(|one| one == queue)).map(|(name, _)| name.as_str())
+    }
+
+    /// See [`Ask::Reserve`].
+    async fn reserve(&mut self, query: &ReserveQuery) -> ReserveReply {
+        let reply = tokio::task::block_in_place(|| self.capacity.reserve(query, since_1970()));
+        let (export, by) = (&self.running.info().name, &query.name);
+        match &reply {
+            ReserveReply::Granted(rates) => {
+                tracing::info!(export, by, iops = rates.requests, bandwidth = rates.bytes, "reserved");
+                self.limit_again().await;
+            }
+            ReserveReply::Refused(why) => tracing::warn!(export, by, why, "a reservation was refused"),
+        }
+        reply
+    }
+
+    /// See [`Ask::Unreserve`].
+    async fn unreserve(&mut self, force: bool) -> Result<usize, String> {
+        let connected =
+            |holder: &str| self.holders.get(holder).is_some_and(|one| one.queues().next().is_some());
+        let released =
+            tokio::task::block_in_place(|| self.capacity.release(|holder| force || !connected(holder)));
+        self.limit_again().await;
+        released
+    }
+
+    /// Connections that are there go by their limits as these are now.
+    async fn limit_again(&mut self) {
+        for queue in self.running.queues() {
+            let limits = self.capacity.limits(self.holder_of(queue));
+            self.running.device_mut().set_limits(queue, limits.clone());
+            self.running.apply(&QueueSet::from([queue]), &Change::Limits(limits)).done().await;
         }
     }
 
@@ -454,6 +521,7 @@ impl Owner {
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
             totals: readings::sum_of_meters(meters),
+            reservations: self.capacity.report(),
         }
     }
 }

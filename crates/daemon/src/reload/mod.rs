@@ -12,6 +12,7 @@ use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use super::Daemon;
 use super::disk::Disk;
+use super::exports::PublishedDisk;
 use super::functions::Card;
 use super::nic::Nic;
 use super::registry::Registered;
@@ -24,6 +25,7 @@ use steps::Steps;
 /// What a reload would do.
 struct ReloadPlan {
     disks: Steps<Disk>,
+    exports: Steps<PublishedDisk>,
     nics: Steps<Nic>,
     functions: Steps<Card>,
     groups: Vec<GroupRecord>,
@@ -88,6 +90,7 @@ impl Daemon {
         }
         let mut plan = ReloadPlan {
             disks: Steps::plan(self, config, &mut problems).await,
+            exports: Steps::plan(self, config, &mut problems).await,
             nics: Steps::plan(self, config, &mut problems).await,
             functions: Steps::plan(self, config, &mut problems).await,
             groups: self.groups.merged(config),
@@ -277,11 +280,13 @@ impl Daemon {
         }
         let added = async {
             plan.disks.add(self, config).await?;
+            plan.exports.add(self, config).await?;
             plan.nics.add(self, config).await?;
             plan.functions.add(self, config).await
         };
         if let Err(problem) = added.await {
             plan.nics.give_up(self).await;
+            plan.exports.give_up(self).await;
             plan.disks.give_up(self).await;
             self.retire(started).await;
             return Err(refuse(problem));
@@ -291,6 +296,7 @@ impl Daemon {
         // From here on each step stands for itself; what fails is said, and the rest is done.
         let (mut failed, mut lost) = (Vec::new(), Vec::new());
         plan.disks.rest(self, config, &mut done, &mut failed, &mut lost).await;
+        plan.exports.rest(self, config, &mut done, &mut failed, &mut lost).await;
         plan.nics.rest(self, config, &mut done, &mut failed, &mut lost).await;
         plan.functions.rest(self, config, &mut done, &mut failed, &mut lost).await;
         for name in plan.remove_switches {

@@ -33,8 +33,13 @@ pub fn is_holder(text: &str) -> bool {
 
 /// What is left of a text that people read: no control characters, and not too long.
 pub fn readable(text: &str) -> String {
+    readable_within(text, LONGEST_NAME)
+}
+
+/// The same, of at most so many bytes.
+pub(crate) fn readable_within(text: &str, most: usize) -> String {
     let mut text: String = text.chars().filter(|c| !c.is_control()).collect();
-    let end = (0..=LONGEST_NAME.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.truncate(end);
     text
 }

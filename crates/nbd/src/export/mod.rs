@@ -29,7 +29,7 @@ use ioplane_device::{
     Access, Activation, Device, DeviceError, DeviceInfo, Effect, Meter, Parked, QueueSet, QuiescenceProof,
     RegisterAddress, SavedState, Share, StateError,
 };
-use ioplane_scheduler::LimitSet;
+use ioplane_scheduler::{BlockDevice, LimitSet};
 use ioplane_storage::{Backing, StorageError};
 
 pub use accept::{AcceptedClient, Exports, Handshakes};
@@ -119,7 +119,8 @@ pub struct Export {
     ended: Arc<EndedQueue>,
     /// How many connections have ended, by [`ConnectionEnd::NAMES`].
     ends: [u64; ConnectionEnd::NAMES.len()],
-    limits: LimitSet,
+    /// By queue.
+    limits: Vec<LimitSet>,
     share: Share,
 }
 
@@ -143,7 +144,7 @@ impl Export {
             meters: (0..queues).map(|_| Arc::default()).collect(),
             ended: EndedQueue::new(queues),
             ends: [0; ConnectionEnd::NAMES.len()],
-            limits: LimitSet::default(),
+            limits: vec![LimitSet::default(); queues.into()],
             share: Share::default(),
             published,
             backing,
@@ -263,9 +264,12 @@ impl Export {
         self.meters.get(usize::from(queue))
     }
 
-    /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
-    pub fn set_limits(&mut self, limits: LimitSet) {
-        self.limits = limits;
+    /// The limits of a queue, which stay the same from one connection to the next. A queue that runs has those of before until it is told
+    /// ([`ioplane_device::Change::Limits`]).
+    pub fn set_limits(&mut self, queue: u16, limits: LimitSet) {
+        if let Some(place) = self.limits.get_mut(usize::from(queue)) {
+            *place = limits;
+        }
     }
 
     /// Another group. Queues that run have the one of before until they are told ([`ioplane_device::Change::Share`]).
@@ -332,12 +336,16 @@ impl Device for Export {
         Ok(())
     }
 
-    fn queue_limits(&self, _queue: u16) -> LimitSet {
-        self.limits.clone()
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        self.limits.get(usize::from(queue)).cloned().unwrap_or_default()
     }
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn block_device(&self) -> Option<BlockDevice> {
+        self.backing.info().block_device
     }
 
     fn deactivate(&mut self, parked: Parked) {

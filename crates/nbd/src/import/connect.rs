@@ -9,13 +9,14 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::address::{Address, ServerAddress};
+use super::address::ServerAddress;
 use super::facts::Facts;
 use super::options::ImportOptions;
 use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
+use crate::reserve::ReserveReply;
 use crate::tls;
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -48,9 +49,11 @@ pub(super) struct Reached {
     pub keeps_claims: bool,
     /// What it says of the claim.
     pub claim: Option<ClaimReply>,
+    /// What it says of the reservation.
+    pub reserved: Option<ReserveReply>,
 }
 
-/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], or one of [`CLAIM`].
+/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`crate::reserve::RESERVE`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
     match tokio::time::timeout(limit, connect(options, epoch)).await {
@@ -68,7 +71,7 @@ pub async fn lets_in(options: &ImportOptions) -> Result<(), NbdError> {
 async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (address, dead_after) = (&options.address, options.dead_after);
-    let mut handshake = handshake(address, &epoch)?;
+    let mut handshake = handshake(options, &epoch)?;
     let (socket, connected) = match &address.endpoint {
         ServerAddress::Tcp { host, port } => {
             let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
@@ -114,7 +117,17 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     let structured = connected.structured;
     let keeps_claims = connected.contexts.iter().any(|context| context.name == CLAIM);
     let claim = connected.contexts.iter().find_map(|context| ClaimReply::of(&context.name));
-    Ok(Reached { socket: Arc::new(socket), facts, structured, instance, fenced, keeps_claims, claim })
+    let reserved = connected.contexts.iter().find_map(|context| ReserveReply::of(&context.name));
+    Ok(Reached {
+        socket: Arc::new(socket),
+        facts,
+        structured,
+        instance,
+        fenced,
+        keeps_claims,
+        claim,
+        reserved,
+    })
 }
 
 /// Starts TLS as its client, with the host of that name and nobody else.
@@ -129,9 +142,11 @@ async fn start_tls(
     started.map_err(tls::stream_error("starting TLS"))
 }
 
-fn handshake(address: &Address, epoch: &str) -> Result<ClientHandshake, NbdError> {
-    // Whoever only looks asks whether there are claims, too.
-    let looks = (epoch == EPOCH).then(|| CLAIM.to_owned());
+fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, NbdError> {
+    let address = &options.address;
+    // Whoever only looks asks whether there are claims, too, and reserves.
+    let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.reserve_query(None)]);
+    let looks = looks.into_iter().flatten().flatten();
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },

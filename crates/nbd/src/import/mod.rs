@@ -37,6 +37,7 @@ mod operation;
 mod options;
 mod overlap;
 mod quiet;
+mod reserve;
 mod rest;
 mod retained;
 mod seat;
@@ -64,12 +65,13 @@ pub use address::{Address, ServerAddress};
 pub use connect::{EPOCH, INSTANCE, lets_in};
 pub use options::{
     AtStart, ClaimKeeper, ClaimOptions, ClaimTime, ClaimWish, Confirmed, Fence, ImportOptions,
-    RememberedClaim, Unfenced,
+    RememberedClaim, ReserveOptions, Unfenced,
 };
 pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
 use crate::claim::ClaimReply;
 use crate::error::NbdError;
+use crate::reserve::ReservedRates;
 
 /// What a keeper does with a connection that is lost.
 #[cfg(test)]
@@ -136,7 +138,14 @@ impl Import {
                 }
             }
         };
-        let claim = claim::begin(&options, &reached).await?;
+        reserve::check(&options, &reached)?;
+        let claim = match claim::begin(&options, &reached).await {
+            Ok(claim) => claim,
+            Err(error) => {
+                reserve::give_back(&options).await;
+                return Err(error);
+            }
+        };
         let replays = reached.fenced
             || (options.fence.is_some() && reached.instance.is_some())
             || options.unfenced == Unfenced::Replay;
@@ -183,6 +192,11 @@ impl Import {
             instance: shared.instance.load().as_deref().cloned(),
             claim: shared.claim.standing(),
             generation: shared.claim.held().map(|claim| claim.generation),
+            reserved: shared
+                .options
+                .reserve
+                .as_ref()
+                .map_or_else(ReservedRates::default, |reserve| reserve.rates),
             claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),
@@ -252,6 +266,11 @@ impl Import {
         self.shared.release().await?;
         self.shared.forget_claim();
         Ok(())
+    }
+
+    /// Nobody will use it any more: what the exporter keeps for it of its capacity is for others. If that fails it is kept until a person takes it back there.
+    pub async fn give_back_reservation(&self) {
+        reserve::give_back(&self.shared.options).await;
     }
 
     /// A channel and its link. `claims`: it sees to it that there is a claim, which otherwise its maker has.

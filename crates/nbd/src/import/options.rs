@@ -11,6 +11,7 @@ use std::time::Duration;
 use ioplane_identity::IdentityDirectory;
 
 use super::address::Address;
+use crate::reserve::{ReserveQuery, ReservedRates};
 
 /// What becomes of writes and flushes in flight when a connection is lost and nobody can say whether the server still works on them:
 /// a server of others, or one of ours without a [`Fence`]. Reads are always sent again.
@@ -113,6 +114,15 @@ pub struct ClaimOptions {
     pub patience: Duration,
 }
 
+/// What an exporter is to keep for an import of its capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReserveOptions {
+    /// How much per second.
+    pub rates: ReservedRates,
+    /// Who this is, for people.
+    pub name: String,
+}
+
 /// How to import an export.
 #[derive(Debug, Clone)]
 pub struct ImportOptions {
@@ -145,6 +155,8 @@ pub struct ImportOptions {
     pub mark: Option<PathBuf>,
     /// The claim to write, at exporters that keep claims. Without it such an export cannot be used while another one has it.
     pub claim: Option<ClaimOptions>,
+    /// What is reserved when it is opened, for the holder above, and until [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it.
+    pub reserve: Option<ReserveOptions>,
 }
 
 /// Copies of 16 MiB for each channel.
@@ -174,6 +186,16 @@ impl ImportOptions {
             retain: RETAIN,
             mark: None,
             claim: None,
+            reserve: None,
         }
+    }
+}
+
+impl ImportOptions {
+    /// What an exporter is asked to reserve, if anything is to be; `rates`: this in place of what is asked for.
+    pub(super) fn reserve_query(&self, rates: Option<ReservedRates>) -> Option<String> {
+        let ReserveOptions { rates: wanted, name } = self.reserve.as_ref()?;
+        let (holder, rates) = (self.holder.clone(), rates.unwrap_or(*wanted));
+        Some(ReserveQuery { holder, rates, name: name.clone() }.to_string())
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::claim::ClaimRefusal;
 use crate::error::Violation;
+use crate::reserve::ReservedRates;
 
 /// Why a connection is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +140,8 @@ pub struct ImportStatus {
     pub claim: ClaimStanding,
     /// The generation of that claim, while it has one.
     pub generation: Option<u64>,
+    /// What the exporter keeps for it of its capacity.
+    pub reserved: ReservedRates,
     /// Why the exporter refuses that claim: nothing is written any more.
     pub claim_lost: Option<ClaimRefusal>,
     /// Writes have been acknowledged that no flush has made durable yet.

@@ -105,9 +105,18 @@ pub fn group_of(group: Option<&str>) -> String {
     fact("group", group.unwrap_or("none"))
 }
 
-fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
+/// Limits in words, if there are any or somebody has just asked.
+pub(super) fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     let words = limits.words(unit).or(asked.then(|| "none".to_owned()));
     words.map_or(String::new(), |words| fact(what, words))
+}
+
+/// What is reserved, if anything is.
+pub(super) fn reserved_words(iops: u64, bandwidth: Size) -> Option<String> {
+    let iops = (iops > 0).then(|| format!("{iops} requests per second"));
+    let bandwidth = (bandwidth.0 > 0).then(|| format!("{bandwidth} per second"));
+    let all: Vec<String> = [iops, bandwidth].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// Whether it may write there.
@@ -150,6 +159,8 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }
     text += &fact("", claim(name, remote));
+    let reserved = reserved_words(remote.reserved_iops, Size(remote.reserved_bandwidth));
+    text.extend(reserved.map(|words| fact("", format!("{words} are reserved there"))));
     if remote.rewritten > 0 {
         text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));
     }

@@ -2,9 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{ClaimReport, ExportReport};
+use super::device::reserved_words;
+use ioplane_api::report::{ClaimReport, ExportReport, ReservationReport};
 use ioplane_api::size::Size;
 
+use super::device::limits;
 use super::{error_lines, fact, group_of, state};
 use crate::command::table::Table;
 
@@ -66,6 +68,17 @@ fn backing(export: &ExportReport) -> String {
     path.unwrap_or_else(|| export.backing.kind.clone())
 }
 
+/// What all its clients may do together. Without limits nothing, unless somebody has just asked.
+pub fn export_limits(export: &ExportReport, asked: bool) -> String {
+    let mut text = limits("capacity", export.limits(), "requests", asked);
+    for ReservationReport { by, iops, bandwidth, .. } in &export.reservations {
+        text.extend(
+            reserved_words(*iops, *bandwidth).map(|words| fact("reserved", format!("{words}, by {by}"))),
+        );
+    }
+    text
+}
+
 /// `publish show`.
 pub fn export(export: &ExportReport) -> String {
     let mode = if export.read_only { "read-only" } else { "writable" };
@@ -92,6 +105,7 @@ pub fn export(export: &ExportReport) -> String {
     text += &fact("origin", &export.origin);
     text += &fact("preferred core", export.core.map_or("any".to_owned(), |core| core.to_string()));
     text += &group_of(export.group.as_deref());
+    text += &export_limits(export, false);
     text.extend(export.instance.as_ref().map(|instance| fact("instance", instance)));
     let totals = &export.totals;
     let (read, written) = (Size(totals.bytes_read), Size(totals.bytes_written));

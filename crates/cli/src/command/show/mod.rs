@@ -18,7 +18,7 @@ use ioplane_api::size::Size;
 pub use cores::{cores, decisions, pool};
 pub use device::{disk, disk_limits, group_of, nic, nic_limits};
 pub use explain::explain;
-pub use export::{export, exports};
+pub use export::{export, export_limits, exports};
 pub use group::{group, groups};
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};

@@ -1,0 +1,467 @@
+//! What all clients of an export may do together, and what of that is kept for some of them
+//! (docs/decisions/0063-capacity-and-reservations.md).
+//!
+//! The buckets are those of the limits of disks. One pair is the whole export's; a client that has reserved has one of its own besides.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ioplane_api::report::ReservationReport;
+use ioplane_api::size::Size;
+use ioplane_api::spec::LimitsSpec;
+use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
+use ioplane_scheduler::{Capacity, LimitSet, LimitUnit, ReservedRates, Shortage};
+use ioplane_virtio::DeviceLimits;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::lower::limit;
+use crate::small_file;
+
+/// Clients that may have reserved something at a time.
+const MOST: usize = 256;
+/// Of those, how many are named in a refusal.
+const NAMED: usize = 3;
+/// More than the file of so many has.
+const LONGEST_FILE: usize = 1 << 20;
+
+/// What one client has reserved, as it is written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    holder: String,
+    name: String,
+    requests: u64,
+    bytes: u64,
+    /// When it was granted, in seconds since 1970.
+    since: u64,
+}
+
+impl Record {
+    fn rates(&self) -> ReservedRates {
+        ReservedRates { requests: self.requests, bytes: self.bytes }
+    }
+}
+
+/// What is in the file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "version")]
+enum Kept {
+    #[serde(rename = "1")]
+    V1 { reservations: Vec<Record> },
+}
+
+/// Where reservations outlive this process and the host's run.
+#[derive(Debug, Clone)]
+pub struct ReservationFile {
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl ReservationFile {
+    /// Of the export of that name at that socket, by which two daemons with one state directory are told apart.
+    pub fn new(state_dir: &Path, socket: &Path, export: &str) -> ReservationFile {
+        let folder = state_dir.join("reservations");
+        let mut hash = Sha256::new();
+        hash.update(socket.as_os_str().as_encoded_bytes());
+        hash.update([0]);
+        hash.update(export);
+        let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        ReservationFile { file: folder.join(name), folder }
+    }
+
+    /// What was written down. Blocks.
+    fn read(&self) -> Vec<Record> {
+        let bytes = small_file::read_up_to(&self.file, LONGEST_FILE).map_err(|error| error.to_string());
+        let kept = bytes.and_then(|bytes| {
+            let kept = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+            kept.map_err(|error| error.to_string())
+        });
+        match kept {
+            Ok(None) => Vec::new(),
+            Ok(Some(Kept::V1 { reservations })) => reservations,
+            Err(error) => {
+                // A disk that cannot be used would be worse than one whose rate is not kept for it.
+                tracing::warn!(file = %self.file.display(), error, "reservations cannot be read, and are forgotten");
+                Vec::new()
+            }
+        }
+    }
+
+    fn write(&self, reservations: Vec<Record>) -> Result<(), String> {
+        let os = |error: std::io::Error| format!("{}: {error}", self.file.display());
+        if reservations.is_empty() {
+            return match std::fs::remove_file(&self.file) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(os(error)),
+                _ => Ok(()),
+            };
+        }
+        let text = serde_json::to_vec(&Kept::V1 { reservations }).map_err(|error| error.to_string())?;
+        small_file::replace(&self.folder, &self.file, &text).map_err(os)
+    }
+
+    /// The export is gone, and with it what was reserved of it.
+    pub fn remove(&self) {
+        if let Err(error) = self.write(Vec::new()) {
+            tracing::warn!(error, "reservations of an export that is gone are still noted");
+        }
+    }
+}
+
+/// One reservation.
+#[derive(Debug)]
+struct Reserved {
+    record: Record,
+    limits: DeviceLimits,
+}
+
+impl Reserved {
+    fn new(record: Record) -> Reserved {
+        let mut limits = DeviceLimits::default();
+        limit(&mut limits, &spec_of(record.rates()));
+        Reserved { record, limits }
+    }
+}
+
+/// A reserved rate has the burst that a limit has of which nothing is said.
+fn spec_of(rates: ReservedRates) -> LimitsSpec {
+    let some = |rate: u64| (rate > 0).then_some(rate);
+    LimitsSpec { rate: some(rates.requests), bandwidth: some(rates.bytes).map(Size), ..LimitsSpec::default() }
+}
+
+/// So much of a unit, for people.
+fn words(unit: LimitUnit, amount: u64) -> String {
+    match unit {
+        LimitUnit::Requests => amount.to_string(),
+        LimitUnit::Bytes => Size(amount).to_string(),
+    }
+}
+
+/// So much of a unit per second, for people.
+fn rate_words(unit: LimitUnit, amount: u64) -> String {
+    match unit {
+        LimitUnit::Requests => format!("{amount} requests per second"),
+        LimitUnit::Bytes => format!("{} per second", Size(amount)),
+    }
+}
+
+fn of(unit: LimitUnit, rates: ReservedRates) -> u64 {
+    match unit {
+        LimitUnit::Requests => rates.requests,
+        LimitUnit::Bytes => rates.bytes,
+    }
+}
+
+/// The capacity of one export.
+#[derive(Debug)]
+pub struct ExportCapacity {
+    declared: LimitsSpec,
+    /// Of all clients together.
+    whole: DeviceLimits,
+    /// By holder.
+    reserved: BTreeMap<String, Reserved>,
+    /// One client at a time uses the export, so that each may reserve all of it.
+    exclusive: bool,
+    file: ReservationFile,
+}
+
+impl ExportCapacity {
+    /// As it was declared, with the reservations that were written down. Those that do not fit any more are dropped. Blocks.
+    pub fn open(declared: &LimitsSpec, exclusive: bool, file: ReservationFile) -> Self {
+        let mut whole = DeviceLimits::default();
+        limit(&mut whole, declared);
+        let mut capacity =
+            ExportCapacity { declared: *declared, whole, reserved: BTreeMap::new(), exclusive, file };
+        let mut records = capacity.file.read();
+        records.sort_by_key(|record| record.since);
+        for record in records.into_iter().take(MOST) {
+            match capacity.admit(&record.holder, record.rates()) {
+                Ok(()) => {
+                    capacity.reserved.insert(record.holder.clone(), Reserved::new(record));
+                }
+                Err(shortage) => {
+                    let (holder, why) =
+                        (&record.name, capacity.refusal(&record.holder, &record.name, shortage));
+                    tracing::warn!(holder, why, "a reservation does not fit any more, and is dropped");
+                }
+            }
+        }
+        capacity
+    }
+
+    fn capacity(declared: &LimitsSpec) -> Capacity {
+        let (requests, bytes) = (declared.rate, declared.bandwidth.map(|size| size.0));
+        Capacity { requests, bytes }
+    }
+
+    /// What is reserved at a time by others than `holder`.
+    fn others(&self, holder: &str) -> ReservedRates {
+        let others = self.reserved.iter().filter(|(other, _)| !self.exclusive && *other != holder);
+        others.map(|(_, reserved)| reserved.record.rates()).sum()
+    }
+
+    fn admit(&self, holder: &str, asked: ReservedRates) -> Result<(), Shortage> {
+        Self::capacity(&self.declared).admit(self.others(holder), asked)
+    }
+
+    /// Why `holder`, called `name`, does not get it.
+    fn refusal(&self, holder: &str, name: &str, shortage: Shortage) -> String {
+        let Shortage { unit, asked, free, capacity } = shortage;
+        let asks = format!("{name} asks for {}", rate_words(unit, asked));
+        let Some(capacity) = capacity else {
+            let which = if unit == LimitUnit::Requests { "requests" } else { "bytes" };
+            return format!(
+                "{asks}, and the export declares no capacity in {which} per second: nothing can be reserved"
+            );
+        };
+        let mut others: Vec<(u64, &str)> = self
+            .reserved
+            .iter()
+            .filter(|(other, _)| !self.exclusive && *other != holder)
+            .map(|(_, other)| (of(unit, other.record.rates()), other.record.name.as_str()))
+            .filter(|(amount, _)| *amount > 0)
+            .collect();
+        others.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
+        let (free, capacity) = (words(unit, free), words(unit, capacity));
+        if others.is_empty() {
+            return format!("{asks}, and the capacity is {capacity}");
+        }
+        let named: Vec<String> = others
+            .iter()
+            .take(NAMED)
+            .map(|(amount, name)| format!("{name} {}", words(unit, *amount)))
+            .collect();
+        let more = match others.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{asks}, {free} of {capacity} are free: reserved by {}{more}", named.join(", "))
+    }
+
+    /// Another capacity from now on, if all that is reserved fits into it; otherwise why not.
+    pub fn change(&mut self, declared: &LimitsSpec) -> Result<(), String> {
+        let taken: ReservedRates = match self.exclusive {
+            false => self.reserved.values().map(|reserved| reserved.record.rates()).sum(),
+            true => self.reserved.values().fold(ReservedRates::default(), |most, reserved| ReservedRates {
+                requests: most.requests.max(reserved.record.requests),
+                bytes: most.bytes.max(reserved.record.bytes),
+            }),
+        };
+        if let Err(Shortage { unit, asked, capacity, .. }) =
+            Self::capacity(declared).admit(ReservedRates::default(), taken)
+        {
+            let new = capacity.map_or("no limit".to_owned(), |capacity| rate_words(unit, capacity));
+            let taken = words(unit, asked);
+            return Err(format!("{new}, of which {taken} are reserved: see `ioplane publish show`"));
+        }
+        self.declared = *declared;
+        limit(&mut self.whole, declared);
+        Ok(())
+    }
+
+    /// Reserves what a client asks for, in place of what it had. `now`: seconds since 1970. Blocks.
+    pub fn reserve(&mut self, query: &ReserveQuery, now: u64) -> ReserveReply {
+        let ReserveQuery { holder, rates, name } = query;
+        if let Err(shortage) = self.admit(holder, *rates) {
+            return ReserveReply::Refused(self.refusal(holder, name, shortage));
+        }
+        let before = self.reserved.get(holder);
+        if !rates.is_none() && before.is_none() && self.reserved.len() >= MOST {
+            return ReserveReply::Refused(format!(
+                "{MOST} clients have reserved already, no more are admitted"
+            ));
+        }
+        // Asked for anew after each start of the client.
+        if before.map_or(ReservedRates::default(), |before| before.record.rates()) == *rates {
+            return ReserveReply::Granted(*rates);
+        }
+        let (requests, bytes) = (rates.requests, rates.bytes);
+        let record = Record { holder: holder.clone(), name: name.clone(), requests, bytes, since: now };
+        let record = (!rates.is_none()).then_some(record);
+        let others =
+            self.reserved.values().map(|other| &other.record).filter(|other| other.holder != *holder);
+        let kept = others.cloned().chain(record.clone()).collect();
+        if let Err(why) = self.file.write(kept) {
+            return ReserveReply::Refused(format!("the reservation cannot be written down: {why}"));
+        }
+        match record {
+            Some(record) => match self.reserved.get_mut(holder) {
+                // What it has drawn stays drawn.
+                Some(reserved) => {
+                    limit(&mut reserved.limits, &spec_of(*rates));
+                    reserved.record = record;
+                }
+                None => {
+                    self.reserved.insert(holder.clone(), Reserved::new(record));
+                }
+            },
+            None => {
+                self.reserved.remove(holder);
+            }
+        }
+        ReserveReply::Granted(*rates)
+    }
+
+    /// Gives back what was reserved by those of whom `gone` says so; how many they were. Blocks.
+    pub fn release(&mut self, gone: impl Fn(&str) -> bool) -> Result<usize, String> {
+        let stays =
+            self.reserved.values().map(|reserved| &reserved.record).filter(|record| !gone(&record.holder));
+        let stays: Vec<Record> = stays.cloned().collect();
+        let released = self.reserved.len() - stays.len();
+        if released > 0 {
+            self.file.write(stays)?;
+            self.reserved.retain(|holder, _| !gone(holder));
+        }
+        Ok(released)
+    }
+
+    /// The limits of a connection of `holder`, or of somebody whom nobody knows.
+    pub fn limits(&self, holder: Option<&str>) -> LimitSet {
+        let reserved = holder.and_then(|holder| self.reserved.get(holder));
+        let reserved = reserved.map(|reserved| reserved.limits.own()).unwrap_or_default();
+        let mut set = LimitSet::default();
+        for (unit, bucket) in self.whole.own() {
+            let added = match reserved.iter().find(|(of, _)| *of == unit) {
+                Some((_, reserved)) => set.add_reserved(unit, bucket, reserved.clone()),
+                None => set.add(unit, bucket),
+            };
+            debug_assert!(added, "an export has two limits");
+        }
+        set
+    }
+
+    /// What is reserved, for people.
+    pub fn report(&self) -> Vec<ReservationReport> {
+        let report = |Record { name, requests, bytes, since, .. }: &Record| ReservationReport {
+            by: name.clone(),
+            iops: *requests,
+            bandwidth: Size(*bytes),
+            since_s: *since,
+        };
+        self.reserved.values().map(|reserved| report(&reserved.record)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(requests: u64) -> LimitsSpec {
+        LimitsSpec { rate: Some(requests), ..LimitsSpec::default() }
+    }
+
+    fn query(holder: &str, requests: u64) -> ReserveQuery {
+        let rates = ReservedRates { requests, bytes: 0 };
+        ReserveQuery { holder: holder.into(), rates, name: format!("disk data of {holder}") }
+    }
+
+    fn granted(requests: u64) -> ReserveReply {
+        ReserveReply::Granted(ReservedRates { requests, bytes: 0 })
+    }
+
+    fn refused(reply: ReserveReply) -> String {
+        match reply {
+            ReserveReply::Refused(why) => why,
+            granted => panic!("{granted}"),
+        }
+    }
+
+    fn file(folder: &Path) -> ReservationFile {
+        ReservationFile::new(folder, Path::new("/run/data.sock"), "data")
+    }
+
+    #[test]
+    fn a_refusal_names_figures_and_those_who_have_reserved() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        assert_eq!(capacity.reserve(&query("host-c", 6000), 1), granted(6000));
+        assert_eq!(
+            refused(capacity.reserve(&query("host-b", 6000), 2)),
+            "disk data of host-b asks for 6000 requests per second, 4000 of 10000 are free: reserved by disk data of host-c 6000"
+        );
+        assert_eq!(capacity.reserve(&query("host-b", 4000), 2), granted(4000));
+        // What one has itself stands in nobody's way.
+        assert_eq!(capacity.reserve(&query("host-c", 5000), 3), granted(5000));
+        assert_eq!(capacity.reserve(&query("host-c", 6000), 3), granted(6000));
+        let bytes =
+            ReserveQuery { rates: ReservedRates { requests: 0, bytes: 1 << 20 }, ..query("host-d", 0) };
+        assert_eq!(
+            refused(capacity.reserve(&bytes, 4)),
+            "disk data of host-d asks for 1M per second, and the export declares no capacity in bytes per second: nothing can be reserved"
+        );
+        let all = refused(capacity.reserve(&query("host-b", 10_001), 4));
+        assert!(all.contains("4000 of 10000 are free"), "{all}");
+        // Nothing of it can be taken away from below.
+        let lower = capacity.change(&declared(9_999)).unwrap_err();
+        assert!(lower.contains("9999") && lower.contains("10000 are reserved"), "{lower}");
+        assert!(capacity.change(&LimitsSpec::default()).is_err());
+        assert_eq!(capacity.reserve(&query("host-c", 0), 5), granted(0));
+        assert_eq!(capacity.change(&declared(4000)), Ok(()));
+    }
+
+    #[test]
+    fn reservations_outlive_the_exporter_as_far_as_they_fit() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |requests| ExportCapacity::open(&declared(requests), false, file(folder.path()));
+        let mut capacity = open(10_000);
+        assert_eq!(capacity.reserve(&query("first", 3000), 1), granted(3000));
+        assert_eq!(capacity.reserve(&query("second", 5000), 2), granted(5000));
+        let by = |capacity: &ExportCapacity| -> Vec<u64> {
+            capacity.report().iter().map(|one| one.iops).collect()
+        };
+        assert_eq!(by(&open(10_000)), [3000, 5000]);
+        assert_eq!(by(&open(6000)), [3000], "the one that came later");
+        assert_eq!(capacity.release(|holder| holder == "first"), Ok(1));
+        assert_eq!(by(&open(10_000)), [5000]);
+        assert_eq!(capacity.release(|_| true), Ok(1));
+        assert_eq!(by(&open(10_000)), [0u64; 0]);
+        assert_eq!(std::fs::read_dir(folder.path().join("reservations")).unwrap().count(), 0);
+        // What cannot be read keeps nobody from the disk.
+        assert_eq!(capacity.reserve(&query("first", 3000), 1), granted(3000));
+        let found = std::fs::read_dir(folder.path().join("reservations")).unwrap().next().unwrap().unwrap();
+        std::fs::write(found.path(), b"{\"version\":\"1\",\"reservations\":[{\"hol").unwrap();
+        assert_eq!(by(&open(10_000)), [0u64; 0]);
+    }
+
+    #[test]
+    fn where_one_uses_the_disk_at_a_time_each_may_reserve_all_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), true, file(folder.path()));
+        assert_eq!(capacity.reserve(&query("source", 6000), 1), granted(6000));
+        assert_eq!(capacity.reserve(&query("destination", 10_000), 1), granted(10_000));
+        let more = refused(capacity.reserve(&query("other", 10_001), 1));
+        assert!(more.ends_with("asks for 10001 requests per second, and the capacity is 10000"), "{more}");
+        assert!(capacity.change(&declared(9_999)).is_err());
+        assert_eq!(capacity.change(&declared(10_000)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_kept_for_clients_has_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        for number in 0..MOST {
+            assert_eq!(capacity.reserve(&query(&format!("h{number}"), 1), 1), granted(1));
+        }
+        let more = refused(capacity.reserve(&query("one-more", 1), 1));
+        assert!(more.contains("256 clients"), "{more}");
+        assert_eq!(capacity.reserve(&query("h3", 2), 1), granted(2));
+        let why = refused(capacity.reserve(&query("h4", 20_000), 1));
+        assert!(why.ends_with(" and 252 more"), "{why}");
+    }
+
+    #[test]
+    fn who_has_reserved_draws_from_that_first_and_others_from_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        assert_eq!(capacity.reserve(&query("holder", 6000), 1), granted(6000));
+        let (holder, other) = (capacity.limits(Some("holder")), capacity.limits(None));
+        let now = 1_000_000_000;
+        let all = |set: &LimitSet| (0..100_000).take_while(|_| set.admit(now, 512).is_ok()).count();
+        // Bursts of a tenth of a second, and one request beyond each.
+        assert!((1000..=1001).contains(&all(&other)));
+        assert!((600..=601).contains(&all(&holder)), "what is reserved is still there");
+        assert_eq!(all(&capacity.limits(Some("somebody"))), 0);
+        assert!(
+            ExportCapacity::open(&LimitsSpec::default(), false, file(folder.path())).limits(None).is_empty()
+        );
+    }
+}

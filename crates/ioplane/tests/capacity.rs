@@ -1,0 +1,298 @@
+//! The capacity of exports of a real daemon, and what of it is reserved: declared, shown, changed while clients use it, kept.
+
+mod daemon;
+
+use std::io::{Read, Write};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use daemon::TestDaemon;
+use daemon::load::free_port;
+use daemon::reader::Reader;
+use serde_json::{Value, json};
+
+/// An exporter that publishes `data`, and where that is.
+fn exporter(more: &str) -> (TestDaemon, String) {
+    let port = free_port();
+    let mut exporter = TestDaemon::new_beside_the_build("");
+    configure(&exporter, port, more);
+    exporter.start();
+    (exporter, format!("nbd://127.0.0.1:{port}/data"))
+}
+
+fn configure(exporter: &TestDaemon, port: u16, more: &str) {
+    let image = exporter.image("data.img", 8 << 20);
+    exporter.configure(&format!(
+        "[[core]]\nspin_us = 500\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n{more}\n"
+    ));
+}
+
+fn port(uri: &str) -> u16 {
+    let address = uri.trim_start_matches("nbd://127.0.0.1:");
+    address.split('/').next().unwrap().parse().unwrap()
+}
+
+fn importer() -> TestDaemon {
+    let mut importer = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 500\n");
+    importer.start();
+    importer
+}
+
+fn export(exporter: &TestDaemon) -> Value {
+    exporter.json(&["publish", "show", "data"])
+}
+
+/// The capacity of an export as its report has it.
+fn limits(report: &Value) -> [&Value; 4] {
+    ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"].map(|field| &report[field])
+}
+
+#[test]
+fn all_clients_of_an_export_get_its_capacity_together_and_it_changes_while_they_use_it() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 200\niops_burst = 10");
+    let importer = importer();
+    let mut guests: Vec<Reader> = ["a", "b"]
+        .iter()
+        .map(|name| {
+            let said = importer.cli(&["disk", "add", name, "--remote", &uri, "--read-only"]);
+            assert_eq!(said.code, 0, "{}", said.err);
+            Reader::connect(&importer, name)
+        })
+        .collect();
+    let began = Instant::now();
+    for _ in 0..4 {
+        guests.iter_mut().for_each(|guest| guest.submit(13));
+        guests.iter_mut().for_each(|guest| guest.wait(13));
+    }
+    // The burst, one more, and the rest at their rate.
+    let least = Duration::from_secs(104 - 11) / 200;
+    assert!(began.elapsed() >= least, "104 requests in {:?}", began.elapsed());
+    // One per second: 40 requests of each do not come in the time that the test waits.
+    let said = exporter.cli(&["publish", "set", "data", "--iops-limit", "1", "--iops-burst", "1"]);
+    assert!(said.out.contains("1 requests per second (burst 1)"), "{}{}", said.out, said.err);
+    guests.iter_mut().for_each(|guest| guest.submit(40));
+    std::thread::sleep(Duration::from_millis(50));
+    let early: Vec<usize> = guests.iter_mut().map(Reader::reap).collect();
+    assert!(early.iter().sum::<usize>() < 20, "{early:?} answers at once");
+    let said = exporter.cli(&["publish", "set", "data", "--iops-limit", "0"]);
+    assert!(said.out.contains("capacity") && said.out.contains("none"), "{}", said.out);
+    guests.iter_mut().zip(early).for_each(|(guest, early)| guest.wait(40 - early));
+    assert_eq!(limits(&export(&exporter)), [&Value::Null; 4]);
+}
+
+#[test]
+fn the_capacity_of_an_export_is_kept_and_changed_by_a_reload() {
+    let (mut exporter, uri) = exporter("bandwidth_limit = \"1M\"");
+    let importer = importer();
+    let said = importer.cli(&["disk", "add", "data", "--remote", &uri]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut guest = Reader::connect(&importer, "data");
+    guest.submit(1);
+    guest.wait(1);
+    assert_eq!(limits(&export(&exporter))[2], &json!(1 << 20));
+    configure(&exporter, port(&uri), "iops_limit = 500");
+    let said = exporter.cli(&["reload"]);
+    assert!(said.code == 0 && said.out.contains("export data changed"), "{}{}", said.out, said.err);
+    assert_eq!(limits(&export(&exporter)), [&json!(500), &Value::Null, &Value::Null, &Value::Null]);
+    assert_eq!(export(&exporter)["connections"], 1, "its client stays");
+    // What is set at run time stays, through a death of the daemon too.
+    exporter.json(&["publish", "set", "data", "--bandwidth-limit", "10M"]);
+    exporter.kill9();
+    exporter.start();
+    assert_eq!(limits(&export(&exporter)), [&json!(500), &Value::Null, &json!(10 << 20), &Value::Null]);
+    guest.submit(1);
+    guest.wait(1);
+    for (words, why) in [
+        (&["--iops-burst", "0"][..], "iops_burst = 0"),
+        (&["--bandwidth-limit", "0", "--bandwidth-burst", "1M"], "bandwidth_burst without bandwidth_limit"),
+    ] {
+        let refused = exporter.refused(&[&["publish", "set", "data"], words].concat());
+        assert!(refused.contains(why), "{refused}");
+    }
+    let (status, body) = exporter.http("PATCH", "/v1/exports/data", "{}");
+    assert!(status == 422 && body["error"].as_str().unwrap().contains("nothing is to be changed"), "{body}");
+}
+
+/// Has a disk `data` on a host of its own, with so many requests per second reserved.
+fn reserving(uri: &str, iops: &str) -> TestDaemon {
+    let importer = importer();
+    let said = importer.cli(&["disk", "add", "data", "--remote", uri, "--read-only", "--reserve-iops", iops]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    importer
+}
+
+fn reserved(exporter: &TestDaemon) -> Vec<u64> {
+    let export = export(exporter);
+    export["reservations"].as_array().unwrap().iter().map(|one| one["iops"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_reservation_that_does_not_fit_is_refused_by_name_and_figures_and_outlives_the_exporter() {
+    let (mut exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let b = reserving(&uri, "6000");
+    let remote = &b.disk("data")["backing"]["remote"];
+    assert_eq!((&remote["reserved_iops"], &remote["reserved_bandwidth"]), (&json!(6000), &json!(0)));
+    let shown = b.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("6000 requests per second are reserved there"), "{shown}");
+    let shown = exporter.cli(&["publish", "show", "data"]).out;
+    assert!(shown.contains("6000 requests per second, by disk data of"), "{shown}");
+
+    let c = importer();
+    let add = |iops: &str| c.cli(&["disk", "add", "more", "--remote", &uri, "--reserve-iops", iops]);
+    let refused = add("6000");
+    let why = "disk more of";
+    let figures = "asks for 6000 requests per second, 4000 of 10000 are free: reserved by disk data of";
+    assert!(
+        refused.code != 0 && refused.err.contains(why) && refused.err.contains(figures),
+        "{}",
+        refused.err
+    );
+    let nothing = c.refused(&["disk", "add", "more", "--remote", &uri, "--reserve-bandwidth", "1M"]);
+    assert!(nothing.contains("declares no capacity in bytes"), "{nothing}");
+    assert_eq!(reserved(&exporter), [6000], "who was refused has nothing");
+    assert_eq!(add("4000").code, 0);
+
+    // The exporter comes back with them, and its capacity stays above them.
+    exporter.kill9();
+    exporter.start();
+    let sum = || reserved(&exporter).iter().sum::<u64>();
+    assert_eq!(sum(), 10_000);
+    let low = exporter.refused(&["publish", "set", "data", "--iops-limit", "9000"]);
+    assert!(low.contains("9000") && low.contains("10000 are reserved"), "{low}");
+    assert_eq!(limits(&export(&exporter))[0], &json!(10_000));
+
+    // A disk that is removed gives its part back; one whose host is gone does when a person says so.
+    let said = c.cli(&["disk", "remove", "more"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(reserved(&exporter), [6000]);
+    drop(b);
+    exporter.until(|| export(&exporter)["connections"] == 0);
+    let said = exporter.cli(&["publish", "release", "data", "--reservations"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(reserved(&exporter), [0u64; 0]);
+    let none = exporter.refused(&["publish", "release", "data", "--reservations"]);
+    assert!(none.contains("has reserved anything"), "{none}");
+}
+
+/// Keeps both busy until `slow` has had `count` answers, and says how many `fast` had meanwhile.
+fn race(fast: &mut Reader, slow: &mut Reader, count: usize) -> usize {
+    let end = Instant::now() + Duration::from_secs(60);
+    let (mut had, mut other) = (0, 0);
+    while other < count {
+        assert!(Instant::now() < end, "{other} answers to one, {had} to the other");
+        fast.submit(32);
+        slow.submit(32);
+        had += fast.reap();
+        other += slow.reap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    had
+}
+
+/// How exactly, is a test on a made-up clock (crates/scheduler/tests/reservations.rs). Here: that connections draw from the bucket of whose they are.
+#[test]
+fn whoever_has_reserved_gets_more_than_one_that_floods() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 100\niops_burst = 1");
+    let one = reserving(&uri, "90");
+    let other = importer();
+    let said = other.cli(&["disk", "add", "data", "--remote", &uri, "--read-only"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let (mut first, mut second) = (Reader::connect(&one, "data"), Reader::connect(&other, "data"));
+    // A machine that stops for seconds gives both what is in flight; it does not do that for a minute.
+    exporter.until(|| race(&mut first, &mut second, 10) >= 30);
+    // The other way round: it was not the order in which they came.
+    for (host, iops) in [(&one, None), (&other, Some("90"))] {
+        let mut add = vec!["disk", "add", "late", "--remote", &uri, "--read-only"];
+        add.extend(iops.iter().flat_map(|iops| ["--reserve-iops", iops]));
+        if iops.is_some() {
+            let refused = host.refused(&add);
+            assert!(refused.contains("10 of 100 are free"), "{refused}");
+        } else {
+            assert_eq!(host.cli(&add).code, 0);
+        }
+    }
+    drop(first);
+    one.until(|| one.cli(&["disk", "remove", "data"]).code == 0);
+    let said = other.cli(&["disk", "add", "late", "--remote", &uri, "--read-only", "--reserve-iops", "90"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let (mut first, mut late) = (Reader::connect(&one, "late"), Reader::connect(&other, "late"));
+    exporter.until(|| race(&mut late, &mut first, 10) >= 30);
+    // Programs of others get what is left.
+    if let Ok(copied) =
+        Command::new("nbdcopy").args(["--connections=1", "--request-size=1048576", &uri, "null:"]).output()
+    {
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    }
+    second.reap();
+}
+
+#[test]
+fn a_disk_that_can_be_written_may_be_reserved_by_each_that_has_it() {
+    let (exporter, uri) = exporter("iops_limit = 1000");
+    let add = |host: &TestDaemon, iops: &str| {
+        let said = host.cli(&["disk", "add", "data", "--remote", &uri, "--reserve-iops", iops]);
+        (said.code, said.err)
+    };
+    let (source, destination) = (importer(), importer());
+    let mut guest = {
+        assert_eq!(add(&source, "800").0, 0);
+        Reader::connect(&source, "data")
+    };
+    guest.submit(1);
+    guest.wait(1);
+    // While the other uses it.
+    assert_eq!(add(&destination, "800"), (0, String::new()));
+    let (code, why) = add(&importer(), "1001");
+    assert!(
+        code != 0 && why.contains("asks for 1001 requests per second, and the capacity is 1000"),
+        "{why}"
+    );
+    assert_eq!(reserved(&exporter), [800, 800]);
+    guest.submit(1);
+    guest.wait(1);
+}
+
+#[test]
+fn hostile_reservations_are_refused_and_keep_nobody_out() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 1000");
+    let (status, body) =
+        exporter.http("PUT", "/v1/disks/x", &format!("{{\"remote\": {uri:?}, \"reserve_iops\": 200000000}}"));
+    assert!(status == 422 && body["field"] == "reserve_iops", "{body}");
+    let (status, body) = exporter.http("PUT", "/v1/disks/x", "{\"memory\": 1048576, \"reserve_iops\": 2}");
+    assert!(status == 422 && body["field"] == "reserve_iops", "{body}");
+    let socket = exporter.path("data.sock");
+    for query in [
+        "ioplane:reserve=a/1/1",
+        "ioplane:reserve=a/99999999999999999999/0/x",
+        "ioplane:reserve=a b/1/0/x",
+        "ioplane:reserve=a/5000/0/x",
+    ] {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        let (name, query) = ("data", query);
+        let mut said = Vec::new();
+        said.extend(3u32.to_be_bytes());
+        let option = |said: &mut Vec<u8>, number: u32, data: &[u8]| {
+            said.extend(0x4948_4156_454F_5054u64.to_be_bytes());
+            said.extend(number.to_be_bytes());
+            said.extend((data.len() as u32).to_be_bytes());
+            said.extend(data);
+        };
+        option(&mut said, 8, &[]);
+        let mut asked = (name.len() as u32).to_be_bytes().to_vec();
+        asked.extend(name.as_bytes());
+        asked.extend(1u32.to_be_bytes());
+        asked.extend((query.len() as u32).to_be_bytes());
+        asked.extend(query.as_bytes());
+        option(&mut said, 10, &asked);
+        // NBD_OPT_ABORT: the server answers all before it, and closes.
+        option(&mut said, 2, &[]);
+        stream.write_all(&said).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let text = String::from_utf8_lossy(&answer);
+        assert!(!text.contains("granted"), "{query}: {text}");
+        assert_eq!(text.contains("refused/x asks for 5000"), query.contains("5000"), "{query}: {text}");
+    }
+    assert_eq!(reserved(&exporter), [0u64; 0]);
+    reserving(&uri, "1000");
+}
