@@ -1,5 +1,5 @@
 //! Registers of a mediated card that a guest of stock QEMU reads without an exit: started by `ioplane run`, with 8139cp in the guest. Exits are
-//! counted by L1's kernel, accesses by the daemon.
+//! counted by L1's kernel, accesses by the daemon. And an NE2000, which has ports only, with clustering.
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::l2::L2;
@@ -8,6 +8,9 @@ use std::time::Instant;
 
 const NAME: &str = "shadowed";
 const PINGS: u32 = 50;
+/// Of an NE2000 each access is a message, and without clustering an exit.
+const PORT_PINGS: u32 = 10;
+const CARDS: [(Nic, &str); 2] = [(Nic::Rtl8139, "rtl"), (Nic::Ne2000, "ne")];
 /// Has the card's registers elsewhere in memory: its BAR is written while no driver has it, and Linux finds the function anew. `$bar` is 20 bytes into
 /// the configuration space; memory decoding is off meanwhile, so that nothing is mapped at half an address.
 const MOVE: &str = "set -e; modprobe -r 8139cp
@@ -52,12 +55,23 @@ fn reads_do_not_exit(pinged: &Pinged) -> Result<()> {
     Ok(())
 }
 
+/// Exits of a ping by the NE2000.
+fn ping_by_ports(l1: &L1, guest: &L2<'_>) -> Result<f64> {
+    guest.raise(Nic::Ne2000)?;
+    let exits = l1.count_user_exits()?;
+    guest.ping_all(Nic::Ne2000, PORT_PINGS, 1000)?;
+    let exits = exits.read()?;
+    let each = exits.accesses() as f64 / f64::from(PORT_PINGS);
+    eprintln!("NE2000: {each:.2} exits per ping; {exits:?}");
+    Ok(each)
+}
+
 fn in_use(daemon: &Inner<'_>) -> Result<bool> {
     daemon.json("pci show rtl")?["watch"]["shadow_page"].as_bool().context("whether a page is used")
 }
 
 fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
-    let args = daemon.guest_args(&["rtl"], 256)?;
+    let args = daemon.guest_args(&CARDS.map(|(_, name)| name), 256)?;
     let guest = l1.debian_after(&l1.interposed()?, Version::Newer, NAME, &args, "")?;
     let explain = |error: anyhow::Error| {
         error.context(format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))
@@ -71,6 +85,9 @@ fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
     let clustered = ping(l1, &guest, daemon)?;
     // The accesses stay what they are, and some of them need no exit of their own.
     ensure!(clustered.exits < clustered.accesses + 0.5, "{} exits per ping", clustered.exits);
+    let ports = ping_by_ports(l1, &guest)?;
+    ensure!(ports <= 40.0, "{ports} exits per ping of an NE2000 with clustering");
+    eprintln!("{}", daemon.text("pci show rtl")?);
 
     let said = guest.run(MOVE).map_err(explain)?;
     let places: Vec<&str> = said.split_whitespace().collect();
@@ -88,12 +105,14 @@ fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
 
 /// Nobody asks for the page, and every access exits.
 fn without_the_library(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
-    let args = daemon.guest_args(&["rtl"], 256)?;
+    let args = daemon.guest_args(&CARDS.map(|(_, name)| name), 256)?;
     let guest = l1.debian_by(Version::Newer, "trapped", &args, "")?;
     guest.raise(Nic::Rtl8139)?;
     let pinged = ping(l1, &guest, daemon)?;
     ensure!(!in_use(daemon)?);
     ensure!(pinged.exits > 7.5 && pinged.accesses > 7.5, "{} exits per ping", pinged.exits);
+    let ports = ping_by_ports(l1, &guest)?;
+    ensure!(ports > 200.0, "{ports} exits per ping of an NE2000");
     guest.kill()
 }
 
@@ -101,13 +120,17 @@ fn without_the_library(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
 fn registers_are_read_without_exits_in_stock_qemu() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let l1 = L1::boot_with_nics(2048, &[Nic::Rtl8139], &news)?;
+    let l1 = L1::boot_with_nics(2048, &CARDS.map(|(nic, _)| nic), &news)?;
     let daemon = l1.serve("shadow", "")?;
-    daemon.text(&format!("pci add rtl --host {} --mode virtual", Nic::Rtl8139.address()))?;
+    for (nic, name) in CARDS {
+        daemon.text(&format!("pci add {name} --host {} --mode virtual", nic.address()))?;
+    }
     news("with the page");
     with_the_page(&l1, &daemon)?;
     news("without");
     without_the_library(&l1, &daemon)?;
-    daemon.text("pci remove rtl --force")?;
+    for (_, name) in CARDS {
+        daemon.text(&format!("pci remove {name} --force"))?;
+    }
     daemon.stop()
 }

@@ -56,8 +56,8 @@ impl RegisterFile {
         let mapping = Arc::new(Mapping::anonymous(NAME, BYTES)?);
         rustix::fs::fcntl_add_seals(mapping.file(), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let cloned = mapping.file().try_clone_to_owned();
-        let file = cloned
-            .map_err(|error| MappingError::Os(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
+        let file =
+            cloned.map_err(|error| MappingError::Os(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
         let window = |at| {
             Window::of_mapping(&mapping, at as usize, PAGE as usize)
                 .ok_or(MappingError::Shape { offset: at, len: PAGE })

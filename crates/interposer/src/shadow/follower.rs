@@ -211,9 +211,8 @@ impl<R: Registers> Follower<R> {
     /// A number that the VMM does not use: it takes the lowest, we take the highest.
     fn free_number(&self, host: &impl Host<Registers = R>, vm: c_int) -> Option<u32> {
         let of_vmm = self.highest.iter().find(|(known, _)| *known == vm).map_or(0, |(_, highest)| *highest);
-        let taken = |number| {
-            self.entries.iter().any(|entry| entry.vm == vm && entry.state == State::Shown(number))
-        };
+        let taken =
+            |number| self.entries.iter().any(|entry| entry.vm == vm && entry.state == State::Shown(number));
         (of_vmm.saturating_add(1)..host.slots(vm)).rev().take(MOST).find(|number| !taken(*number))
     }
 

@@ -7,9 +7,7 @@ use std::fs;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ioplane_pci::register_file::{
-    BYTES, CONTROL_AT, GRANTED, MAGIC, MARKER_AT, NAME, REGISTERS_AT, WANTED,
-};
+use ioplane_pci::register_file::{BYTES, CONTROL_AT, GRANTED, MAGIC, MARKER_AT, NAME, REGISTERS_AT, WANTED};
 
 use super::follower::{PAGE, Registers};
 
@@ -177,9 +175,7 @@ fn status(file: c_int) -> Option<libc::stat> {
 fn descriptor(device: libc::dev_t, inode: u64) -> Option<c_int> {
     let names = fs::read_dir("/proc/self/fd").ok()?.flatten();
     let mut numbers = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.find(|file| {
-        status(*file).is_some_and(|status| (status.st_dev, status.st_ino) == (device, inode))
-    })
+    numbers.find(|file| status(*file).is_some_and(|status| (status.st_dev, status.st_ino) == (device, inode)))
 }
 
 #[cfg(test)]

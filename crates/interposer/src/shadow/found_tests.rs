@@ -14,7 +14,8 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 fn map(file: c_int, at: u64, flags: c_int) -> usize {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, wherever the kernel puts it.
-    let mapped = unsafe { libc::mmap(ptr::null_mut(), PAGE as usize, access, flags, file, at as libc::off_t) };
+    let mapped =
+        unsafe { libc::mmap(ptr::null_mut(), PAGE as usize, access, flags, file, at as libc::off_t) };
     assert_ne!(mapped, libc::MAP_FAILED);
     mapped.expose_provenance()
 }
@@ -47,7 +48,11 @@ fn the_file_of_a_device_is_found_by_its_marker() {
     let address = map(marker.file.as_raw_fd(), MARKER_AT, libc::MAP_SHARED);
     let found = find(address).unwrap();
     found.want(3);
-    assert_eq!((file.request(), other.request()), (Some(3), None), "of two files, the one that is mapped there");
+    assert_eq!(
+        (file.request(), other.request()),
+        (Some(3), None),
+        "of two files, the one that is mapped there"
+    );
     file.grant(3);
     assert_eq!(found.granted(), 3);
     file.registers().put_u16(0x3e, 0x8001);

@@ -148,15 +148,15 @@ fn read_region(argument: usize) -> Option<kvm_userspace_memory_region> {
     let [local, remote] = [ptr::from_mut(&mut region).cast(), ptr::with_exposed_provenance_mut(argument)]
         .map(|iov_base| libc::iovec { iov_base, iov_len: size });
     // SAFETY: copies into a structure of that size; what cannot be read is an error.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    let read =
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     (usize::try_from(read) == Ok(size)).then_some(region)
 }
 
 fn read_exits(descriptor: c_int) {
     let Some(vcpu) = vcpu(descriptor) else { return };
     // SAFETY: the vCPU's page, which stays mapped; KVM_RUN has returned on this thread, and what it has left there are plain numbers.
-    let (reason, mmio) =
-        unsafe { ((*vcpu.run).exit_reason, (*vcpu.run).__bindgen_anon_1.mmio) };
+    let (reason, mmio) = unsafe { ((*vcpu.run).exit_reason, (*vcpu.run).__bindgen_anon_1.mmio) };
     if reason == KVM_EXIT_MMIO && mmio.is_write == 0 {
         guarded(|follower| ASKED.set(follower.read_exits(vcpu.vm, mmio.phys_addr).unwrap_or(0)));
     }
@@ -225,13 +225,16 @@ impl<C: Fn(c_int, c_ulong, usize) -> c_int> Host for Kernel<'_, C> {
     }
 
     fn show(&self, vm: c_int, slot: u32, address: u64, registers: &FoundRegisters) -> bool {
-        self.set(vm, &kvm_userspace_memory_region {
-            slot,
-            flags: KVM_MEM_READONLY,
-            guest_phys_addr: address,
-            memory_size: PAGE,
-            userspace_addr: registers.address() as u64,
-        })
+        self.set(
+            vm,
+            &kvm_userspace_memory_region {
+                slot,
+                flags: KVM_MEM_READONLY,
+                guest_phys_addr: address,
+                memory_size: PAGE,
+                userspace_addr: registers.address() as u64,
+            },
+        )
     }
 
     fn hide(&self, vm: c_int, slot: u32) {

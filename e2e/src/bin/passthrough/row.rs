@@ -151,10 +151,8 @@ impl Subject<'_> {
             return None;
         }
         let rate = self.try_stream(seconds, way);
-        rate.map_err(|error| {
-            eprintln!("{}, {}: no stream {way}: {}", self.name, self.vm, error.root_cause())
-        })
-        .ok()
+        rate.map_err(|error| eprintln!("{}, {}: no stream {way}: {}", self.name, self.vm, error.root_cause()))
+            .ok()
     }
 
     /// What iperf3 says to its server while the stream runs, and that it has ended, goes over the same card. Behind what TCP likes to
