@@ -9,7 +9,7 @@
 //!
 //! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone, as for programs other than QEMU unless it is `on`. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
 //! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters. `IOPLANE_EXITS_CLAMP` is the most ticks per second of a guest's
-//! PIT (docs/decisions/0059).
+//! PIT (docs/decisions/0059). `IOPLANE_EXITS_SHADOW=off` leaves all registers of devices to exits (docs/decisions/0065).
 //!
 //! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
 #![allow(unsafe_code)]
@@ -18,6 +18,7 @@
 mod clamp;
 mod clock;
 mod kernel;
+mod shadow;
 mod shared;
 mod signals;
 mod symbols;
@@ -63,6 +64,7 @@ extern "C" fn loaded() {
     if !off {
         // Before the VMM may have shut itself in.
         kernel::find_shadow_tables();
+        shadow::begin(is_qemu());
     }
 }
 
@@ -102,8 +104,8 @@ fn interposer() -> &'static Interposer<Linux> {
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
-    let not_ours = request >> 8 & 0xff != KVM || OFF.load(Ordering::Relaxed);
-    let result = if not_ours {
+    let switched_off = OFF.load(Ordering::Relaxed) && !shadow::on();
+    let result = if request >> 8 & 0xff != KVM || switched_off {
         if let Some(next) = symbols::ioctl() {
             // Another library may stand there as well.
             // SAFETY: the caller's.
@@ -111,18 +113,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: us
         }
         kernel::ioctl(descriptor, request, argument)
     } else {
-        catch_unwind(|| {
-            let result = interposer().ioctl(descriptor, request, argument);
-            if result == 0 && makes_timer(request) {
-                clamp::begin(descriptor);
-            }
-            result
-        })
-        .unwrap_or_else(|_| {
-            // Not known what was done: the VMM tries KVM_RUN again, and clustering has ended.
-            OFF.store(true, Ordering::Relaxed);
-            -libc::EINTR
-        })
+        shadow::around(descriptor, request, argument, clustered)
     };
     if result < 0 {
         // SAFETY: this thread's error number.
@@ -130,4 +121,23 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: us
         return -1;
     }
     result
+}
+
+/// A call of KVM's, which may be answered by the interpreter.
+fn clustered(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
+    if OFF.load(Ordering::Relaxed) {
+        return kernel::ioctl(descriptor, request, argument);
+    }
+    catch_unwind(|| {
+        let result = interposer().ioctl(descriptor, request, argument);
+        if result == 0 && makes_timer(request) {
+            clamp::begin(descriptor);
+        }
+        result
+    })
+    .unwrap_or_else(|_| {
+        // Not known what was done: the VMM tries KVM_RUN again, and clustering has ended.
+        OFF.store(true, Ordering::Relaxed);
+        -libc::EINTR
+    })
 }

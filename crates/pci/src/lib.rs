@@ -17,6 +17,7 @@ mod bars;
 mod config;
 mod function;
 mod intx;
+pub mod register_file;
 pub mod spec;
 mod vectors;
 
@@ -24,6 +25,7 @@ pub use bars::{Bar, BarMap, PageError, Pages, Space, Touch};
 pub use config::{Capability, ConfigChange, ConfigSpace, Identity};
 pub use function::{AnyFunction, Function, Irq, Irqs, NotReady, Wire, WireError};
 pub use intx::Line;
+pub use register_file::RegisterFile;
 pub use vectors::Vectors;
 
 /// The unit in which a BAR can be shared with a guest, in bytes.

@@ -132,6 +132,8 @@ pub struct WatchReport {
     pub stopped: bool,
     /// The hardware no longer answers.
     pub gone: bool,
+    /// The guest reads registers from a page, without an exit.
+    pub shadow_page: bool,
     /// Accesses of the guest to registers, without the configuration space.
     pub accesses: u64,
     /// Those that the model was asked about.

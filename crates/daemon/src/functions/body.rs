@@ -92,7 +92,7 @@ impl Body {
 
 /// What a monitor tells of itself.
 fn watch_report(reading: Reading, events: Vec<MonitorEvent>) -> WatchReport {
-    let Reading { totals, states, reusable, stopped, gone, faults, .. } = reading;
+    let Reading { totals, states, reusable, stopped, gone, page_used, faults, .. } = reading;
     let region = |(region, state): (&str, &str)| RegionReport { region: region.into(), state: state.into() };
     let event = |event: MonitorEvent| EventReport {
         number: event.number,
@@ -104,6 +104,7 @@ fn watch_report(reading: Reading, events: Vec<MonitorEvent>) -> WatchReport {
         reusable,
         stopped,
         gone,
+        shadow_page: page_used,
         accesses: totals.accesses,
         hooked: totals.hooked,
         hooked_percent: 100.0 * totals.hooked as f64 / totals.accesses.max(1) as f64,
@@ -284,6 +285,7 @@ mod tests {
             reusable: true,
             stopped: true,
             gone: false,
+            page_used: true,
             faults: vec![fault],
             next_event: 3,
         };
@@ -302,6 +304,7 @@ mod tests {
         ];
         let watch = watch_report(reading, events);
         assert_eq!((watch.hooked_percent, watch.dma_vetted, watch.stopped), (25.0, 7, true));
+        assert!(watch.shadow_page);
         assert_eq!((watch.faults[0].cause.as_str(), watch.faults[0].count), ("dma", 2));
         assert_eq!(watch.events[0].what, "transmit: Idle -> Run");
         assert_eq!(watch.events[1].what, "denied (dma): descriptor-outside: at 0x1000");

@@ -137,6 +137,8 @@ pub struct Reading {
     pub stopped: bool,
     /// Whether the hardware has gone.
     pub gone: bool,
+    /// Whether the guest reads registers from a page, without an exit.
+    pub page_used: bool,
     /// Faults by name.
     pub faults: Vec<FaultCount>,
     /// The number that the next event will have.

@@ -58,10 +58,12 @@ impl<H: Hardware> Device for Monitor<H> {
             (RegisterAddress::Config(offset), Access::Write(bytes)) => self.configure(offset, bytes),
             (RegisterAddress::Bar(bar, offset), Access::Read(out)) => {
                 self.wake();
+                self.heed_page();
                 self.guest_reads(bar, offset, out);
             }
             (RegisterAddress::Bar(bar, offset), Access::Write(bytes)) => {
                 self.wake();
+                self.heed_page();
                 self.guest_writes(bar, offset, bytes);
             }
         }
@@ -207,6 +209,7 @@ impl<H: Hardware> Function for Monitor<H> {
 
     fn dismiss(&mut self) {
         let ran = self.card.parked.is_none();
+        self.retire_page();
         // It has been reset. Where that did not come to pass, or somebody used it since, it is now.
         if self.card.unusable.is_some() && !self.card.bus.gone() {
             self.try_again();
@@ -228,16 +231,6 @@ impl<H: Hardware> Function for Monitor<H> {
     }
 
     fn use_shadows(&mut self, yes: bool) {
-        if let Some(page) = &mut self.guest.page {
-            page.used = yes;
-            let interrupt = self.card.bus.interrupt().filter(|_| yes);
-            // Without a timer it is as old as the last write or interrupt.
-            if let Err(error) = page.follow(interrupt) {
-                self.card.bus.report(MonitorFault::hardware("page-timer", error.to_string()));
-            }
-        }
-        if self.card.parked.is_none() {
-            self.show_all();
-        }
+        self.page_hosted(yes);
     }
 }

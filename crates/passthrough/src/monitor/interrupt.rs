@@ -75,7 +75,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Shows the virtual status in the shadow page.
     pub(super) fn show_status(&mut self) {
-        if self.guest.page.as_ref().is_some_and(|page| page.used) {
+        if self.guest.page.as_ref().is_some_and(super::page::Page::used) {
             self.show(self.card.plan.status);
         }
     }

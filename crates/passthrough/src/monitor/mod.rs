@@ -175,13 +175,19 @@ impl Halves {
         let mut page = None;
         let mut bars = BarMap::new();
         for (index, bar) in hardware.bars().iter() {
-            let size = if bar.space == Space::Port { bar.size } else { bar.size.max(PAGE) };
+            let mediated = index == model.bar || model.aliases.contains(&index);
+            let small = bar.space != Space::Port && bar.size <= PAGE;
+            let shown = mediated && small && options.shadows && page.is_none() && !effects;
+            let size = match bar.space {
+                Space::Port => bar.size,
+                _ if shown => page::BAR,
+                _ => bar.size.max(PAGE),
+            };
             let mut ours = Bar::new(size, bar.space);
             ours.prefetchable = bar.prefetchable;
-            let mediated = index == model.bar || model.aliases.contains(&index);
-            if mediated && options.shadows && page.is_none() && !effects && bar.space != Space::Port {
-                let (shadow, pages) = Page::new()?;
-                if let Ok(offered) = ours.clone().with_pages(pages) {
+            if shown {
+                let shadow = Page::new()?;
+                if let Ok(offered) = shadow.offered_by(ours.clone()) {
                     (ours, page) = (offered, Some(shadow));
                 }
             }
@@ -281,6 +287,7 @@ impl<H: Hardware> Monitor<H> {
             totals,
             states: self.guest.machine.states().map(|(region, state)| (region, state.name)).collect(),
             reusable: self.guest.machine.reusable(),
+            page_used: self.guest.page.as_ref().is_some_and(Page::used),
             stopped: self.guest.stopped,
             gone: self.card.bus.gone(),
             faults: self.card.counts.faults().to_vec(),

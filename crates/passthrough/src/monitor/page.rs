@@ -5,7 +5,12 @@
 //! of counters, missed frames, the link, a timer; every bit of the status that the guest has masked) is looked at by the clock: each
 //! [`SOON`] while the guest does something or the model waits for something, each [`LATER`] otherwise.
 //!
-//! Each client has a page of its own, which nobody but this process can write: not either who opens its file anew.
+//! Each client has a page of its own, which nobody but this process can write: not either who opens its file anew. It is kept up to date
+//! while the host maps it ([`ioplane_pci::Function::use_shadows`]).
+//!
+//! For clients that cannot map it there is a register file ([`ioplane_pci::register_file`]), which shows the same while a library in
+//! the VMM's process wants it. The VMM has that file for writing, since it maps another page of it; nothing is read back from it but
+//! whether it is wanted, so who writes there deceives its own guest.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +19,7 @@ use std::time::Duration;
 use ioplane_hardware::Hardware;
 use ioplane_memory::{Mapping, MappingError, PAGE, Window};
 use ioplane_model::{Reads, RegisterId};
-use ioplane_pci::{BarMap, Pages, Touch};
+use ioplane_pci::{Bar, BarMap, PageError, Pages, RegisterFile, Touch};
 use rustix::event::epoll;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -24,8 +29,11 @@ use rustix::time::{
 
 use super::Monitor;
 use super::bus::bit;
+use super::counts::MonitorFault;
 use super::plan::Role;
 
+/// Bytes of a BAR that offers a page: the registers, and the page that marks their place.
+pub(super) const BAR: u64 = 2 * PAGE;
 /// Bytes of the widest register that is shown whole.
 const WIDEST: usize = 8;
 
@@ -39,8 +47,12 @@ const LIVELY: u32 = 32;
 #[derive(Debug)]
 pub(super) struct Page {
     window: Window,
-    /// Whether some guest reads it now.
-    pub(super) used: bool,
+    pages: Pages,
+    /// The host maps it.
+    hosted: bool,
+    file: RegisterFile,
+    /// A library in the VMM's process maps the one of the file.
+    wanted: bool,
     clock: Option<Clock>,
 }
 
@@ -76,8 +88,8 @@ impl Clock {
 }
 
 impl Page {
-    /// A page of zeros, and how a BAR offers it.
-    pub(super) fn new() -> Result<(Self, Pages), MappingError> {
+    /// Pages of zeros.
+    pub(super) fn new() -> Result<Self, MappingError> {
         let mapping = Arc::new(Mapping::anonymous("shadow-page", PAGE)?);
         // From here on it can be written through this mapping alone (Linux 5.1).
         rustix::fs::fcntl_add_seals(mapping.file(), SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
@@ -87,7 +99,18 @@ impl Page {
         let window = Window::of_mapping(&mapping, 0, PAGE as usize)
             .ok_or(MappingError::Shape { offset: 0, len: PAGE })?;
         let pages = Pages { offset: 0, len: PAGE, touch: Touch::Shadow, file: Arc::new(file), at: 0 };
-        Ok((Page { window, used: false, clock: None }, pages))
+        let file = RegisterFile::new()?;
+        Ok(Page { window, pages, hosted: false, file, wanted: false, clock: None })
+    }
+
+    /// A BAR of [`BAR`] bytes that offers them.
+    pub(super) fn offered_by(&self, bar: Bar) -> Result<Bar, PageError> {
+        bar.with_pages(self.pages.clone())?.with_pages(self.file.marker())
+    }
+
+    /// Whether some guest reads it now.
+    pub(super) fn used(&self) -> bool {
+        self.hosted || self.wanted
     }
 
     /// Looks after it by the clock, and by that interrupt of the hardware; or no longer.
@@ -128,25 +151,35 @@ impl Page {
 
     /// The same everywhere.
     pub(super) fn fill(&self, byte: u8) {
-        for at in 0..self.window.len() {
-            self.window.put_u8(at, byte);
+        for window in self.windows() {
+            for at in 0..window.len() {
+                window.put_u8(at, byte);
+            }
         }
+    }
+
+    /// Those that somebody maps.
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        let hosted = self.hosted.then_some(&self.window);
+        hosted.into_iter().chain(self.wanted.then(|| self.file.registers()))
     }
 
     /// Puts a register's value there: at once where it is aligned, so that no half of it is seen.
     pub(super) fn put(&self, offset: u64, bytes: &[u8]) {
         let Ok(at) = usize::try_from(offset) else { return };
-        if at.checked_add(bytes.len()).is_none_or(|end| end > self.window.len()) {
+        if at.checked_add(bytes.len()).is_none_or(|end| end > PAGE as usize) {
             return;
         }
-        match *bytes {
-            [a, b] if at.is_multiple_of(2) => self.window.put_u16(at, u16::from_le_bytes([a, b])),
-            [a, b, c, d] if at.is_multiple_of(4) => {
-                self.window.put_u32(at, u32::from_le_bytes([a, b, c, d]));
-            }
-            _ => {
-                for (n, byte) in bytes.iter().enumerate() {
-                    self.window.put_u8(at + n, *byte);
+        for window in self.windows() {
+            match *bytes {
+                [a, b] if at.is_multiple_of(2) => window.put_u16(at, u16::from_le_bytes([a, b])),
+                [a, b, c, d] if at.is_multiple_of(4) => {
+                    window.put_u32(at, u32::from_le_bytes([a, b, c, d]));
+                }
+                _ => {
+                    for (n, byte) in bytes.iter().enumerate() {
+                        window.put_u8(at + n, *byte);
+                    }
                 }
             }
         }
@@ -159,16 +192,74 @@ impl<H: Hardware> Monitor<H> {
         if self.guest.page.is_none() {
             return Ok(());
         }
-        let (page, pages) = Page::new()?;
+        let page = Page::new()?;
         let mut bars = BarMap::new();
         for ((index, bar), (_, before)) in self.guest.bars.trapped().iter().zip(self.guest.bars.iter()) {
             let shown = before.pages().iter().any(|pages| pages.touch == Touch::Shadow);
-            let bar = bar.clone();
-            let fresh = if shown { bar.clone().with_pages(pages.clone()).unwrap_or(bar) } else { bar };
+            let fresh = match page.offered_by(bar.clone()) {
+                Ok(offers) if shown => offers,
+                _ => bar.clone(),
+            };
             bars = bars.with(index, fresh);
         }
         (self.guest.bars, self.guest.page) = (bars, Some(page));
         Ok(())
+    }
+
+    /// A client has left: who still maps its page finds a device that is gone.
+    pub(super) fn retire_page(&mut self) {
+        if let Some(page) = self.guest.page.as_mut().filter(|page| page.used()) {
+            page.fill(0xff);
+            (page.hosted, page.wanted, page.clock) = (false, false, None);
+        }
+    }
+
+    /// The host maps the page, or no longer.
+    pub(super) fn page_hosted(&mut self, yes: bool) {
+        if let Some(page) = &mut self.guest.page {
+            page.hosted = yes;
+            self.page_use_changed();
+        }
+    }
+
+    /// Before a trapped access: a library in the VMM's process may want the page. What it is granted is up to date.
+    #[inline]
+    pub(super) fn heed_page(&mut self) {
+        if let Some(request) = self.guest.page.as_ref().and_then(|page| page.file.request()) {
+            self.grant_page(request);
+        }
+    }
+
+    #[cold]
+    fn grant_page(&mut self, request: u64) {
+        if self.card.parked.is_some() {
+            // What it says then is not looked after.
+            return;
+        }
+        let wanted = request != 0;
+        if let Some(page) = &mut self.guest.page
+            && page.wanted != wanted
+        {
+            page.wanted = wanted;
+            self.page_use_changed();
+        }
+        if let Some(page) = &self.guest.page {
+            page.file.grant(request);
+        }
+    }
+
+    /// Looks after the page from now on, or no longer.
+    fn page_use_changed(&mut self) {
+        if let Some(page) = &mut self.guest.page {
+            let interrupt = self.card.bus.interrupt().filter(|_| page.used());
+            // Without a timer it is as old as the last write or interrupt.
+            if let Err(error) = page.follow(interrupt) {
+                self.card.bus.report(MonitorFault::hardware("page-timer", error.to_string()));
+            }
+        }
+        if self.card.parked.is_none() {
+            self.show_all();
+        }
     }
 
     /// If it is time for that: what the guest would find if it asked the hardware.
@@ -198,14 +289,14 @@ impl<H: Hardware> Monitor<H> {
 
     /// What answers with all ones does so in the page too.
     pub(super) fn show_dead(&self) {
-        if let Some(page) = self.guest.page.as_ref().filter(|page| page.used) {
+        if let Some(page) = self.guest.page.as_ref().filter(|page| page.used()) {
             page.fill(0xff);
         }
     }
 
     /// Shows a register that was written in the shadow page.
     pub(super) fn show_written(&mut self, id: Option<RegisterId>) {
-        let Some(id) = id.filter(|_| self.guest.page.as_ref().is_some_and(|page| page.used)) else { return };
+        let Some(id) = id.filter(|_| self.guest.page.as_ref().is_some_and(Page::used)) else { return };
         self.show(id);
     }
 
@@ -254,7 +345,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     fn show_those(&mut self, which: impl Fn(Reads) -> bool) {
-        if !self.guest.page.as_ref().is_some_and(|page| page.used) {
+        if !self.guest.page.as_ref().is_some_and(Page::used) {
             return;
         }
         for at in 0..self.card.plan.all.len() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ioplane_device::{Access, Interrupt, RegisterAddress};
 use ioplane_memory::{Mapping, Window};
 use ioplane_passthrough::monitor::Policies;
+use ioplane_pci::register_file::{BYTES, CONTROL_AT, GRANTED, REGISTERS_AT, WANTED};
 use ioplane_pci::{Function, Irq, Touch, Wire};
 use ioplane_testkit::nic::{Cp, Cut, Reach, frame};
 use ioplane_testkit::simulated::Trouble;
@@ -17,9 +18,10 @@ const BASE: u64 = 0x1_0000;
 fn page<F: Function>(watched: &mut Watched<F>) -> Window {
     watched.with(|monitor| {
         let bar = monitor.bars().bar(1).expect("memory registers").clone();
-        assert_eq!((bar.size, bar.pages().len()), (4096, 1), "one whole page");
-        let pages = &bar.pages()[0];
+        assert_eq!((bar.size, bar.pages().len()), (8192, 2), "two whole pages");
+        let (pages, marker) = (&bar.pages()[0], &bar.pages()[1]);
         assert_eq!((pages.touch, pages.offset, pages.len), (Touch::Shadow, 0, 4096));
+        assert_eq!((marker.touch, marker.offset, marker.len), (Touch::Mapped, 4096, 4096));
         let file = pages.file.try_clone().expect("a descriptor");
         monitor.use_shadows(true);
         let mapping = Mapping::of_file_read_only(file, 0, 4096).expect("maps");
@@ -156,6 +158,72 @@ fn hole_13_what_changes_without_an_interrupt_changes_in_the_page() {
     driver.reach.bench.trouble(Trouble::None);
     seen("the end of a reset", &mut driver, &|page| page.load_u8(0x37) & 0x10 == 0);
     assert_eq!(driver.reach.line.count(), before, "nobody was interrupted");
+}
+
+/// The register file as a library in the VMM's process has it, which found it by the page that the VMM maps.
+fn register_file<F: Function>(watched: &mut Watched<F>) -> (Window, Window) {
+    let file = watched.with(|monitor| {
+        let bar = monitor.bars().bar(1).expect("memory registers").clone();
+        let marker = bar.pages().iter().find(|pages| pages.touch == Touch::Mapped).expect("a marker").clone();
+        marker.file.try_clone().expect("a descriptor")
+    });
+    let mapping = Arc::new(Mapping::of_file(file, 0, BYTES).expect("maps"));
+    let window = |at: u64| Window::of_mapping(&mapping, at as usize, 4096).expect("a page");
+    (window(REGISTERS_AT), window(CONTROL_AT))
+}
+
+#[test]
+fn a_register_file_shows_what_reads_would_while_it_is_wanted() {
+    use std::sync::atomic::Ordering;
+    let (mut watched, map, mut lan) = rtl8139(Policies::default());
+    let (page, control) = register_file(&mut watched);
+    let handler = Arc::new(Handler { page: page.clone(), stale: 0.into(), calls: 0.into() });
+    let call: Arc<dyn Interrupt> = handler.clone();
+    watched.with(|monitor| monitor.wire(Irq::Intx, 0, Wire::Call(Some(call)))).expect("a NIC has INTA#");
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    assert_eq!(page.load_u32(0), 0, "nobody has asked");
+    control.put_u64(WANTED, 5);
+    driver.reach.interrupts();
+    assert_eq!(control.load_u64(GRANTED), 0, "the guest has not come");
+    driver.get(0x3e, 2).expect("answers");
+    assert_eq!(control.load_u64(GRANTED), 5);
+    let shows = |driver: &mut Cp<Watched<_>>, what: &str| {
+        for offset in (0..0x100).step_by(4).filter(|offset| !(0x48..0x4c).contains(offset)) {
+            let trapped = driver.get(offset, 4).expect("answers");
+            assert_eq!(page.load_u32(offset as usize), trapped, "register {offset:#x} {what}");
+        }
+    };
+    shows(&mut driver, "when it was granted");
+    // What came before was not shown to anybody.
+    handler.stale.store(0, Ordering::Relaxed);
+    for n in 0..50u8 {
+        driver.xmit(&frame(OTHER, OWN, &[n; 100]), Cut::default()).expect("room");
+        driver.reach.interrupts();
+        assert_eq!(u32::from(page.load_u16(0x3e)), driver.interrupt().expect("works").expect("ours"));
+        assert_eq!(page.load_u16(0x3e), 0, "acknowledged");
+        lan.neighbour.send(&frame(OWN, OTHER, &[n; 100]));
+        driver.reach.interrupts();
+        driver.interrupt().expect("works");
+        driver.poll().expect("works");
+        driver.reclaim().expect("works");
+    }
+    shows(&mut driver, "under traffic");
+    assert!(handler.calls.load(Ordering::Relaxed) >= 100);
+    assert_eq!(handler.stale.load(Ordering::Relaxed), 0, "the page said so before the interrupt did");
+    // Taken away: it is not looked after any more, until it is wanted again.
+    control.put_u64(WANTED, 0);
+    driver.get(0x3e, 2).expect("answers");
+    assert_eq!(control.load_u64(GRANTED), 0);
+    let before = page.load_u32(8);
+    driver.put(8, 4, !before).expect("works");
+    assert_eq!(page.load_u32(8), before);
+    control.put_u64(WANTED, 6);
+    driver.get(0x3e, 2).expect("answers");
+    assert_eq!((control.load_u64(GRANTED), page.load_u32(8)), (6, !before));
+    // The client leaves. If it still runs, its device is gone.
+    driver.reach.with(Function::dismiss);
+    assert_eq!((page.load_u32(0x3c), page.load_u32(0x80)), (u32::MAX, u32::MAX));
 }
 
 #[test]

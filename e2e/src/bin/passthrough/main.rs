@@ -5,6 +5,9 @@
 //!   L1:    a guest with both cards, for each mode                   --> exits, hooked accesses, interrupts, throughput
 //!            emulated     ioplane's own RTL8139 and NE2000, on TAPs
 //!            virtual      L1's cards, mediated
+//!            clustered    the same, QEMU started by `ioplane run`, which clusters exits
+//!            page         the same, which shows registers in a page, and does not cluster
+//!            page and clustered   both
 //!            passthrough  L1's cards as they are
 //! ```
 //!
@@ -48,6 +51,34 @@ struct Options {
     model: bool,
 }
 
+/// A boot of the guest: under this name, with the cards in that mode, and what is measured then.
+struct Boot {
+    name: &'static str,
+    mode: &'static str,
+    /// How QEMU is started: without the library, with it, or with a word for its environment too.
+    library: Option<&'static str>,
+    /// What each row is called, and whether exits are clustered then.
+    ways: &'static [(&'static str, bool)],
+}
+
+const BOOTS: [Boot; 5] = [
+    Boot { name: "emulated", mode: "emulated", library: None, ways: &[("emulated", false)] },
+    Boot { name: "virtual", mode: "virtual", library: None, ways: &[("virtual", false)] },
+    Boot {
+        name: "clustered",
+        mode: "virtual",
+        library: Some("IOPLANE_EXITS_SHADOW=off"),
+        ways: &[("virtual_clustered", true)],
+    },
+    Boot {
+        name: "paged",
+        mode: "virtual",
+        library: Some(""),
+        ways: &[("virtual_page", false), ("virtual_page_clustered", true)],
+    },
+    Boot { name: "passthrough", mode: "passthrough", library: None, ways: &[("passthrough", false)] },
+];
+
 impl Options {
     fn pings(&self, nic: Nic) -> u32 {
         self.pings.unwrap_or(if nic == Nic::Ne2000 { 200 } else { 1000 })
@@ -60,7 +91,7 @@ struct Report {
     /// The dearer of the two models.
     model_instructions_per_update: Option<f64>,
     models: BTreeMap<&'static str, Update>,
-    /// 8139cp's accesses on L1's KVM, by a VMM that maps the page of registers for reading; stock QEMU cannot.
+    /// 8139cp's accesses on L1's KVM, by a VMM that maps the page of registers for reading.
     shadow: serde_json::Value,
     #[serde(flatten)]
     cards: BTreeMap<&'static str, BTreeMap<&'static str, Row>>,
@@ -88,10 +119,10 @@ fn main() -> Result<()> {
             .run(&format!("{} {}", model::example("shadow")?.display(), options.pings(CARDS[0].0)), MINUTE)?;
         report.shadow = serde_json::from_str(&shadow).with_context(|| shadow.clone())?;
         say(&format!("reads from a shadow page: {}", report.shadow));
-        for mode in ["emulated", "virtual", "passthrough"] {
-            let rows = one_mode(&l1, mode, &options, &say).with_context(|| format!("mode {mode}"))?;
-            for (name, row) in rows {
-                report.cards.entry(name).or_default().insert(mode, row);
+        for boot in BOOTS {
+            let rows = one_boot(&l1, &boot, &options, &say).with_context(|| format!("boot {}", boot.name))?;
+            for (name, way, row) in rows {
+                report.cards.entry(name).or_default().insert(way, row);
             }
         }
     }
@@ -129,26 +160,36 @@ fn add(l1: &L1, daemon: &Inner<'_>, mode: &str) -> Result<()> {
     Ok(())
 }
 
-fn one_mode(
+fn one_boot(
     l1: &L1,
-    mode: &'static str,
+    boot: &Boot,
     options: &Options,
     say: &dyn Fn(&str),
-) -> Result<Vec<(&'static str, Row)>> {
-    let daemon = l1.serve(mode, "")?;
+) -> Result<Vec<(&'static str, &'static str, Row)>> {
+    let Boot { name: vm, mode, library, ways } = *boot;
+    let daemon = l1.serve(vm, "")?;
     add(l1, &daemon, mode)?;
     let names = CARDS.map(|(_, name)| name);
-    let guest = l1.debian_by(Version::Newer, mode, &daemon.guest_args(&names, 256)?, "")?;
+    let before = match library {
+        Some(word) => format!("{word} {}", l1.interposed()?),
+        None => String::new(),
+    };
+    let guest = l1.debian_after(&before, Version::Newer, vm, &daemon.guest_args(&names, 256)?, "")?;
     let mut rows = Vec::new();
     let wanted = |name: &str| options.card.as_deref().is_none_or(|card| card == name);
     for (nic, name) in CARDS.into_iter().filter(|(_, name)| wanted(name)) {
         guest.raise(nic)?;
-        let subject = row::Subject { l1, daemon: &daemon, guest: &guest, mode, nic, name };
-        let row = subject
-            .measure(options.pings(nic), options.seconds)
-            .with_context(|| format!("{name}: {}", daemon.said()))?;
-        say(&format!("{name}, {mode}: {:.2} exits a ping", row.exits_per_ping));
-        rows.push((name, row));
+        for (way, clusters) in ways {
+            if library.is_some() {
+                l1.clustering(&format!("{} --vm {vm}", if *clusters { "on" } else { "off" }))?;
+            }
+            let subject = row::Subject { l1, daemon: &daemon, guest: &guest, vm, nic, name };
+            let row = subject
+                .measure(options.pings(nic), options.seconds)
+                .with_context(|| format!("{name}: {}", daemon.said()))?;
+            say(&format!("{name}, {way}: {:.2} exits a ping", row.exits_per_ping));
+            rows.push((name, *way, row));
+        }
     }
     guest.kill()?;
     for name in names {

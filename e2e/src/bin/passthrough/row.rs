@@ -41,7 +41,8 @@ pub struct Subject<'a> {
     pub l1: &'a L1,
     pub daemon: &'a Inner<'a>,
     pub guest: &'a L2<'a>,
-    pub mode: &'static str,
+    /// What the guest is called.
+    pub vm: &'static str,
     pub nic: Nic,
     pub name: &'static str,
 }
@@ -117,8 +118,8 @@ impl Subject<'_> {
 
     /// Pings under `ioplane exits`: its report, and how many replies came.
     fn watched_pings(&self, pings: u32) -> Result<(Value, u32, Duration)> {
-        let (ioplane, name) = (binary()?, self.mode);
-        let (ioplane, report) = (ioplane.display(), format!("/tmp/{}.{}", self.name, self.mode));
+        let (ioplane, name) = (binary()?, self.vm);
+        let (ioplane, report) = (ioplane.display(), format!("/tmp/{}.{}", self.name, self.vm));
         let job = self.l1.start(&format!(
             "pid=$(pgrep -f -- '-name {name} ' | while read p; do
                  grep -q qemu-system /proc/$p/comm && echo $p; done | head -n 1)
@@ -150,10 +151,8 @@ impl Subject<'_> {
             return None;
         }
         let rate = self.try_stream(seconds, way);
-        rate.map_err(|error| {
-            eprintln!("{}, {}: no stream {way}: {}", self.name, self.mode, error.root_cause())
-        })
-        .ok()
+        rate.map_err(|error| eprintln!("{}, {}: no stream {way}: {}", self.name, self.vm, error.root_cause()))
+            .ok()
     }
 
     /// What iperf3 says to its server while the stream runs, and that it has ended, goes over the same card. Behind what TCP likes to

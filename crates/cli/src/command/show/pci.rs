@@ -115,6 +115,9 @@ pub fn function(function: &FunctionReport) -> String {
             "accesses",
             format!("{}, hooked {} ({:.1} %)", watch.accesses, watch.hooked, watch.hooked_percent),
         );
+        if watch.shadow_page {
+            line("shadow page", "in use: reads of registers do not exit".to_owned());
+        }
         line("DMA vetted", format!("{}, {}", watch.dma_vetted, Size(watch.dma_bytes)));
         line("denied", watch.denied.to_string());
         for fault in &watch.faults {

@@ -94,6 +94,7 @@ fn one_function_is_shown_whole() {
         accesses: 200,
         hooked: 30,
         hooked_percent: 15.0,
+        shadow_page: true,
         dma_vetted: 4,
         dma_bytes: 4096,
         interrupts: 9,
@@ -112,6 +113,7 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
   held              resumes by itself in 12.3 s: ioplane pci resume nic1
   states            receive Idle | transmit Idle (reusable)
   accesses          200, hooked 30 (15.0 %)
+  shadow page       in use: reads of registers do not exit
   DMA vetted        4, 4K
   denied            2
                     2 descriptor-outside (dma): descriptor 3 points at 0xfee00000
