@@ -1,6 +1,7 @@
 //! Frames from the physical function that a virtual one belongs to: an 82576 hands what its physical function sends to one of its
 //! virtual functions to that one, without the cable.
 #![allow(unsafe_code)]
+// UNSAFETY: rustix has no addresses of packet sockets: a socket is made and frames are sent by libc.
 
 use std::fs;
 use std::io;
