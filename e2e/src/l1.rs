@@ -8,7 +8,7 @@
 use crate::accelerator::Accelerator;
 use crate::assets::{Host, News};
 use crate::process::{Process, scratch, tail};
-use crate::version::{Version, program};
+use crate::version::{Version, newer_beside, program};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::fs;
@@ -40,6 +40,8 @@ pub(crate) struct Shape<'a> {
     pub(crate) append: &'a str,
     /// More modules, each after a comma.
     pub(crate) load: &'a str,
+    /// It runs in a QEMU that has vfio-user and the 82576, in place of the host's own.
+    pub(crate) newer: bool,
 }
 
 /// What a script has left.
@@ -184,7 +186,7 @@ impl Job<'_> {
     }
 }
 
-/// The host's own QEMU, with one processor: with two, QEMU 11.1's translated SVM has left a busy guest of L1 in a loop of interrupt
+/// The host's own QEMU or the newer one, with one processor: with two, QEMU 11.1's translated SVM has left a busy guest of L1 in a loop of interrupt
 /// windows at one instruction. The old one's translation of `cmpxchg16b` is wrong: see [`Accelerator::args`].
 fn command(
     host: &Host,
@@ -193,8 +195,14 @@ fn command(
     shape: &Shape<'_>,
     news: News<'_>,
 ) -> Result<(String, Vec<OsString>)> {
-    let Shape { memory_mib, args: more, append, load } = shape;
-    let mut args: Vec<OsString> = Vec::new();
+    let Shape { memory_mib, args: more, append, load, newer } = shape;
+    let qemu = "qemu-system-x86_64";
+    let (root, program, mut args) = if *newer {
+        newer_beside(&folder.join("root"), qemu, news)?
+    } else {
+        let (program, args) = program(Version::Host, qemu, Vec::new(), news)?;
+        ("/".into(), program, args)
+    };
     let mut add = |line: String| args.extend(line.split_whitespace().map(OsString::from));
     let cpus = if matches!(accelerator, Accelerator::Kvm) { 2 } else { 1 };
     let (machine, kvm) = match accelerator {
@@ -209,7 +217,8 @@ fn command(
     add((*more).into());
     let path = folder.display();
     add(format!("-chardev file,id=console,path={path}/console.log -serial chardev:console"));
-    add("-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap".into());
+    let root = root.display();
+    add(format!("-fsdev local,id=host,path={root},security_model=none,readonly=on,multidevs=remap"));
     add("-device virtio-9p-pci,fsdev=host,mount_tag=host".into());
     add(format!("-fsdev local,id=folder,path={path},security_model=none"));
     add("-device virtio-9p-pci,fsdev=folder,mount_tag=folder".into());
@@ -236,5 +245,5 @@ fn command(
     ] {
         args.extend([flag.into(), value]);
     }
-    program(Version::Host, "qemu-system-x86_64", args, news)
+    Ok((program, args))
 }

@@ -209,6 +209,7 @@ impl L1 {
                 args: &format!("-device intel-iommu,intremap=on {cards}"),
                 append: &format!("intel_iommu=on iommu=nopt {append}"),
                 load: &format!(",vfio-pci,vfio_iommu_type1,tun{load}"),
+                ..Shape::default()
             },
             news,
         )?;

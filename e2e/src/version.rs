@@ -3,7 +3,7 @@
 use crate::assets::{ENOUGH, News, host_version, newer_qemu};
 use anyhow::Result;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
@@ -35,6 +35,18 @@ impl Version {
         let chardev = format!("-chardev socket,id=chardev-{id},path={path},{reconnect}");
         Ok(format!("{chardev} -device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}"))
     }
+}
+
+/// The newer QEMU, and where it finds this machine's root as it is: `beside` is a folder that is made for that, the tree's `/usr`
+/// covers the other one in its mount namespace. Without a tree that is `/`.
+pub fn newer_beside(beside: &Path, name: &str, news: News<'_>) -> Result<(PathBuf, String, Vec<OsString>)> {
+    let Some(tree) = newer_qemu(news)? else { return Ok(("/".into(), name.into(), Vec::new())) };
+    std::fs::create_dir(beside)?;
+    let script = "mount --rbind / \"$1\" && mount --bind \"$0/usr\" /usr && shift && exec \"$@\"";
+    let mut words: Vec<OsString> =
+        ["--mount", "--propagation=private", "/bin/sh", "-c", script].map(OsString::from).into();
+    words.extend([tree.into(), beside.into(), name.into()]);
+    Ok((beside.to_owned(), "unshare".into(), words))
 }
 
 /// A program of the QEMU packages in the wanted version: the tree's `/usr` covers the host's in a mount namespace of

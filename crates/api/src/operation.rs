@@ -6,14 +6,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport, ExplainReport,
-    ExportReport, FunctionReport, GroupReport, HealthReport, MovedReport, NicReport, PoolReport,
-    QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
-    VersionReport,
+    ExportReport, FunctionReport, GroupReport, HealthReport, MovedFunctionReport, MovedReport, NicReport,
+    PoolReport, QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
+    UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, SwapForm,
-    UnpinForm, UpgradeForm, VerifyForm,
+    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, MoveFunctionForm, NotifyForm,
+    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -328,6 +328,8 @@ operations! {
     SaveFunction: Post "/v1/pci/{name}/save" optional QuiesceForm => 200 StateFileV1;
     /// Puts a saved state into a PCI function, which resumes from there.
     LoadFunction: Post "/v1/pci/{name}/load" body StateFileV1 => 200 DoneReport;
+    /// Puts another function of the host in the place of one that a guest uses.
+    MoveFunction: Post "/v1/pci/{name}/move" body MoveFunctionForm => 200 MovedFunctionReport;
     /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
     Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;
     /// The I/O cores.

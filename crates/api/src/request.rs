@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
-    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, limited,
-    limits_of, set_limits,
+    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, PciAddress,
+    limited, limits_of, set_limits,
 };
 
 /// A body, and the names of its fields; behind `was` is the name that one had before.
@@ -169,6 +169,26 @@ body! {
         device: String,
         /// Which.
         queue: u16,
+    }
+}
+
+body! {
+    /// Another function of the host in the place of one that a guest drives itself. The guest's processors stand still from before the
+    /// request until its answer.
+    MoveFunctionForm {
+        /// Which.
+        to: PciAddress,
+        /// How long it may take, milliseconds.
+        deadline_ms: u64,
+        /// Take it although the host uses it.
+        #[serde(default)]
+        force: bool,
+        /// Take it although this host does not remap interrupts.
+        #[serde(default)]
+        unsafe_interrupts: bool,
+        /// Whoever asks has stopped the guest. It is not done otherwise.
+        #[serde(default)]
+        guest_stopped: bool,
     }
 }
 

@@ -35,7 +35,7 @@ pub use exits::{
 };
 pub use identity::{IdentityArgs, IdentityCommand};
 pub use move_vm::{MoveCommand, MoveVm};
-pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
+pub use pci::{ModelCommand, PciAdd, PciCommand, PciMove, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;
 pub use swap::{SwapArgs, SwapTarget};

@@ -96,6 +96,22 @@ pub enum HardwareError {
         /// Processes that have some function of VFIO's: name and number.
         holders: Vec<(String, u32)>,
     },
+    /// It could not be brought to where its guest has left it.
+    #[error("{function} could not be brought to where its guest had it; reset it")]
+    Lost {
+        /// Its address.
+        function: String,
+    },
+    /// A write that its silicon does not allow. It was not made.
+    #[error("{function} does not allow {what}: register {offset:#x} was not written")]
+    Forbidden {
+        /// Its address.
+        function: String,
+        /// The register.
+        offset: u64,
+        /// What is not allowed.
+        what: &'static str,
+    },
     /// It has been closed, and nobody has opened it anew.
     #[error("{function} is not open: nobody uses it")]
     Closed {

@@ -15,6 +15,7 @@ mod identity;
 mod inventory;
 mod log;
 mod model;
+mod move_function;
 mod move_vm;
 mod preload;
 
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MoveVm, RunArgs};
+use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MoveVm, PciMove, RunArgs};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -49,6 +50,10 @@ impl Host for ThisHost {
 
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         exits::run(args, json)
+    }
+
+    fn move_function(&self, client: &Client, args: &PciMove, json: bool) -> Result<()> {
+        move_function::run(client, args, json)
     }
 
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()> {

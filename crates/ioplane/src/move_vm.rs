@@ -45,7 +45,7 @@ struct MoveReport {
     bytes: u64,
 }
 
-fn refused(error: impl Into<String>, remedy: impl Into<String>) -> anyhow::Error {
+pub(crate) fn refused(error: impl Into<String>, remedy: impl Into<String>) -> anyhow::Error {
     CommandError::new(Code::Conflict, error, remedy).into()
 }
 
@@ -211,13 +211,13 @@ fn is_ready(there: &Client, disks: &[DiskReport]) -> Result<()> {
 }
 
 /// The monitor of the VM that moves.
-struct Monitor {
+pub(crate) struct Monitor {
     qmp: Qmp,
     path: String,
 }
 
 impl Monitor {
-    fn connect(path: &Path) -> Result<Monitor> {
+    pub(crate) fn connect(path: &Path) -> Result<Monitor> {
         let shown = path.display().to_string();
         let qmp = Qmp::connect(&Endpoint::here(path), PATIENCE).map_err(|error| {
             failed(
@@ -228,7 +228,7 @@ impl Monitor {
         Ok(Monitor { qmp, path: shown })
     }
 
-    fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+    pub(crate) fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         self.qmp.execute(command, arguments).map_err(|error| {
             failed(
                 format!("the monitor at {}: {error}", self.path),
@@ -237,13 +237,19 @@ impl Monitor {
         })
     }
 
-    /// Whether it is the VM's, and that can migrate now. Says whether the VM runs.
-    fn may_go(&mut self, vm: &str) -> Result<bool> {
+    /// Whether it is the VM's, or an error.
+    pub(crate) fn is_of(&mut self, vm: &str) -> Result<()> {
         let name = self.execute("query-name", &json!({}))?;
         if let Some(other) = name["name"].as_str().filter(|name| *name != vm) {
             let error = format!("the monitor at {} is that of VM {}", self.path, plain(other));
             return Err(refused(error, format!("give the monitor of {vm}")));
         }
+        Ok(())
+    }
+
+    /// Whether it is the VM's, and that can migrate now. Says whether the VM runs.
+    fn may_go(&mut self, vm: &str) -> Result<bool> {
+        self.is_of(vm)?;
         let status = self.execute("query-status", &json!({}))?;
         let state = status["status"].as_str().unwrap_or_default();
         if !matches!(state, "running" | "paused") {

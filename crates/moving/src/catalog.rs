@@ -1,4 +1,4 @@
-//! The functions that guests drive themselves and that can be moved. No daemon offers them yet.
+//! The functions that guests drive themselves and that can be moved.
 
 use ioplane_model::DirectModel;
 

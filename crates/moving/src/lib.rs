@@ -23,6 +23,7 @@
 
 pub mod catalog;
 mod error;
+mod guarded;
 mod kept;
 mod mailbox;
 mod movable;
@@ -33,6 +34,7 @@ pub mod vf82576;
 mod written;
 
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
+pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};
 pub use replay::Surroundings;
 pub use state::{check, seal};

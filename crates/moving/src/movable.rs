@@ -2,7 +2,7 @@
 
 use ioplane_hardware::Hardware;
 use ioplane_memory::GuestView;
-use ioplane_model::{DirectModel, Machine, ModelInput, PageRule, Verdict, Way};
+use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdict, Way};
 
 use crate::error::MovingError;
 use crate::kept::Kept;
@@ -72,6 +72,11 @@ impl<H: Hardware> Movable<H> {
             phase: Phase::Running,
             plan,
         })
+    }
+
+    /// The function, to look at.
+    pub fn look_at(&self) -> &H {
+        &self.hardware
     }
 
     /// The function: for the guest's interrupts, and for its accesses to pages that it maps.
@@ -169,13 +174,35 @@ impl<H: Hardware> Movable<H> {
             Verdict::Check(pending) => self.machine.commit(pending),
         };
         if moves.reset() {
-            self.mailbox = GuestMailbox::default();
-            self.sending = Sending::Nothing;
-            self.latched = Latched::default();
-            self.kept = Kept::default();
-            for ring in 0..self.plan.rings.len() {
-                self.retire(ring);
-            }
+            self.begin_anew();
+        }
+    }
+
+    /// The function was reset past its registers, as a guest does it in configuration space: whatever was kept is over, and the end of
+    /// the reset is to be seen in the mailbox.
+    pub fn was_reset(&mut self) {
+        self.begin_anew();
+        self.machine.reset();
+        self.phase = Phase::Running;
+    }
+
+    /// Whether it was told to stop and has not stopped yet: it cannot be let go on by itself then.
+    pub fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Stopping(_))
+    }
+
+    /// Gives the hardware back, as it is.
+    pub fn into_hardware(self) -> H {
+        self.hardware
+    }
+
+    fn begin_anew(&mut self) {
+        self.mailbox = GuestMailbox::default();
+        self.sending = Sending::Nothing;
+        self.latched = Latched::default();
+        self.kept = Kept::default();
+        for ring in 0..self.plan.rings.len() {
+            self.retire(ring);
         }
     }
 
@@ -240,10 +267,12 @@ impl<H: Hardware> Movable<H> {
             return;
         }
         self.sending = Sending::Nothing;
-        if words[0] & table.accepted != 0
-            && let Some((place, _)) = self.plan.message(asked[0])
-        {
+        let Some((place, message)) = self.plan.message(asked[0]) else { return };
+        if words[0] & table.accepted != 0 {
             self.kept.accepted(table, place, &asked, &words);
+        } else if matches!(message.keep, KeepRule::Begins { .. }) {
+            // Linux's igb: it has begun, and the function has no address yet.
+            self.kept.accepted(table, place, &asked, &[0; 16]);
         }
     }
 

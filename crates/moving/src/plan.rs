@@ -138,6 +138,14 @@ impl MovePlan {
         })
     }
 
+    /// Where a register is.
+    pub(super) fn offset(&self, name: &str) -> Result<u64, MovingError> {
+        let model = self.table.model;
+        let found = model.registers.iter().find(|register| register.name == name);
+        let no = || MovingError::Model { model: model.name, why: format!("there is no register {name:?}") };
+        found.map(|register| u64::from(register.offset)).ok_or_else(no)
+    }
+
     /// The kind of a message.
     pub(super) fn message(&self, first: u32) -> Option<(usize, &'static MessageKind)> {
         let kind = first & self.table.mailbox.kind;

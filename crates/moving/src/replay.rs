@@ -17,6 +17,8 @@ use crate::state::{DirectStateV1, Geometry, inside};
 /// Where dummy frames go: 64 KiB above all guest memory, and above 60 GiB.
 const DUMMY_FROM: u64 = 60 << 30;
 const DUMMY_LEN: u64 = 64 << 10;
+/// How often the end of a reset is looked for. VFIO has waited for it already, as PCI Express wants it (100 ms after FLR).
+const RESET_LOOKS: u32 = 200;
 /// Bytes of the ring that are changed at a time.
 const CHUNK: usize = 4096;
 
@@ -83,11 +85,13 @@ impl<H: Hardware> Movable<H> {
         self.hardware.master(false)?;
         self.hardware.reset()?;
         self.latched = Latched::default();
-        while !self.latched.ready {
+        // Not every function says so: the first message tells whether it is there.
+        for _ in 0..RESET_LOOKS {
             self.line().look()?;
-            if !self.latched.ready {
-                wait(around, || "the function resets".to_owned())?;
+            if self.latched.ready {
+                break;
             }
+            wait(around, || "the function resets".to_owned())?;
         }
         self.hardware.master(true)?;
         for at in 0..self.plan.steps.len() {
@@ -154,7 +158,11 @@ impl<H: Hardware> Movable<H> {
             let ioplane_model::KeepRule::Begins { address } = message.keep else { continue };
             let mut words = vec![0; message.words.into()];
             words[0] = message.kind;
-            let answer = self.say(message, &words, around)?;
+            // One that is refused has begun without an address: the other side has given it none.
+            let answer = match self.say(message, &words, around) {
+                Err(MovingError::Refused { .. }) => [0; 16],
+                answer => answer?,
+            };
             let at = usize::from(address);
             if answer[at..at + 2] != state.kept.address
                 && let Some((message, words)) = state.kept.address_message(table)

@@ -12,6 +12,8 @@
 //! mapping of it. Memory of the card's own, which no reset empties, is wiped by a state model if there is one: for each client, and when the
 //! card is given back.
 
+mod exchange;
+
 use std::sync::Arc;
 
 use ioplane_device::{
@@ -22,6 +24,8 @@ use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, MemoryRegion};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
+
+pub use exchange::{ExchangeError, Exchanged};
 
 use crate::monitor::{Monitor, MonitorError};
 use crate::reset::ByRegisters;

@@ -13,6 +13,7 @@
 
 pub mod catalog;
 pub mod direct;
+mod migratable;
 pub mod monitor;
 pub mod ne2000;
 mod reset;
@@ -20,5 +21,6 @@ pub mod rtl8139;
 #[cfg(test)]
 mod tests;
 
-pub use direct::{DirectFaults, Passthrough};
+pub use direct::{DirectFaults, ExchangeError, Exchanged, Passthrough};
+pub use migratable::Migratable;
 pub use monitor::Monitor;

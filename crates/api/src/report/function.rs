@@ -59,7 +59,7 @@ pub struct FunctionReport {
     pub vm: Option<VmReport>,
     /// Where VMMs connect (vfio-user).
     pub socket: PathBuf,
-    /// `virtual` (mediated), `passthrough` or `emulated`.
+    /// `virtual` (mediated), `passthrough`, `migratable` or `emulated`.
     pub mode: String,
     /// Address on this host, if it is a function of the host.
     pub host: Option<String>,
@@ -239,6 +239,29 @@ pub struct QuiesceReport {
     pub connected: bool,
     /// Milliseconds until it resumes by itself.
     pub held_ms: u64,
+}
+
+/// `POST /v1/pci/NAME/move`: another function took the place of one that a guest uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MovedFunctionReport {
+    /// Its name.
+    pub name: String,
+    /// The function of the host that it was.
+    pub from: String,
+    /// The one that it is.
+    pub to: String,
+    /// Bytes of the state that went from one to the other.
+    pub state_bytes: u64,
+    /// Register accesses that brought the former to rest.
+    pub stop_accesses: u64,
+    /// Register accesses that brought the other one to where it was.
+    pub replay_accesses: u64,
+    /// From the first of them to the last, microseconds.
+    pub took_us: u64,
+    /// What was not done afterwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub complaint: Option<String>,
 }
 
 /// The file of `ioplane pci save`, the body of `GET` and `PUT /v1/pci/NAME/state`. Hostile input.

@@ -34,8 +34,8 @@ pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
-    ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
-    WatchFaultReport, WatchReport,
+    ChipReport, EventReport, FunctionReport, MovedFunctionReport, QuiesceReport, RegionReport, Stage,
+    StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupReport, InFlightReport};
 pub use network::{

@@ -22,6 +22,8 @@ words! {
     Virtual "virtual",
     /// As it is.
     Passthrough "passthrough",
+    /// As it is, but for its registers: what its guest does there is kept, so that another function can take its place.
+    Migratable "migratable",
 }
 
 words! {
@@ -215,7 +217,8 @@ form! {
         /// A function of this host, by its address, as `ioplane pci list` has it
         [long, value_name = "ADDRESS"]
         host: PciAddress,
-        /// Mediated by a state model, or as it is [default: virtual]
+        /// virtual: mediated by a state model; passthrough: as it is; migratable: as it is, and another function can take its place
+        /// [default: virtual]
         [long, value_name = "HOW", conflicts_with = "emulate"]
         mode: ModeWord,
         /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
@@ -294,7 +297,7 @@ impl FunctionForm {
             [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())];
         let remedy = "leave it out, or give emulate in place of host";
         foreign(flaws, "a function of the host", remedy, &of_a_nic);
-        let of_a_model = [("on_fault", mode == ModeWord::Passthrough && self.on_fault.is_some())];
+        let of_a_model = [("on_fault", mode != ModeWord::Virtual && self.on_fault.is_some())];
         let remedy = "leave it out, or give mode = \"virtual\"";
         foreign(flaws, "a function that is passed through as it is", remedy, &of_a_model);
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
@@ -363,7 +366,7 @@ impl FunctionSpec {
         }
     }
 
-    /// `virtual`, `passthrough` or `emulated`.
+    /// `virtual`, `passthrough`, `migratable` or `emulated`.
     pub fn mode(&self) -> &'static str {
         match &self.source {
             SourceSpec::Host { mode, .. } => mode.word(),

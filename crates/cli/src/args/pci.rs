@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use ioplane_api::spec::FunctionForm;
+use ioplane_api::spec::{FunctionForm, PciAddress};
 
 use super::duration;
 
@@ -52,6 +52,8 @@ pub enum PciCommand {
         /// Its name
         name: String,
     },
+    /// Put another function of the same kind in its place while a guest uses it, which stands still for a moment
+    Move(PciMove),
     /// Write the state of a function to a file. One that runs is quiesced for it, and resumes
     Save {
         /// Its name
@@ -83,6 +85,28 @@ pub struct PciAdd {
     /// What it is to be
     #[command(flatten)]
     pub form: FunctionForm,
+}
+
+/// Another function in the place of one.
+#[derive(Debug, Args)]
+pub struct PciMove {
+    /// Name of the function, which was added with --mode migratable
+    pub name: String,
+    /// The function of this host that takes its place, as `ioplane pci list` has it
+    #[arg(long, value_name = "ADDRESS")]
+    pub to: PciAddress,
+    /// The monitor of its QEMU (-qmp unix:SOCKET,server=on,wait=off), by which its guest is stopped and goes on
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: PathBuf,
+    /// How long it may take while the guest stands still: at most 30s
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = duration)]
+    pub deadline: Duration,
+    /// Take it although the host uses it
+    #[arg(long)]
+    pub force: bool,
+    /// Take it although this host does not remap interrupts
+    #[arg(long)]
+    pub unsafe_interrupts: bool,
 }
 
 /// How to look on.
@@ -133,6 +157,8 @@ mod tests {
             "ioplane pci add n --emulate ne2000 --tap tap0",
             "ioplane pci add n --host 00:05.0 --unsafe-interrupts",
             "ioplane pci reset n",
+            "ioplane pci add n --host 00:05.0 --mode migratable",
+            "ioplane pci move n --to 0000:01:10.2 --qmp /run/vm.qmp",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
             "ioplane model show rtl8139 --svg",
@@ -141,6 +167,8 @@ mod tests {
         }
         for bad in [
             "ioplane pci add n",
+            "ioplane pci move n --to 0000:01:10.2",
+            "ioplane pci move n --to 5 --qmp /run/vm.qmp",
             "ioplane pci add n --host 00:05.0 --emulate rtl8139 --switch lan",
             "ioplane pci add n --host 00:05.0 --switch lan",
             "ioplane pci add n --host 5",

@@ -7,7 +7,7 @@ mod group;
 pub mod kvm;
 mod libvirt;
 mod network;
-mod pci;
+pub mod pci;
 mod publish;
 pub mod qemu;
 pub mod show;
@@ -41,7 +41,7 @@ use serde::de::DeserializeOwned;
 
 use crate::args::{
     Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand,
-    MoveVm, RunArgs,
+    MoveVm, PciMove, RunArgs,
 };
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
@@ -67,6 +67,9 @@ pub trait Host {
 
     /// `ioplane move vm`: drives the migration of a QEMU of this host. Blocks until that has ended.
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()>;
+
+    /// Puts another function of this host in the place of one that a guest uses.
+    fn move_function(&self, client: &Client, args: &PciMove, json: bool) -> Result<()>;
 
     /// `ioplane run`: puts a VMM in the place of this process. Comes back only with an error.
     fn run(&self, args: &RunArgs) -> Result<ExitCode>;

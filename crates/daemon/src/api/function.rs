@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::QuiesceForm;
+use ioplane_api::request::{MoveFunctionForm, QuiesceForm};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
@@ -63,6 +63,17 @@ pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
             daemon.functions.tell(EventWord::Changed, &name, "resumed");
         }
         done(if held { format!("{name} resumed") } else { format!("{name} was not held: nothing to do") })
+    })
+    .await
+}
+
+pub async fn exchange(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: MoveFunctionForm = form(body)?;
+    whole(daemon.may_change()?, async move {
+        let leases = daemon.functions.below().leases();
+        let moved = daemon.functions.served(&name)?.move_to(form, leases).await?;
+        daemon.functions.tell(EventWord::Changed, &name, "moved");
+        json(moved)
     })
     .await
 }

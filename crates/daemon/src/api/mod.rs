@@ -133,6 +133,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::ResetFunction => routing::on(method, function::reset),
         Operation::SaveFunction => routing::on(method, function::save),
         Operation::LoadFunction => routing::on(method, function::load),
+        Operation::MoveFunction => routing::on(method, function::exchange),
         Operation::Cores => routing::on(method, cores::cores),
         Operation::AddCore => routing::on(method, cores::add),
         Operation::Core => routing::on(method, cores::core),

@@ -1,5 +1,6 @@
 //! What can be behind a function: one type, so that what is inside can be looked at while a front has it.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -13,11 +14,12 @@ use ioplane_device::{
 };
 use ioplane_hardware::Vfio;
 use ioplane_memory::GuestMap;
+use ioplane_moving::Surroundings;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{ChipCounts, Drops};
-use ioplane_passthrough::Passthrough;
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
+use ioplane_passthrough::{DirectFaults, ExchangeError, Exchanged, Migratable, Passthrough};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use crate::lower::Lower;
@@ -32,6 +34,8 @@ pub enum Body {
     Mediated(Box<Monitor<Vfio>>),
     /// A function of the host, as it is.
     Passthrough(Box<Passthrough<Vfio>>),
+    /// The same, and another function can take its place.
+    Migratable(Box<Passthrough<Migratable<Vfio>>>),
 }
 
 impl Body {
@@ -41,6 +45,7 @@ impl Body {
             Body::Ne2000(nic) => &**nic,
             Body::Mediated(monitor) => &**monitor,
             Body::Passthrough(direct) => &**direct,
+            Body::Migratable(direct) => &**direct,
         }
     }
 
@@ -50,6 +55,7 @@ impl Body {
             Body::Ne2000(nic) => &mut **nic,
             Body::Mediated(monitor) => &mut **monitor,
             Body::Passthrough(direct) => &mut **direct,
+            Body::Migratable(direct) => &mut **direct,
         }
     }
 
@@ -57,6 +63,19 @@ impl Body {
     pub fn set_policies(&mut self, on_fault: FaultSpec) {
         if let Body::Mediated(monitor) = self {
             monitor.set_policies(on_fault.lower());
+        }
+    }
+
+    /// Puts another function in the place of one that can be moved; the former is let go. See [`Passthrough::exchange`].
+    pub fn exchange(
+        &mut self,
+        other: Vfio,
+        there: &mut dyn Surroundings,
+        back: &mut dyn Surroundings,
+    ) -> Result<Exchanged, ExchangeError> {
+        match self {
+            Body::Migratable(direct) => direct.exchange(other, there, back).map(|(_, exchanged)| exchanged),
+            _ => Err(ExchangeError::NoGuest),
         }
     }
 
@@ -77,17 +96,23 @@ impl Body {
                 report.watch = Some(watch_report(monitor.reading(), monitor.events(0)));
             }
             Body::Passthrough(direct) => {
-                let faults = direct.faults();
-                let counts = [("accesses", faults.accesses), ("resets", faults.resets)];
-                report.hardware_faults = counts
-                    .into_iter()
-                    .filter(|(_, n)| *n > 0)
-                    .map(|(name, n)| (name.to_owned(), n))
-                    .collect();
+                report.hardware_faults = hardware_faults(direct.faults(), 0);
+                report.not_reset = direct.not_reset().map(ToString::to_string);
+            }
+            Body::Migratable(direct) => {
+                let hardware = direct.hardware();
+                report.model = Some(hardware.model().model.name.to_owned());
+                report.hardware_faults = hardware_faults(direct.faults(), hardware.hardware().forbidden());
                 report.not_reset = direct.not_reset().map(ToString::to_string);
             }
         }
     }
+}
+
+/// What a guest or the hardware got wrong, by name.
+fn hardware_faults(faults: DirectFaults, forbidden: u64) -> BTreeMap<String, u64> {
+    let counts = [("accesses", faults.accesses), ("resets", faults.resets), ("forbidden", forbidden)];
+    counts.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect()
 }
 
 /// What a monitor tells of itself.

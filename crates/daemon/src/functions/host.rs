@@ -5,11 +5,11 @@ use std::path::Path;
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_hardware::lease::Accepted;
-use ioplane_hardware::{HardwareError, Lease, LeaseError, Vfio, inventory};
-use ioplane_model::StateModel;
-use ioplane_passthrough::Passthrough;
+use ioplane_hardware::{HardwareError, Lease, LeaseError, PhysicalFunction, Vfio, inventory};
+use ioplane_model::{DirectModel, StateModel};
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
+use ioplane_passthrough::{Migratable, Passthrough};
 use ioplane_pci::Identity;
 
 use super::body::Body;
@@ -37,7 +37,7 @@ impl From<LeaseError> for Refusal {
     }
 }
 
-fn refuse(error: &HardwareError) -> Refusal {
+pub(super) fn refuse(error: &HardwareError) -> Refusal {
     let remedy = "see `ioplane doctor`, `ioplane pci list` and `dmesg`";
     match error {
         HardwareError::Gone { .. } | HardwareError::Kept { .. } => {
@@ -68,6 +68,43 @@ fn mediate(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSp
     Ok(Body::Mediated(Box::new(monitor)))
 }
 
+fn direct_model(identity: &Identity) -> Option<&'static DirectModel> {
+    ioplane_moving::catalog::movable().iter().copied().find(|direct| {
+        let mut ids = direct.model.ids.iter();
+        ids.any(|id| id.vendor == identity.vendor && id.device == identity.device)
+    })
+}
+
+/// Before anything is taken from anybody: whether there is what knows it, and somebody to send it frames.
+fn may_migrate(
+    address: PciAddress,
+    identity: &Identity,
+    model: Option<&'static DirectModel>,
+) -> Result<(), Refusal> {
+    if model.is_none() {
+        let Identity { vendor, device, revision, .. } = identity;
+        return Err(Refusal::conflict(
+            format!(
+                "{address} ({vendor:04x}:{device:04x} revision {revision:02x}) has no model by which it could be moved"
+            ),
+            "add it with --mode passthrough; docs/guide/migratable.md says what can be moved",
+        ));
+    }
+    PhysicalFunction::of(Path::new(SYSFS), address).map(drop).map_err(|error| {
+        Refusal::conflict(
+            error.to_string(),
+            "its physical function has to be driven by this host, with its interface up",
+        )
+    })
+}
+
+fn migratable(name: &str, vfio: Vfio, model: &'static DirectModel) -> Result<Body, Refusal> {
+    let hardware = Migratable::new(vfio, model)
+        .map_err(|error| Refusal::failed(error.to_string(), "add it with --mode passthrough"))?;
+    let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
+    Ok(Body::Migratable(Box::new(direct)))
+}
+
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
@@ -81,6 +118,7 @@ pub fn open(
     // Before anything is taken from anybody.
     let found = inventory::find(root, address, model_of)?;
     let model = model(&found.identity);
+    let direct_model = direct_model(&found.identity);
     if mode == ModeWord::Virtual && model.is_none() {
         let Identity { vendor, device, revision, .. } = found.identity;
         return Err(Refusal::conflict(
@@ -90,17 +128,22 @@ pub fn open(
             "add it with --mode passthrough, or write a model: docs/guide/models.md",
         ));
     }
+    if mode == ModeWord::Migratable {
+        may_migrate(address, &found.identity, direct_model)?;
+    }
     // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
     let once = |refused: Refusal| Refusal { retry: false, ..refused };
     let lease = Lease::take(root, address, leases, accepted).map_err(|error| once(error.into()))?;
-    let opened =
-        Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
-            (ModeWord::Virtual, Some(model)) => mediate(name, vfio, model, on_fault),
+    let opened = Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| {
+        match (mode, model, direct_model) {
+            (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
+            (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))
             }
-        });
+        }
+    });
     match opened {
         Ok(body) => {
             let give_back: After = Box::new(move || Ok(lease.give_back()?));

@@ -9,6 +9,7 @@
 
 mod body;
 mod emulated;
+mod exchange;
 mod guard;
 mod hold;
 mod host;
@@ -59,7 +60,7 @@ impl Functions {
     }
 
     /// Where it is remembered what the host's functions were before they were taken.
-    fn leases(&self) -> PathBuf {
+    pub fn leases(&self) -> PathBuf {
         self.run_dir.join(LEASES)
     }
 }

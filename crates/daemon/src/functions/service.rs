@@ -42,6 +42,11 @@ impl ServedFunction {
         }
     }
 
+    /// Other things to be done when it has ended; returns those that were to be done.
+    pub(super) fn replace_after(&self, after: Vec<After>) -> Vec<After> {
+        std::mem::replace(&mut *lock(&self.after), after)
+    }
+
     /// What could not be done when it was stopped.
     pub fn complaint(&self) -> Option<String> {
         lock(&self.complaint).clone()

@@ -278,6 +278,8 @@ const FUNCTION: Region = Region {
     transitions: &[
         Transition::new(ANY, On::write("CTRL", RST, RST), RESET),
         Transition::new("Reset", On::became("V2PMAILBOX", RSTD, RSTD), "Ready"),
+        // QEMU's igb sets RSTD when its PF has reset, and not for a reset of a virtual function. One that answers is not resetting.
+        Transition::new("Reset", On::became("V2PMAILBOX", PFSTS, PFSTS), "Ready"),
     ],
 };
 

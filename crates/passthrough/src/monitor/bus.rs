@@ -111,7 +111,9 @@ impl<H: Hardware> Bus<H> {
             }
             HardwareError::Os { .. }
             | HardwareError::Closed { .. }
+            | HardwareError::Forbidden { .. }
             | HardwareError::Kept { .. }
+            | HardwareError::Lost { .. }
             | HardwareError::NotWiped { .. }
             | HardwareError::StuckInReset { .. }
             | HardwareError::Unreachable { .. }

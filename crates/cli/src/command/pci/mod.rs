@@ -5,12 +5,12 @@ mod watch;
 use anyhow::{Context, Result};
 use hyper::Method;
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{DoneReport, FunctionReport, QuiesceReport, StateFileV1};
-use ioplane_api::request::QuiesceForm;
+use ioplane_api::report::{DoneReport, FunctionReport, MovedFunctionReport, QuiesceReport, StateFileV1};
+use ioplane_api::request::{MoveFunctionForm, QuiesceForm};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Host, address_of, ask, get, put, seen, show, working};
-use crate::args::PciCommand;
+use crate::args::{PciCommand, PciMove};
 use crate::client::Client;
 use crate::output::{CommandError, print, print_done};
 
@@ -23,6 +23,23 @@ fn address(name: &str) -> String {
 
 fn done(done: &DoneReport) -> String {
     done.done.join("\n") + "\n"
+}
+
+/// How a function is.
+pub fn function(client: &Client, name: &str) -> Result<FunctionReport> {
+    get(client, &address(name))
+}
+
+/// Asks the daemon to put another function in the place of one whose guest stands still.
+pub fn exchange(client: &Client, args: &PciMove) -> Result<MovedFunctionReport> {
+    let form = MoveFunctionForm {
+        to: args.to,
+        deadline_ms: args.deadline.as_millis() as u64,
+        force: args.force,
+        unsafe_interrupts: args.unsafe_interrupts,
+        guest_stopped: true,
+    };
+    ask(client, Method::POST, &format!("{}/move", address(&args.name)), Some(&form))
 }
 
 /// Does what was typed. Listing what this host has needs no daemon.
@@ -67,6 +84,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
                 working("resetting the function", || ask(client, Method::POST, &path, None::<&()>))?;
             print_done(json, &report, done)
         }
+        PciCommand::Move(args) => host.move_function(client, &args, json),
         PciCommand::Save { name, file, deadline } => {
             let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_resume: false };
             let path = format!("{}/save", address(&name));

@@ -1,0 +1,182 @@
+//! A function that takes nothing of what the silicon forbids, from a guest or from us: a head other than zero, a tail other than zero of
+//! a queue that is off. What emulates the silicon may allow it, so whoever only tried it there would not find out.
+
+use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_memory::MemoryRegion;
+use ioplane_model::DirectModel;
+use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::error::MovingError;
+use crate::plan::MovePlan;
+
+/// A ring's registers, and whether it was last switched on.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    head: u64,
+    tail: u64,
+    control: u64,
+    enable: u32,
+    on: bool,
+}
+
+/// Hardware with those rules in front of it. It counts accesses to registers as well.
+#[derive(Debug)]
+pub struct Guarded<H> {
+    hardware: H,
+    bar: u8,
+    reset: (u64, u32),
+    rules: Vec<Rule>,
+    accesses: u64,
+    forbidden: u64,
+}
+
+impl<H: Hardware> Guarded<H> {
+    /// `hardware` was reset, and nobody has driven it since.
+    pub fn new(hardware: H, model: &'static DirectModel) -> Result<Self, MovingError> {
+        let plan = MovePlan::new(model)?;
+        let rule = |ring: &crate::plan::RingPlan| Rule {
+            head: ring.head,
+            tail: ring.tail,
+            control: ring.control,
+            enable: ring.enable,
+            on: false,
+        };
+        let (by, _, value) = model.model.reset.by;
+        Ok(Guarded {
+            hardware,
+            bar: plan.bar,
+            reset: (plan.offset(by)?, value),
+            rules: plan.rings.iter().map(rule).collect(),
+            accesses: 0,
+            forbidden: 0,
+        })
+    }
+
+    /// Reads and writes of registers so far.
+    pub fn accesses(&self) -> u64 {
+        self.accesses
+    }
+
+    /// Writes that the silicon forbids and that were refused.
+    pub fn forbidden(&self) -> u64 {
+        self.forbidden
+    }
+
+    /// What is behind it.
+    pub fn into_hardware(self) -> H {
+        self.hardware
+    }
+
+    fn off(&mut self) {
+        self.rules.iter_mut().for_each(|rule| rule.on = false);
+    }
+
+    fn rule(&mut self, offset: u64, value: u32) -> Result<(), &'static str> {
+        if offset == self.reset.0 && value & self.reset.1 != 0 {
+            self.off();
+        }
+        for rule in &mut self.rules {
+            if offset == rule.head && value != 0 {
+                return Err("a head other than zero");
+            }
+            if offset == rule.tail && value != 0 && !rule.on {
+                return Err("a tail of a queue that is off");
+            }
+            if offset == rule.control {
+                rule.on = value & rule.enable != 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<H: Hardware> Hardware for Guarded<H> {
+    fn name(&self) -> &str {
+        self.hardware.name()
+    }
+
+    fn identity(&self) -> Identity {
+        self.hardware.identity()
+    }
+
+    fn bars(&self) -> &BarMap {
+        self.hardware.bars()
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.hardware.irqs()
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.accesses += 1;
+        self.hardware.read(bar, offset, out)
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.accesses += 1;
+        if bar == self.bar
+            && let Ok(word) = <[u8; 4]>::try_from(bytes)
+            && let Err(what) = self.rule(offset, u32::from_le_bytes(word))
+        {
+            self.forbidden += 1;
+            let function = self.hardware.name().to_owned();
+            return Err(HardwareError::Forbidden { function, offset, what });
+        }
+        self.hardware.write(bar, offset, bytes)
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.hardware.read_config(offset, out)
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.hardware.write_config(offset, bytes)
+    }
+
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
+        self.hardware.map(iova, region)
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        self.hardware.unmap(iova, len)
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        self.hardware.wire(irq, vector, wire)
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        self.hardware.listen()
+    }
+
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        self.hardware.interrupt()
+    }
+
+    fn take_interrupt(&mut self) -> bool {
+        self.hardware.take_interrupt()
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        self.hardware.unmask()
+    }
+
+    fn close(&mut self) {
+        self.off();
+        self.hardware.close();
+    }
+
+    fn reopen(&mut self) -> Result<(), HardwareError> {
+        self.hardware.reopen()
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        let reset = self.hardware.reset()?;
+        if reset {
+            self.off();
+        }
+        Ok(reset)
+    }
+}

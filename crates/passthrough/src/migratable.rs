@@ -1,0 +1,202 @@
+//! Hardware that can be brought to where it was on another function: what a guest that drives it itself does to its registers goes
+//! through a [`Movable`], which keeps what cannot be read back.
+//!
+//! All pages of registers are trapped. A page that a VMM has mapped stays the first function's for as long as that VMM runs: after an
+//! exchange its guest would drive the function that it has left. So no descriptor of the hardware leaves us either.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_device::Interrupt;
+use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_memory::MemoryRegion;
+use ioplane_model::DirectModel;
+use ioplane_moving::{Guarded, Movable, MovingError};
+use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+
+/// Who is signalled by a vector.
+#[derive(Debug, Clone, Default)]
+struct Wiring {
+    call: Option<Arc<dyn Interrupt>>,
+    masked: bool,
+}
+
+/// See the module.
+pub struct Migratable<H: Hardware> {
+    pub(crate) movable: Movable<Guarded<H>>,
+    model: &'static DirectModel,
+    bars: BarMap,
+    wires: BTreeMap<(Irq, u16), Wiring>,
+}
+
+/// What a failed access of a guest is to whoever passes it on.
+fn below(function: &str, error: MovingError) -> HardwareError {
+    match error {
+        MovingError::Hardware(error) => error,
+        other => HardwareError::Os {
+            function: function.to_owned(),
+            doing: "access its registers".to_owned(),
+            source: io::Error::other(other.to_string()),
+        },
+    }
+}
+
+impl<H: Hardware> Migratable<H> {
+    /// `hardware` was reset, or is before anybody uses it.
+    pub fn new(hardware: H, model: &'static DirectModel) -> Result<Self, MovingError> {
+        let bars = hardware.bars().trapped();
+        let movable = Movable::new(Guarded::new(hardware, model)?, model)?;
+        Ok(Migratable { movable, model, bars, wires: BTreeMap::new() })
+    }
+
+    /// Its model.
+    pub fn model(&self) -> &'static DirectModel {
+        self.model
+    }
+
+    /// The hardware, to look at.
+    pub fn hardware(&self) -> &Guarded<H> {
+        self.movable.look_at()
+    }
+
+    /// Gives the hardware back, as it is.
+    pub fn into_hardware(self) -> H {
+        self.movable.into_hardware().into_hardware()
+    }
+
+    /// Wires `to` as this one is wired, which is wired to nothing then. After an error it may be called the other way round.
+    pub(crate) fn hand_wires(&mut self, to: &mut Self) -> Result<(), WireError> {
+        for ((irq, vector), wiring) in std::mem::take(&mut self.wires) {
+            // One that cannot be taken off goes with the function.
+            let _ = self.movable.hardware().wire(irq, vector, Wire::Call(None));
+            to.wires.insert((irq, vector), wiring);
+        }
+        for ((irq, vector), Wiring { call, masked }) in &to.wires {
+            to.movable.hardware().wire(*irq, *vector, Wire::Call(call.clone()))?;
+            if *masked {
+                to.movable.hardware().wire(*irq, *vector, Wire::Mask)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<H: Hardware> Hardware for Migratable<H> {
+    fn name(&self) -> &str {
+        self.hardware().name()
+    }
+
+    fn identity(&self) -> Identity {
+        self.hardware().identity()
+    }
+
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.hardware().irqs()
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        if bar != self.model.model.bar {
+            return self.movable.hardware().read(bar, offset, out);
+        }
+        let word = self.whole(bar, offset, out.len()).and_then(|()| {
+            let read = self.movable.read(offset);
+            read.map_err(|error| below(self.hardware().name(), error))
+        })?;
+        out.copy_from_slice(&word.to_le_bytes());
+        Ok(())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        if bar != self.model.model.bar {
+            return self.movable.hardware().write(bar, offset, bytes);
+        }
+        self.whole(bar, offset, bytes.len())?;
+        let mut word = [0; 4];
+        word.copy_from_slice(bytes);
+        let written = self.movable.write(offset, u32::from_le_bytes(word));
+        written.map_err(|error| below(self.hardware().name(), error))
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.movable.hardware().read_config(offset, out)
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.movable.hardware().write_config(offset, bytes)
+    }
+
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
+        self.movable.hardware().map(iova, region)
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        self.movable.hardware().unmap(iova, len)
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        self.movable.hardware().wire(irq, vector, wire.clone())?;
+        match wire {
+            Wire::Call(None) => drop(self.wires.remove(&(irq, vector))),
+            Wire::Call(call) => self.wires.entry((irq, vector)).or_default().call = call,
+            Wire::Mask => self.wires.entry((irq, vector)).or_default().masked = true,
+            Wire::Unmask => {
+                if let Some(wiring) = self.wires.get_mut(&(irq, vector)) {
+                    wiring.masked = false;
+                }
+            }
+            Wire::Trigger => {}
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        self.movable.hardware().listen()
+    }
+
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        self.hardware().interrupt()
+    }
+
+    fn take_interrupt(&mut self) -> bool {
+        self.movable.hardware().take_interrupt()
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        self.movable.hardware().unmask()
+    }
+
+    fn close(&mut self) {
+        self.wires.clear();
+        self.movable.hardware().close();
+    }
+
+    fn reopen(&mut self) -> Result<(), HardwareError> {
+        self.movable.hardware().reopen()?;
+        self.bars = self.hardware().bars().trapped();
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        let reset = self.movable.hardware().reset()?;
+        if reset {
+            self.movable.was_reset();
+        }
+        Ok(reset)
+    }
+}
+
+impl<H: Hardware> Migratable<H> {
+    /// Registers are accessed whole: no driver does otherwise, and no chip promises anything then.
+    fn whole(&self, bar: u8, offset: u64, len: usize) -> Result<(), HardwareError> {
+        if len == 4 && offset.is_multiple_of(4) && offset < u64::from(self.model.model.size) {
+            return Ok(());
+        }
+        Err(HardwareError::NoSuchRegister { function: self.hardware().name().to_owned(), bar, offset, len })
+    }
+}

@@ -1,0 +1,250 @@
+//! Another function takes the place of one that a guest drives, behind the registers that a VMM sees: between two models of the silicon,
+//! which record whoever breaks its rules.
+
+mod silicon;
+
+use std::sync::{Arc, Mutex};
+
+use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
+use ioplane_memory::{GuestMap, GuestView};
+use ioplane_moving::vf82576::DIRECT;
+use ioplane_nic::vf82576::Vf82576;
+use ioplane_nic::vf82576::spec::*;
+use ioplane_passthrough::{ExchangeError, Migratable, Passthrough};
+use ioplane_pci::{Function, Irq, Wire, spec as pci};
+use silicon::{Around, Silicon, Vector, frame, vf};
+
+const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 7];
+const RX_RING: u64 = 0x1000;
+const TX_RING: u64 = 0x2000;
+const BUFFERS: u64 = 0x8000;
+const SLOTS: u32 = 16;
+
+/// A guest with a driver of few words.
+struct Guest {
+    device: Passthrough<Migratable<Silicon>>,
+    /// The function that it has.
+    now: Arc<Mutex<Vf82576>>,
+    view: GuestView,
+    vectors: [Arc<Vector>; 3],
+    received: Vec<u8>,
+    rx_next: u32,
+    tx_next: u32,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let (now, hardware) = Silicon::new(GUEST, 1000, BAR_SIZE);
+        let migratable = Migratable::new(hardware, &DIRECT).expect("a sound table");
+        let device = Passthrough::new("nic0", migratable, None).expect("hardware that works");
+        let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
+        let mut quiescent = Quiescent::new(device);
+        quiescent.with(|device, proof| {
+            device.admit(proof).expect("it is reset");
+            device.replace_memory(proof, map.clone()).expect("mapped");
+        });
+        let device = quiescent.into_device();
+        let vectors: [Arc<Vector>; 3] = Default::default();
+        let (view, received) = (GuestView::new(map), Vec::new());
+        let mut guest = Guest { device, now, view, vectors, received, rx_next: 0, tx_next: 0 };
+        for (at, vector) in (0..).zip(guest.vectors.clone()) {
+            guest.device.wire(Irq::Msix, at, Wire::Call(Some(vector))).expect("a vector");
+        }
+        let command = (pci::COMMAND_MEMORY | pci::COMMAND_MASTER).to_le_bytes();
+        guest.device.access(RegisterAddress::Config(pci::COMMAND as u64), Access::Write(&command));
+        // VFIO waits for the end of a reset.
+        for _ in 0..16 {
+            vf(&guest.now).step();
+        }
+        guest.bring_up();
+        guest
+    }
+
+    fn read(&mut self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.device.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes));
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write(&mut self, offset: u64, value: u32) {
+        self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes()));
+    }
+
+    fn until(&mut self, bit: u32) {
+        for _ in 0..200 {
+            if self.read(V2PMAILBOX) & bit != 0 {
+                return;
+            }
+            vf(&self.now).step();
+        }
+        panic!("{bit:#x} does not come");
+    }
+
+    fn bring_up(&mut self) {
+        self.write(CTRL, CTRL_RST);
+        self.until(RSTD);
+        self.write(V2PMAILBOX, VFU);
+        self.write(VMBMEM, MESSAGE_RESET);
+        self.write(V2PMAILBOX, REQ);
+        self.until(PFSTS);
+        self.write(V2PMAILBOX, ACK);
+        for (queue, ring) in [(RX, RX_RING), (TX, TX_RING)] {
+            self.write(queue + BAL, ring as u32);
+            self.write(queue + LEN, SLOTS * DESCRIPTOR);
+            self.write(queue + HEAD, 0);
+            self.write(queue + TAIL, 0);
+            self.write(queue + DCTL, ENABLE);
+        }
+        self.write(IVAR0, (IVAR_VALID | 1) << 8 | IVAR_VALID);
+        self.write(EIMS, 7);
+        for slot in 0..SLOTS {
+            self.post(slot);
+        }
+        self.write(RX + TAIL, SLOTS - 1);
+    }
+
+    fn post(&mut self, slot: u32) {
+        let mut descriptor = [0; 16];
+        let address = BUFFERS + u64::from(slot) * 2048;
+        descriptor[..8].copy_from_slice(&address.to_le_bytes());
+        self.view.write(RX_RING + u64::from(slot) * 16, &descriptor).expect("memory");
+    }
+
+    /// Sends and receives a frame with this number.
+    fn traffic(&mut self, number: u8) {
+        let at = TX_RING + u64::from(self.tx_next) * 16;
+        let data = frame([2, 0, 0, 0, 0, 2], number);
+        self.view.write(0x7000, &data).expect("memory");
+        let command = TX_DEXT | TX_DATA | TX_EOP | TX_RS | data.len() as u32;
+        let mut descriptor = [0; 16];
+        descriptor[..8].copy_from_slice(&0x7000_u64.to_le_bytes());
+        descriptor[8..12].copy_from_slice(&command.to_le_bytes());
+        self.view.write(at, &descriptor).expect("memory");
+        self.tx_next = (self.tx_next + 1) % SLOTS;
+        self.write(TX + TAIL, self.tx_next);
+        assert!(vf(&self.now).receive(&frame(GUEST, number)), "there is a buffer for frame {number}");
+        for _ in 0..8 {
+            vf(&self.now).step();
+        }
+        assert_eq!(vf(&self.now).take_sent(), [data], "frame {number} leaves, and nothing else");
+        self.clean();
+    }
+
+    /// Takes what was received, and posts the buffers again.
+    fn clean(&mut self) {
+        loop {
+            let at = RX_RING + u64::from(self.rx_next) * 16;
+            let status = u32::from_le_bytes(self.view.bytes(at + 8).expect("memory"));
+            if status & DD == 0 {
+                return;
+            }
+            let buffer = BUFFERS + u64::from(self.rx_next) * 2048;
+            self.received.push(u8::from_le_bytes(self.view.bytes(buffer + 20).expect("memory")));
+            self.post(self.rx_next);
+            let tail = self.rx_next;
+            self.rx_next = (self.rx_next + 1) % SLOTS;
+            self.write(RX + TAIL, tail);
+        }
+    }
+
+    /// What happens around another one, and around the one that it has.
+    fn around(&self, other: &Arc<Mutex<Vf82576>>, sends: bool) -> (Around, Around) {
+        let now = self.now.clone();
+        let there = Around { vf: other.clone(), left_one: Some(now.clone()), sends, left: 4000 };
+        (there, Around { vf: now, left_one: None, sends: true, left: 4000 })
+    }
+
+    fn exchange(&mut self, sends: bool) -> Result<(Silicon, Arc<Mutex<Vf82576>>), ExchangeError> {
+        let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
+        let (mut there, mut back) = self.around(&other, sends);
+        let (former, done) = self.device.exchange(hardware, &mut there, &mut back)?;
+        assert!(done.state_bytes <= ioplane_moving::MOST && done.stop_accesses > 0, "{done:?}");
+        Ok((former, std::mem::replace(&mut self.now, other)))
+    }
+}
+
+#[test]
+fn a_guest_goes_on_with_another_function() {
+    let mut guest = Guest::new();
+    let mut number = 0;
+    // Around the ring more than once, so that heads are anywhere.
+    for _ in 0..5 {
+        for _ in 0..7 {
+            guest.traffic(number);
+            number += 1;
+        }
+        let before = guest.read(VFGPRC);
+        let (former, left) = guest.exchange(true).expect("exchanged");
+        assert_eq!(guest.read(VFGPRC), before, "counters go on");
+        assert_eq!(vf(&guest.now).pf().mac, GUEST, "the address goes along");
+        let signalled = guest.vectors.each_ref().map(|vector| vector.count());
+        assert!(signalled.iter().all(|count| *count > 0), "{signalled:?}");
+        // The former reaches nothing and signals nobody any more.
+        drop(former);
+        assert!(!vf(&left).receive(&frame(GUEST, 200)), "it takes nothing in");
+        for _ in 0..8 {
+            vf(&left).step();
+        }
+        assert_eq!(vf(&left).violations(), []);
+        guest.clean();
+    }
+    guest.traffic(number);
+    assert_eq!(guest.received, (0..=number).collect::<Vec<u8>>(), "none is lost, none comes twice");
+    assert_eq!(vf(&guest.now).violations(), []);
+    assert_eq!(guest.device.faults(), Default::default());
+}
+
+#[test]
+fn a_move_that_fails_leaves_the_guest_its_function() {
+    let mut guest = Guest::new();
+    for number in 0..5 {
+        guest.traffic(number);
+    }
+    let refused = guest.exchange(false).map(drop).expect_err("no frames come there");
+    assert!(matches!(refused, ExchangeError::BroughtBack(_)), "{refused}");
+    for number in 5..9 {
+        guest.traffic(number);
+    }
+    assert_eq!(guest.received, (0..9).collect::<Vec<u8>>());
+    assert_eq!(vf(&guest.now).violations(), []);
+    guest.exchange(true).expect("the next one works");
+    guest.traffic(9);
+}
+
+#[test]
+fn what_cannot_take_its_place_is_refused_before_anything_stops() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    let (other, hardware) = Silicon::new(GUEST, 0, 2 * BAR_SIZE);
+    let (mut there, mut back) = guest.around(&other, true);
+    let refused = guest.device.exchange(hardware, &mut there, &mut back).map(drop).expect_err("another BAR");
+    assert!(matches!(refused, ExchangeError::OtherKind { why: "its BARs", .. }), "{refused}");
+    // A frame that cannot leave is waited for, and it runs on.
+    vf(&guest.now).set_link(false);
+    guest.view.write(TX_RING + 16, &[0; 8]).expect("memory");
+    let command = TX_DEXT | TX_DATA | TX_EOP | 60;
+    guest.view.write(TX_RING + 24, &command.to_le_bytes()).expect("memory");
+    guest.write(TX + TAIL, 2);
+    let refused = guest.exchange(true).map(drop).expect_err("the link is down");
+    assert!(matches!(refused, ExchangeError::Failed(_)), "{refused}");
+    vf(&guest.now).set_link(true);
+    assert!(vf(&guest.now).receive(&frame(GUEST, 1)), "it runs on");
+    guest.device.suspend().expect("suspended");
+    let refused = guest.exchange(true).map(drop).expect_err("it is held");
+    assert!(matches!(refused, ExchangeError::Held), "{refused}");
+}
+
+#[test]
+fn what_the_silicon_forbids_is_not_written() {
+    let mut guest = Guest::new();
+    guest.write(RX + HEAD, 3);
+    guest.write(TX + DCTL, 0);
+    guest.write(TX + TAIL, 3);
+    assert_eq!(guest.device.hardware().hardware().forbidden(), 2);
+    assert_eq!(guest.device.faults().accesses, 2);
+    assert_eq!(vf(&guest.now).violations(), []);
+    // In two pieces, or beyond its end: not at all.
+    let mut short = [0; 2];
+    guest.device.access(RegisterAddress::Bar(0, STATUS), Access::Read(&mut short));
+    assert_eq!((short, guest.read(BAR_SIZE)), ([0xff; 2], !0));
+}

@@ -1,0 +1,170 @@
+//! The model of an 82576's virtual function as [`Hardware`], with a configuration space as a function has it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ioplane_device::Interrupt;
+use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_memory::MemoryRegion;
+use ioplane_moving::Surroundings;
+use ioplane_nic::vf82576::{Vf82576, spec};
+use ioplane_pci::{Bar, BarMap, ConfigSpace, Identity, Irq, Irqs, Space, Wire, WireError};
+
+pub struct Silicon {
+    vf: Arc<Mutex<Vf82576>>,
+    bars: BarMap,
+    config: ConfigSpace,
+}
+
+pub fn vf(of: &Arc<Mutex<Vf82576>>) -> MutexGuard<'_, Vf82576> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Silicon {
+    /// The function, and what its owner is given.
+    pub fn new(mac: [u8; 6], counted: u32, bar_size: u64) -> (Arc<Mutex<Vf82576>>, Silicon) {
+        let shared = Arc::new(Mutex::new(Vf82576::new(mac, counted)));
+        let bars = BarMap::new().with(0, Bar::new(bar_size, Space::Memory32));
+        let config = ConfigSpace::new(&identity(), &bars, irqs());
+        (shared.clone(), Silicon { vf: shared, bars, config })
+    }
+}
+
+fn identity() -> Identity {
+    Identity {
+        vendor: spec::VENDOR,
+        device: spec::DEVICE,
+        revision: 1,
+        class: spec::CLASS,
+        subsystem: (0, 0),
+    }
+}
+
+fn irqs() -> Irqs {
+    Irqs { msix: spec::VECTORS, ..Irqs::default() }
+}
+
+impl Hardware for Silicon {
+    fn name(&self) -> &str {
+        "0000:01:10.0"
+    }
+
+    fn identity(&self) -> Identity {
+        identity()
+    }
+
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        irqs()
+    }
+
+    fn read(&mut self, _: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        vf(&self.vf).read(offset, out);
+        Ok(())
+    }
+
+    fn write(&mut self, _: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        vf(&self.vf).write(offset, bytes);
+        Ok(())
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.config.read(offset, out);
+        Ok(())
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.config.write(offset, bytes);
+        vf(&self.vf).set_master(self.config.bus_master());
+        Ok(())
+    }
+
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
+        vf(&self.vf).map(iova, region).expect("memory can be mapped");
+        Ok(())
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        assert!(vf(&self.vf).unmap(iova, len), "what is unmapped was mapped so");
+        Ok(())
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        vf(&self.vf).wire(irq, vector, wire)
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        None
+    }
+
+    fn take_interrupt(&mut self) -> bool {
+        false
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        vf(&self.vf).reset();
+        Ok(true)
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Vector(AtomicU64);
+
+impl Interrupt for Vector {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Vector {
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A host around a function, whose physical function's frames come through, or do not.
+pub struct Around {
+    pub vf: Arc<Mutex<Vf82576>>,
+    /// The one that is left meanwhile.
+    pub left_one: Option<Arc<Mutex<Vf82576>>>,
+    pub sends: bool,
+    pub left: u32,
+}
+
+impl Surroundings for Around {
+    fn wait(&mut self) -> bool {
+        vf(&self.vf).step();
+        self.left_one.iter().for_each(|left| vf(left).step());
+        self.left = self.left.saturating_sub(1);
+        self.left > 0
+    }
+
+    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()> {
+        if !self.sends {
+            return Err(std::io::Error::other("the interface is down"));
+        }
+        for _ in 0..count.min(8) {
+            vf(&self.vf).receive(&frame(address, u8::MAX));
+        }
+        Ok(())
+    }
+}
+
+pub fn frame(to: [u8; 6], number: u8) -> Vec<u8> {
+    let mut frame = vec![number; 60];
+    frame[..6].copy_from_slice(&to);
+    frame[6..14].copy_from_slice(&[2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    frame
+}
