@@ -5,10 +5,10 @@
 
 use arbitrary::{Result, Unstructured};
 use ioplane_nbd::claim::{CLAIM, ClaimBook, ClaimQuery, ClaimRecord, ClaimReply, ClaimStore};
-use ioplane_nbd::reserve::{RESERVE, ReserveQuery, ReserveReply};
 use ioplane_nbd::handshake::server::{ExportRefusal, NAMESPACE, ServerHandshake, ServerStep, TlsPolicy};
 use ioplane_nbd::handshake::{BlockSizes, ExportInfo};
 use ioplane_nbd::import::EPOCH;
+use ioplane_nbd::reserve::{RESERVE, ReserveQuery, ReserveReply};
 use ioplane_nbd::spec::*;
 
 use super::{damage, name, pieces};
@@ -176,7 +176,11 @@ fn serve<'a>(policy: TlsPolicy, said: impl Iterator<Item = &'a [u8]>) -> (Vec<u8
                 Ok(ServerStep::Query { query, .. }) => {
                     assert!(query.starts_with(NAMESPACE));
                     let name = answer(&mut book, &query).unwrap_or_else(|| format!("{query}=1"));
-                    let _ = (ClaimReply::of(&query), ClaimRecord::decode(query.as_bytes()), ReserveReply::of(&query));
+                    let _ = (
+                        ClaimReply::of(&query),
+                        ClaimRecord::decode(query.as_bytes()),
+                        ReserveReply::of(&query),
+                    );
                     handshake.context((query.len() > NAMESPACE.len()).then_some(&name));
                 }
                 Ok(ServerStep::StartTls) => {
