@@ -68,7 +68,15 @@ impl Normalizer {
     }
 
     pub fn text(&self, text: &str) -> String {
-        self.places.iter().fold(text.to_owned(), |text, (found, shown)| text.replace(found, shown))
+        let text =
+            self.places.iter().fold(text.to_owned(), |text, (found, shown)| text.replace(found, shown));
+        // How often until now depends on how fast the machine is.
+        let Some((before, (_, after))) =
+            text.split_once("(tried ").and_then(|(before, tried)| Some((before, tried.split_once(')')?)))
+        else {
+            return text;
+        };
+        format!("{before}(tried <times>){}", self.text(after))
     }
 
     pub fn value(&self, value: Value) -> Value {
