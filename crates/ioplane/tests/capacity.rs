@@ -185,6 +185,24 @@ fn a_reservation_that_does_not_fit_is_refused_by_name_and_figures_and_outlives_t
     assert!(none.contains("has reserved anything"), "{none}");
 }
 
+/// A daemon that is started again under a guest does not take its disk away.
+#[test]
+fn a_disk_that_was_there_goes_on_without_what_is_refused() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 100");
+    let mut b = reserving(&uri, "60");
+    b.kill9();
+    exporter.until(|| export(&exporter)["connections"] == 0);
+    assert_eq!(exporter.cli(&["publish", "release", "data", "--reservations"]).code, 0);
+    let _c = reserving(&uri, "90");
+    b.start();
+    b.until(|| b.disk("data")["state"] == "served");
+    assert_eq!(b.disk("data")["backing"]["remote"]["reserved_iops"], 0);
+    let mut guest = Reader::connect(&b, "data");
+    guest.submit(1);
+    guest.wait(1);
+    assert_eq!(reserved(&exporter), [90]);
+}
+
 /// Keeps both busy until `slow` has had `count` answers, and says how many `fast` had meanwhile.
 fn race(fast: &mut Reader, slow: &mut Reader, count: usize) -> usize {
     let end = Instant::now() + Duration::from_secs(60);
