@@ -53,9 +53,9 @@ fn ping(l1: &L1, guest: &L2<'_>, daemon: &Inner<'_>) -> Result<Pinged> {
     Ok(pinged)
 }
 
-/// The five writes of a ping exit, the four reads do not. An interrupt more or less for a ping changes that a little.
+/// The writes of a ping exit, the reads do not: five of nine, and an interrupt of its own for what was sent brings one or two more of each.
 fn reads_do_not_exit(pinged: &Pinged) -> Result<()> {
-    let few = (3.0..=6.5).contains(&pinged.exits) && (3.0..=6.5).contains(&pinged.accesses);
+    let few = (3.0..=7.5).contains(&pinged.accesses) && pinged.exits <= pinged.accesses + 1.0;
     ensure!(few, "{} exits, {} accesses per ping", pinged.exits, pinged.accesses);
     Ok(())
 }

@@ -13,8 +13,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Its monitor is named after it.
 const GUEST: &str = "moved";
 const QMP: &str = "/tmp/moved.qmp";
-/// Pings of 1,000 bytes that are under way while functions change, and how often they do.
-const PINGS: u32 = 60;
+/// Pings of 1,000 bytes that are under way while functions change, and how often they do. On a slow machine a move and the commands around it
+/// take some seconds.
+const PINGS: u32 = 200;
 const MOVES: u32 = 4;
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.
@@ -40,7 +41,13 @@ fn replies(said: &str) -> Vec<u32> {
 fn moved(daemon: &Inner<'_>, to: &str) -> Result<Value> {
     let report = daemon.json(&format!("pci move nic0 --to {to} --qmp {QMP} --deadline 30s"))?;
     eprintln!("moved: {report}");
-    let shown = daemon.json("pci show nic0")?;
+    let end = Instant::now() + MINUTE;
+    let shown = loop {
+        let shown = daemon.json("pci show nic0")?;
+        if shown["state"] != "busy" || Instant::now() > end {
+            break shown;
+        }
+    };
     ensure!(shown["host"] == to && shown["mode"] == "migratable" && shown["connected"] == true, "{shown:#}");
     ensure!(report["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 1024), "{report}");
     ensure!(report.get("complaint").is_none(), "{report}");

@@ -32,6 +32,18 @@ impl ByteBar {
     }
 }
 
+/// From now on neither Ctrl-C nor a termination or hang-up ends this process: for what must not be left half done.
+pub fn ignore_signals() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _entered = runtime.enter();
+    // The process's handlers stay when these go.
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        let _ = signal(kind)?;
+    }
+    Ok(())
+}
+
 /// Becomes true by Ctrl-C, which ends this process no more: what it has begun would go on without anybody who looks at it.
 pub fn interrupted() -> Result<Arc<AtomicBool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -15,6 +15,8 @@ use crate::sysfs::{Sysfs, text};
 
 /// For experiments on a local network (IEEE 802, clause 9.2.3): no stack takes such a frame.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+/// IFF_UP in the flags of an interface (linux/if.h).
+const UP: u32 = 1;
 /// The shortest frame, without its check sum.
 const SHORTEST: usize = 60;
 
@@ -28,7 +30,7 @@ pub struct PhysicalFunction {
 }
 
 impl PhysicalFunction {
-    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`.
+    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`. It has to be up.
     pub fn of(root: &Path, of: PciAddress) -> io::Result<Self> {
         let missing = |what: String| io::Error::new(io::ErrorKind::NotFound, what);
         let nets = Sysfs::new(root).function(of).join("physfn/net");
@@ -44,6 +46,11 @@ impl PhysicalFunction {
         let wrong = |what: &str| io::Error::other(format!("{name} has no {what} that can be read"));
         let index = attribute("ifindex")?.parse().map_err(|_| wrong("index"))?;
         let address: MacAddress = attribute("address")?.parse().map_err(|_| wrong("address"))?;
+        let flags = attribute("flags")?;
+        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).map_err(|_| wrong("flags"))?;
+        if flags & UP == 0 {
+            return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("{name} is down")));
+        }
         // SAFETY: no pointers; what it returns is a new descriptor or -1.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if socket < 0 {
@@ -114,5 +121,9 @@ mod tests {
         fs::write(net.join("address"), "nothing\n").expect("a file");
         let error = PhysicalFunction::of(root.path(), of).expect_err("it has no address");
         assert_eq!(error.to_string(), "pf0 has no address that can be read");
+        fs::write(net.join("address"), "02:00:00:00:00:01\n").expect("a file");
+        fs::write(net.join("flags"), "0x1002\n").expect("a file");
+        let error = PhysicalFunction::of(root.path(), of).expect_err("it is down");
+        assert_eq!(error.to_string(), "pf0 is down");
     }
 }

@@ -1,43 +1,69 @@
 //! `ioplane pci move`: the guest is stopped by its QEMU's monitor, another function takes the place of the one that it has, it goes on.
 
-use anyhow::{Context, Result};
-use ioplane_api::report::MovedFunctionReport;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_api::report::{FunctionReport, MovedFunctionReport, ServedState};
 use ioplane_cli::args::PciMove;
 use ioplane_cli::client::Client;
 use ioplane_cli::command::pci;
 use ioplane_cli::output::{hint, print_done};
+use ioplane_cli::progress::ignore_signals;
 use serde_json::json;
 
 use crate::move_vm::{Monitor, refused};
 
-/// Moves it, or says why not. The guest goes on either way.
+/// How long a function that has no time to say how it is is asked again.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// How it is, once it has the time to say so.
+fn look(client: &Client, name: &str) -> Result<FunctionReport> {
+    let end = Instant::now() + BUSY;
+    loop {
+        let function = pci::function(client, name)?;
+        if function.state != ServedState::Busy {
+            return Ok(function);
+        }
+        if Instant::now() > end {
+            return Err(refused(format!("{name} is busy"), "see `ioplane pci show`, and try again"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Moves it, or says why not. The guest goes on either way, if it ran before.
 pub fn run(client: &Client, args: &PciMove, json: bool) -> Result<()> {
     let name = &args.name;
-    let function = pci::function(client, name)?;
+    let function = look(client, name)?;
     let vm = function.vm.filter(|_| function.connected).ok_or_else(|| {
         refused(format!("no VM uses {name}"), format!("remove {name}, and add the function at {}", args.to))
     })?;
     let mut monitor = Monitor::connect(&args.qmp)?;
-    monitor.is_of(&vm.name)?;
+    monitor.is_surely_of(&vm.name)?;
     let status = monitor.execute("query-status", &json!({}))?;
     let runs = status["running"].as_bool().unwrap_or(false);
-    if runs {
-        monitor.execute("stop", &json!({}))?;
-    }
-    let moved = pci::exchange(client, args);
-    if runs {
-        let goes_on = monitor.execute("cont", &json!({})).context("let the guest go on");
-        // What was refused says more.
-        if moved.is_ok() {
-            goes_on?;
+    ignore_signals()?;
+    let moved = if runs { monitor.execute("stop", &json!({})).map(drop) } else { Ok(()) }
+        .and_then(|()| pci::exchange(client, args));
+    // Also where the stop failed: it may have been carried out since.
+    let goes_on = if runs { monitor.execute("cont", &json!({})).map(drop) } else { Ok(()) };
+    let report = match (moved, goes_on) {
+        (Ok(report), Ok(())) => report,
+        (Err(error), Ok(())) => return Err(error),
+        (Ok(_), Err(error)) => return Err(error.context(format!("{name} was moved, and {STANDS}"))),
+        (Err(error), Err(more)) => {
+            hint(&format!("{STANDS}: {more:#}"));
+            return Err(error);
         }
-    }
-    let report = moved?;
+    };
     if let (Some(complaint), false) = (&report.complaint, json) {
         hint(complaint);
     }
     print_done(json, &report, shown)
 }
+
+/// What a user has to know before all else.
+const STANDS: &str = "the VM may stand still: say `cont` by its monitor";
 
 fn shown(report: &MovedFunctionReport) -> String {
     let MovedFunctionReport { name, from, to, state_bytes, stop_accesses, replay_accesses, took_us, .. } =

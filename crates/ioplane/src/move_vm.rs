@@ -237,6 +237,18 @@ impl Monitor {
         })
     }
 
+    /// As [`Monitor::is_of`], where a VM without a name may be any.
+    pub(crate) fn is_surely_of(&mut self, vm: &str) -> Result<()> {
+        self.is_of(vm)?;
+        let name = self.execute("query-name", &json!({}))?;
+        if name["name"].is_string() {
+            return Ok(());
+        }
+        let error =
+            format!("the VM of the monitor at {} has no name, so it may be another than {vm}", self.path);
+        Err(refused(error, "start its QEMU with -name"))
+    }
+
     /// Whether it is the VM's, or an error.
     pub(crate) fn is_of(&mut self, vm: &str) -> Result<()> {
         let name = self.execute("query-name", &json!({}))?;

@@ -17,6 +17,7 @@ fn exporter(more: &str) -> (TestDaemon, String) {
     let mut exporter = TestDaemon::new_beside_the_build("");
     configure(&exporter, port, more);
     exporter.start();
+    export(&exporter);
     (exporter, format!("nbd://127.0.0.1:{port}/data"))
 }
 
@@ -38,8 +39,17 @@ fn importer() -> TestDaemon {
     importer
 }
 
+/// Its report, once it is served and has the time for one.
 fn export(exporter: &TestDaemon) -> Value {
-    exporter.json(&["publish", "show", "data"])
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let export = exporter.json(&["publish", "show", "data"]);
+        if export["state"] == "served" {
+            return export;
+        }
+        assert!(Instant::now() < end, "{export}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The capacity of an export as its report has it.
@@ -164,7 +174,8 @@ fn a_reservation_that_does_not_fit_is_refused_by_name_and_figures_and_outlives_t
     // A disk that is removed gives its part back; one whose host is gone does when a person says so.
     let said = c.cli(&["disk", "remove", "more"]);
     assert_eq!(said.code, 0, "{}", said.err);
-    assert_eq!(reserved(&exporter), [6000]);
+    // Given back beside, where the exporter takes its time.
+    exporter.until(|| reserved(&exporter) == [6000]);
     drop(b);
     exporter.until(|| export(&exporter)["connections"] == 0);
     let said = exporter.cli(&["publish", "release", "data", "--reservations"]);
@@ -172,6 +183,24 @@ fn a_reservation_that_does_not_fit_is_refused_by_name_and_figures_and_outlives_t
     assert_eq!(reserved(&exporter), [0u64; 0]);
     let none = exporter.refused(&["publish", "release", "data", "--reservations"]);
     assert!(none.contains("has reserved anything"), "{none}");
+}
+
+/// A daemon that is started again under a guest does not take its disk away.
+#[test]
+fn a_disk_that_was_there_goes_on_without_what_is_refused() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 100");
+    let mut b = reserving(&uri, "60");
+    b.kill9();
+    exporter.until(|| export(&exporter)["connections"] == 0);
+    assert_eq!(exporter.cli(&["publish", "release", "data", "--reservations"]).code, 0);
+    let _c = reserving(&uri, "90");
+    b.start();
+    b.until(|| b.disk("data")["state"] == "served");
+    assert_eq!(b.disk("data")["backing"]["remote"]["reserved_iops"], 0);
+    let mut guest = Reader::connect(&b, "data");
+    guest.submit(1);
+    guest.wait(1);
+    assert_eq!(reserved(&exporter), [90]);
 }
 
 /// Keeps both busy until `slow` has had `count` answers, and says how many `fast` had meanwhile.
@@ -213,6 +242,7 @@ fn whoever_has_reserved_gets_more_than_one_that_floods() {
     }
     drop(first);
     one.until(|| one.cli(&["disk", "remove", "data"]).code == 0);
+    exporter.until(|| reserved(&exporter).is_empty());
     let said = other.cli(&["disk", "add", "late", "--remote", &uri, "--read-only", "--reserve-iops", "90"]);
     assert_eq!(said.code, 0, "{}", said.err);
     let (mut first, mut late) = (Reader::connect(&one, "late"), Reader::connect(&other, "late"));

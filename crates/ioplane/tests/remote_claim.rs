@@ -103,6 +103,9 @@ fn refusal(importer: &TestDaemon) -> String {
 fn zero(importer: &TestDaemon) {
     let mut guest = Reader::of(importer, "data", CrashLoad::image_bytes(1) as u32);
     assert_eq!(guest.status_of(DiskOp::WriteZeroes { unmap: false }), 0);
+    drop(guest);
+    // Who comes while a guest is still leaving is sent away.
+    importer.until(|| importer.disk("data")["connected"] == false);
 }
 
 #[test]

@@ -78,10 +78,10 @@ pub struct RemoteReport {
     /// The generation of its claim to write; nothing while it has none.
     #[serde(default)]
     pub generation: Option<u64>,
-    /// Requests per second that the server keeps for this disk; 0 if none are reserved.
+    /// Requests per second that the server granted to this disk when it was opened; 0 if none are reserved.
     #[serde(default)]
     pub reserved_iops: u64,
-    /// Bytes per second that the server keeps for this disk; 0 if none are reserved.
+    /// Bytes per second that the server granted to this disk when it was opened; 0 if none are reserved.
     #[serde(default)]
     pub reserved_bandwidth: u64,
     /// Connections, one for each queue in use.

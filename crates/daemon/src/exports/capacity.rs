@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use ioplane_api::report::ReservationReport;
 use ioplane_api::size::Size;
 use ioplane_api::spec::LimitsSpec;
+use ioplane_device::clock::since_epoch;
 use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
 use ioplane_scheduler::{Capacity, LimitSet, LimitUnit, ReservedRates, Shortage};
 use ioplane_virtio::DeviceLimits;
@@ -115,9 +117,15 @@ struct Reserved {
 }
 
 impl Reserved {
+    /// Empty: who gave its part back and asks for it again has no burst twice.
     fn new(record: Record) -> Reserved {
-        let mut limits = DeviceLimits::default();
-        limit(&mut limits, &spec_of(record.rates()));
+        let (mut limits, spec) = (DeviceLimits::default(), spec_of(record.rates()));
+        limit(&mut limits, &spec);
+        let now = since_epoch(Instant::now());
+        for (unit, bucket) in limits.own() {
+            let limit = if unit == LimitUnit::Requests { spec.rate() } else { spec.bandwidth() };
+            bucket.reserve(now, limit.map_or(0, |(_, burst)| burst));
+        }
         Reserved { record, limits }
     }
 }
@@ -172,6 +180,7 @@ impl ExportCapacity {
         let mut capacity =
             ExportCapacity { declared: *declared, whole, reserved: BTreeMap::new(), exclusive, file };
         let mut records = capacity.file.read();
+        let noted = records.len();
         records.sort_by_key(|record| record.since);
         for record in records.into_iter().take(MOST) {
             match capacity.admit(&record.holder, record.rates()) {
@@ -184,6 +193,13 @@ impl ExportCapacity {
                     tracing::warn!(holder, why, "a reservation does not fit any more, and is dropped");
                 }
             }
+        }
+        let kept: Vec<Record> = capacity.reserved.values().map(|reserved| reserved.record.clone()).collect();
+        // Or they would be back after the next start.
+        if kept.len() < noted
+            && let Err(error) = capacity.file.write(kept)
+        {
+            tracing::warn!(error, "reservations that were dropped are still noted");
         }
         capacity
     }
@@ -258,6 +274,11 @@ impl ExportCapacity {
         Ok(())
     }
 
+    /// What is reserved for `holder`.
+    pub fn reserved_for(&self, holder: &str) -> ReservedRates {
+        self.reserved.get(holder).map_or_else(ReservedRates::default, |reserved| reserved.record.rates())
+    }
+
     /// Reserves what a client asks for, in place of what it had. `now`: seconds since 1970. Blocks.
     pub fn reserve(&mut self, query: &ReserveQuery, now: u64) -> ReserveReply {
         let ReserveQuery { holder, rates, name } = query;
@@ -271,7 +292,7 @@ impl ExportCapacity {
             ));
         }
         // Asked for anew after each start of the client.
-        if before.map_or(ReservedRates::default(), |before| before.record.rates()) == *rates {
+        if self.reserved_for(holder) == *rates {
             return ReserveReply::Granted(*rates);
         }
         let (requests, bytes) = (rates.requests, rates.bytes);

@@ -314,12 +314,15 @@ impl Owner {
 
     /// See [`Ask::Reserve`].
     async fn reserve(&mut self, query: &ReserveQuery) -> ReserveReply {
+        let before = self.capacity.reserved_for(&query.holder);
         let reply = tokio::task::block_in_place(|| self.capacity.reserve(query, since_1970()));
         let (export, by) = (&self.running.info().name, &query.name);
         match &reply {
             ReserveReply::Granted(rates) => {
                 tracing::info!(export, by, iops = rates.requests, bandwidth = rates.bytes, "reserved");
-                self.limit_again().await;
+                if *rates != before {
+                    self.limit_again().await;
+                }
             }
             ReserveReply::Refused(why) => tracing::warn!(export, by, why, "a reservation was refused"),
         }

@@ -115,15 +115,16 @@ fn refuse(name: &str, error: &ExchangeError) -> Refusal {
     match error {
         ExchangeError::NoGuest => Refusal::conflict(text, "remove it, and add the other one"),
         ExchangeError::Held => Refusal::conflict(text, format!("resume it first: ioplane pci resume {name}")),
-        ExchangeError::Dead(_) | ExchangeError::Lost { .. } => {
-            Refusal::conflict(text, "let the guest's driver reset it, or restart the guest")
-        }
+        ExchangeError::Dead(_) | ExchangeError::Lost { .. } => Refusal::conflict(
+            text,
+            "reset it in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest",
+        ),
         ExchangeError::OtherKind { .. } => {
             Refusal::conflict(text, "choose a function of the same kind of card")
         }
         ExchangeError::Failed(_) | ExchangeError::BroughtBack(_) => Refusal::conflict(
             text,
-            "its guest goes on as before; see whether both physical functions' interfaces are up, and try again",
+            "its guest has the function that it had; see whether both physical functions have a link, and try again",
         ),
     }
 }
@@ -135,8 +136,11 @@ impl Card {
         form: MoveFunctionForm,
         leases: PathBuf,
     ) -> Result<MovedFunctionReport, Refusal> {
-        let _changing = self.served.changing.lock().await;
         let name = self.name();
+        // Its guest stands still: nobody waits here for somebody else.
+        let Ok(_changing) = self.served.changing.try_lock() else {
+            return Err(Refusal::busy(format!("{name} is being changed"), "try again in a moment"));
+        };
         let from = self.may_move(&form)?;
         let (asked, to) = (form.clone(), form.to);
         let Taken { lease, vfio, mut there, mut back } =

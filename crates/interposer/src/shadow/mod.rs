@@ -9,7 +9,8 @@
 //! The slot goes before the VMM's call that moves or removes the marker, or that wants its place or its number. A read that has exited proves that
 //! nothing else of KVM's is there, and the grant that the VMM sends such reads to this device.
 //!
-//! `IOPLANE_EXITS_SHADOW=off`: none of this; `on`: also in VMMs other than QEMU. The clusters' switch does not matter to it.
+//! `IOPLANE_EXITS_SHADOW=off`: none of this; `on`: also in VMMs other than QEMU, where the library is on. Whether clusters are switched on later does not
+//! matter to it.
 #![allow(unsafe_code)]
 // UNSAFETY: reads what the VMM gives the kernel by address, and what KVM_RUN has left for it.
 

@@ -99,6 +99,8 @@ pub struct Import {
 struct Shared {
     options: ImportOptions,
     facts: Facts,
+    /// What the exporter kept for it when it was opened.
+    reserved: ReservedRates,
     instance: ArcSwapOption<String>,
     /// What tells this use of the export from earlier ones by the same holder, and the number of the next channel.
     session: AtomicU64,
@@ -138,7 +140,7 @@ impl Import {
                 }
             }
         };
-        reserve::check(&options, &reached)?;
+        let reserved = reserve::check(&options, &reached)?;
         let claim = match claim::begin(&options, &reached).await {
             Ok(claim) => claim,
             Err(error) => {
@@ -159,6 +161,7 @@ impl Import {
             && !facts.read_only();
         let shared = Shared {
             facts: reached.facts,
+            reserved,
             shelf: retains.then(|| Shelf::new(options.retain)),
             used: AtomicBool::new(false),
             turnover: Arc::default(),
@@ -192,11 +195,7 @@ impl Import {
             instance: shared.instance.load().as_deref().cloned(),
             claim: shared.claim.standing(),
             generation: shared.claim.held().map(|claim| claim.generation),
-            reserved: shared
-                .options
-                .reserve
-                .as_ref()
-                .map_or_else(ReservedRates::default, |reserve| reserve.rates),
+            reserved: shared.reserved,
             claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),

@@ -155,7 +155,8 @@ pub struct ImportOptions {
     pub mark: Option<PathBuf>,
     /// The claim to write, at exporters that keep claims. Without it such an export cannot be used while another one has it.
     pub claim: Option<ClaimOptions>,
-    /// What is reserved when it is opened, for the holder above, and until [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it.
+    /// What is reserved when it is opened, for the holder above, and until [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it
+    /// and [`ClaimWish`] is not to go on with what was there before.
     pub reserve: Option<ReserveOptions>,
 }
 

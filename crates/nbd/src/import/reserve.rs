@@ -1,20 +1,25 @@
 //! What an exporter keeps of its capacity for an import.
 
 use super::connect::{Reached, reach};
-use super::options::ImportOptions;
+use super::options::{ClaimWish, ImportOptions};
 use crate::error::NbdError;
 use crate::reserve::{ReserveReply, ReservedRates};
 
-/// Whether the exporter keeps what was asked for when it was reached.
-pub(super) fn check(options: &ImportOptions, reached: &Reached) -> Result<(), NbdError> {
-    let Some(wanted) = &options.reserve else { return Ok(()) };
-    match &reached.reserved {
-        Some(ReserveReply::Granted(rates)) if *rates == wanted.rates => Ok(()),
-        Some(ReserveReply::Refused(why)) => Err(NbdError::Reservation(why.clone())),
-        Some(ReserveReply::Granted(_)) | None => {
-            Err(NbdError::Reservation("the server keeps nothing for single clients".to_owned()))
-        }
+/// What the exporter keeps, which is what was asked for when it was reached. Otherwise the disk is refused to whoever adds it; one that was there
+/// before goes on without: its guest has the disk already, and one that cannot be used would be worse.
+pub(super) fn check(options: &ImportOptions, reached: &Reached) -> Result<ReservedRates, NbdError> {
+    let Some(wanted) = &options.reserve else { return Ok(ReservedRates::default()) };
+    let why = match &reached.reserved {
+        Some(ReserveReply::Granted(rates)) if *rates == wanted.rates => return Ok(*rates),
+        Some(ReserveReply::Refused(why)) => why.clone(),
+        Some(ReserveReply::Granted(_)) | None => "the server keeps nothing for single clients".to_owned(),
+    };
+    let wish = options.claim.as_ref().map(|claim| claim.wish);
+    if !matches!(wish, Some(ClaimWish::Own | ClaimWish::Inherit)) {
+        return Err(NbdError::Reservation(why));
     }
+    tracing::warn!(address = %options.address, why, "nothing is reserved any more");
+    Ok(ReservedRates::default())
 }
 
 /// Gives back what the exporter keeps.

@@ -88,7 +88,7 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         let map = GuestMap::new(self.mapped.clone()).map_err(MovingError::Dummies)?;
         let view = GuestView::new(Arc::new(map));
         let (begun, before) = (Instant::now(), self.hardware.hardware().accesses());
-        let state = self.stop(there)?;
+        let state = self.stop(&view, there, back)?;
         let stop_accesses = self.hardware.hardware().accesses() - before;
         if let Err(first) = self.bring(&mut other, &state, &view, there) {
             return Err(self.bring_back(&mut other, &view, back, first));
@@ -148,28 +148,48 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         Ok(())
     }
 
-    /// Brings the function to rest and saves it. What was not sent by the deadline is waited for in vain: then it runs on.
-    fn stop(&mut self, around: &mut dyn Surroundings) -> Result<Vec<u8>, ExchangeError> {
-        loop {
-            match self.hardware.movable.stop(Unsent::Wait) {
-                Ok(true) => break,
-                Ok(false) if around.wait() => {}
-                Ok(false) => {
-                    let doing = "its frames are sent and its queues end".to_owned();
-                    return Err(self.not_stopped(MovingError::Deadline { doing }));
-                }
-                Err(error) => return Err(self.not_stopped(error)),
-            }
+    /// Brings the function to rest and saves it. What was not sent by the deadline is waited for in vain: then it runs on. Where its queues were
+    /// told to end by then it is brought back once they have.
+    fn stop(
+        &mut self,
+        view: &GuestView,
+        there: &mut dyn Surroundings,
+        back: &mut dyn Surroundings,
+    ) -> Result<Vec<u8>, ExchangeError> {
+        let Err(first) = self.rest(there) else { return Ok(self.hardware.movable.save()?) };
+        if !self.hardware.movable.is_stopping() {
+            return Err(first.into());
         }
-        Ok(self.hardware.movable.save()?)
+        let rested = self.rest(back);
+        Err(self.goes_on(rested, view, back, first))
     }
 
-    /// Queues that were told to end and do not are nobody's to bring back.
-    fn not_stopped(&mut self, error: MovingError) -> ExchangeError {
-        if self.hardware.movable.is_stopping() {
-            self.lose();
+    fn rest(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        while !self.hardware.movable.stop(Unsent::Wait)? {
+            if !around.wait() {
+                let doing = "its frames are sent and its queues end".to_owned();
+                return Err(MovingError::Deadline { doing });
+            }
         }
-        error.into()
+        Ok(())
+    }
+
+    /// The one that the guest has is `ready` for it again, or not: brings it back.
+    fn goes_on(
+        &mut self,
+        ready: Result<(), MovingError>,
+        view: &GuestView,
+        back: &mut dyn Surroundings,
+        first: MovingError,
+    ) -> ExchangeError {
+        match ready.and_then(|()| self.hardware.movable.replay(view, back)).and_then(|()| Ok(self.command()?))
+        {
+            Ok(()) => ExchangeError::BroughtBack(first),
+            Err(second) => {
+                self.lose();
+                ExchangeError::Lost { first, second }
+            }
+        }
     }
 
     /// Its guest reads all ones until it, or its VMM, resets it.
@@ -200,13 +220,6 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
     ) -> ExchangeError {
         let _ = other.master(false);
         let wired = other.hand_wires(&mut self.hardware).map_err(MovingError::from);
-        match wired.and_then(|()| self.hardware.movable.replay(view, back)).and_then(|()| Ok(self.command()?))
-        {
-            Ok(()) => ExchangeError::BroughtBack(first),
-            Err(second) => {
-                self.lose();
-                ExchangeError::Lost { first, second }
-            }
-        }
+        self.goes_on(wired, view, back, first)
     }
 }

@@ -212,6 +212,28 @@ fn a_move_that_fails_leaves_the_guest_its_function() {
 }
 
 #[test]
+fn queues_that_end_after_the_deadline_are_brought_back() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
+    let (mut there, mut back) = guest.around(&other, true);
+    // They are told to end at the first look; the silicon says so a step later.
+    there.left = 1;
+    let refused = guest.device.exchange(hardware, &mut there, &mut back).map(drop).expect_err("no time");
+    assert!(matches!(refused, ExchangeError::BroughtBack(_)), "{refused}");
+    guest.traffic(1);
+    assert_eq!(guest.received, [0, 1]);
+    assert_eq!(vf(&guest.now).violations(), []);
+    // A function that is not brought back either answers nothing.
+    let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
+    let (mut there, mut back) = guest.around(&other, true);
+    (there.left, back.left) = (1, 0);
+    let refused = guest.device.exchange(hardware, &mut there, &mut back).map(drop).expect_err("no time");
+    assert!(matches!(refused, ExchangeError::Lost { .. }), "{refused}");
+    assert_eq!(guest.read(STATUS), !0);
+}
+
+#[test]
 fn what_cannot_take_its_place_is_refused_before_anything_stops() {
     let mut guest = Guest::new();
     guest.traffic(0);
