@@ -52,7 +52,7 @@ pub fn run(client: &Client, args: &PciMove, json: bool) -> Result<()> {
         (Err(error), Ok(())) => return Err(error),
         (Ok(_), Err(error)) => return Err(error.context(format!("{name} was moved, and {STANDS}"))),
         (Err(error), Err(more)) => {
-            hint(&format!("{STANDS}: {more:#}"));
+            hint(format!("{STANDS}: {more:#}"));
             return Err(error);
         }
     };
