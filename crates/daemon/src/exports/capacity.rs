@@ -475,7 +475,8 @@ mod tests {
         let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
         assert_eq!(capacity.reserve(&query("holder", 6000), 1), granted(6000));
         let (holder, other) = (capacity.limits(Some("holder")), capacity.limits(None));
-        let now = 1_000_000_000;
+        // What was reserved begins empty, and is full by then.
+        let now = since_epoch(Instant::now()) + 1_000_000_000;
         let all = |set: &LimitSet| (0..100_000).take_while(|_| set.admit(now, 512).is_ok()).count();
         // Bursts of a tenth of a second, and one request beyond each.
         assert!((1000..=1001).contains(&all(&other)));
