@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-pub use crate::spec::{CoreChangeForm, CoreForm};
 use crate::spec::{
-    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord, PciAddress,
-    limited, limits_of, set_limits,
+    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord,
+    PciAddress, backing_fields, limited, limits_of, set_limits,
 };
+pub use crate::spec::{CoreChangeForm, CoreForm};
 
 /// A body, and the names of its fields; behind `was` is the name that one had before.
 macro_rules! body {
@@ -74,6 +74,18 @@ impl ChangeForm {
     /// What it changes of the limits.
     pub fn limits(&self) -> LimitsSpec {
         limits_of!(disk_limits of self)
+    }
+
+    /// The backing that it asks for, if any.
+    pub fn backing(&self) -> BackingForm {
+        let form = self.clone();
+        backing_fields!(BackingForm of form)
+    }
+}
+
+impl From<BackingForm> for ChangeForm {
+    fn from(form: BackingForm) -> Self {
+        backing_fields!(ChangeForm of form, ..ChangeForm::default())
     }
 }
 

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ioplane_nbd::claim::ClaimRecord;
 use ioplane_nbd::import::{ClaimKeeper, RememberedClaim};
 use rustix::fs::FlockOperation;
-use sha2::{Digest, Sha256};
 
 use crate::refusal::Refusal;
-use crate::small_file::{make_folder, read, replace};
+use crate::small_file::{hash, make_folder, read, replace};
 
 /// How long a daemon that has the directory may take to go.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,15 +24,6 @@ pub struct ClaimFolder {
     folder: PathBuf,
     /// Held until the process ends.
     lock: Mutex<Option<Arc<File>>>,
-}
-
-fn hash(parts: &[&[u8]], bytes: usize) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(part);
-        hash.update([0]);
-    }
-    hash.finalize().iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl ClaimFolder {

@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 /// More than any of them has.
 pub const MOST: usize = 4096;
 
@@ -22,6 +24,16 @@ pub fn read_up_to(file: &Path, most: usize) -> std::io::Result<Option<Vec<u8>>> 
         Err(error) => return Err(error),
     };
     Ok(Some(bytes))
+}
+
+/// A file's name for what is told apart by `parts`: so many bytes of their hash, in hexadecimal.
+pub fn hash(parts: &[&[u8]], bytes: usize) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part);
+        hash.update([0]);
+    }
+    hash.finalize().iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Makes a directory that only its owner may read, and those above it, and makes that durable.

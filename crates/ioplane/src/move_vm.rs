@@ -239,9 +239,7 @@ impl Monitor {
 
     /// As [`Monitor::is_of`], where a VM without a name may be any.
     pub(crate) fn is_surely_of(&mut self, vm: &str) -> Result<()> {
-        self.is_of(vm)?;
-        let name = self.execute("query-name", &json!({}))?;
-        if name["name"].is_string() {
+        if self.is_of(vm)? {
             return Ok(());
         }
         let error =
@@ -249,14 +247,16 @@ impl Monitor {
         Err(refused(error, "start its QEMU with -name"))
     }
 
-    /// Whether it is the VM's, or an error.
-    pub(crate) fn is_of(&mut self, vm: &str) -> Result<()> {
+    /// Whether it says that it is the VM's; an error if it says that it is another's.
+    pub(crate) fn is_of(&mut self, vm: &str) -> Result<bool> {
         let name = self.execute("query-name", &json!({}))?;
-        if let Some(other) = name["name"].as_str().filter(|name| *name != vm) {
-            let error = format!("the monitor at {} is that of VM {}", self.path, plain(other));
-            return Err(refused(error, format!("give the monitor of {vm}")));
+        match name["name"].as_str() {
+            Some(name) if name != vm => {
+                let error = format!("the monitor at {} is that of VM {}", self.path, plain(name));
+                Err(refused(error, format!("give the monitor of {vm}")))
+            }
+            name => Ok(name.is_some()),
         }
-        Ok(())
     }
 
     /// Whether it is the VM's, and that can migrate now. Says whether the VM runs.

@@ -95,6 +95,14 @@ pub struct Id {
     pub revisions: Option<(u8, u8)>,
 }
 
+impl Id {
+    /// Whether it is that of such a function.
+    pub fn fits(&self, vendor: u16, device: u16, revision: u8) -> bool {
+        let revisions = self.revisions.is_none_or(|(first, last)| (first..=last).contains(&revision));
+        self.vendor == vendor && self.device == device && revisions
+    }
+}
+
 /// Which way an access goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {

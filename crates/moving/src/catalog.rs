@@ -9,3 +9,9 @@ pub fn movable() -> &'static [&'static DirectModel] {
     static MOVABLE: [&DirectModel; 1] = [&vf82576::DIRECT];
     &MOVABLE
 }
+
+/// The model that fits a function.
+pub fn find(vendor: u16, device: u16, revision: u8) -> Option<&'static DirectModel> {
+    let fits = |direct: &&DirectModel| direct.model.ids.iter().any(|id| id.fits(vendor, device, revision));
+    movable().iter().copied().find(fits)
+}

@@ -12,12 +12,7 @@ pub fn models() -> &'static [&'static StateModel] {
 
 /// The model that fits a function.
 pub fn find(vendor: u16, device: u16, revision: u8) -> Option<&'static StateModel> {
-    models().iter().copied().find(|model| {
-        model.ids.iter().any(|id| {
-            let revisions = id.revisions.is_none_or(|(first, last)| (first..=last).contains(&revision));
-            id.vendor == vendor && id.device == device && revisions
-        })
-    })
+    models().iter().copied().find(|model| model.ids.iter().any(|id| id.fits(vendor, device, revision)))
 }
 
 /// The model of this name.

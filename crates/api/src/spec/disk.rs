@@ -217,6 +217,25 @@ macro_rules! backing_form {
     };
 }
 
+/// The fields of a backing, from a form that has them, as those of another.
+macro_rules! backing_fields {
+    ($to:ident of $form:ident $(, ..$rest:expr)?) => {
+        $to {
+            path: $form.path,
+            memory: $form.memory,
+            remote: $form.remote,
+            timeout_s: $form.timeout_s,
+            reserve_iops: $form.reserve_iops,
+            reserve_bandwidth: $form.reserve_bandwidth,
+            format: $form.format,
+            direct: $form.direct,
+            engine: $form.engine,
+            $(..$rest)?
+        }
+    };
+}
+
+pub(crate) use backing_fields;
 pub(super) use backing_form;
 
 backing_form! {
@@ -358,20 +377,7 @@ impl DiskForm {
     /// writable, no limits, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
-        let DiskForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
-        let DiskForm { reserve_iops, reserve_bandwidth, .. } = self;
-        let backing = BackingForm {
-            path,
-            memory,
-            remote,
-            timeout_s,
-            reserve_iops,
-            reserve_bandwidth,
-            format,
-            direct,
-            engine,
-        };
-        let backing = backing.spec(&mut flaws);
+        let backing = backing_fields!(BackingForm of self).spec(&mut flaws);
         let queues = QUEUES.read(&mut flaws, self.queues);
         let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));

@@ -7,8 +7,8 @@ use super::checks::{CountField, checked, path_flaw};
 use super::disk::backing_form;
 use super::{
     BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, LimitFields, LimitsSpec,
-    ListenAddress, MemoryWord, NbdUri, ServedSpec, form, group_flaw, limit_names, limited, limits_of, named,
-    set_limits, spec, with_limits,
+    ListenAddress, MemoryWord, NbdUri, ServedSpec, backing_fields, form, group_flaw, limit_names, limited,
+    limits_of, named, set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -102,11 +102,7 @@ impl ExportForm {
     /// The complete export. Left out: no limits, writable, for clients of this host, 16 connections, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<ExportSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
-        let ExportForm { path, memory, remote, timeout_s, format, direct, engine, .. } = self;
-        let backing =
-            BackingForm { path, memory, remote, timeout_s, format, direct, engine, ..BackingForm::default() };
-        let backing = BackingForm { reserve_iops: self.reserve_iops, ..backing };
-        let backing = BackingForm { reserve_bandwidth: self.reserve_bandwidth, ..backing }.spec(&mut flaws);
+        let backing = backing_fields!(BackingForm of self).spec(&mut flaws);
         let connections = CONNECTIONS.read(&mut flaws, self.connections);
         let limits = limits_of!(export_limits of self).asked();
         let spec = with_limits!(

@@ -31,6 +31,7 @@ pub use self::core::{CORES, CoreChangeForm, CoreForm, CoreSpec};
 pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
 pub use cpu_list::CpuList;
+pub(crate) use disk::backing_fields;
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
 pub use export::{ExportChangeForm, ExportForm, ExportSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};

@@ -319,30 +319,8 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let BackingForm {
-                path,
-                memory,
-                remote,
-                timeout_s,
-                reserve_iops,
-                reserve_bandwidth,
-                format,
-                direct,
-                engine,
-            } = backing;
-            let path = path.as_deref().map(absolute).transpose()?;
-            let form = ChangeForm {
-                path,
-                memory,
-                remote,
-                timeout_s,
-                reserve_iops,
-                reserve_bandwidth,
-                format,
-                direct,
-                engine,
-                ..ChangeForm::default()
-            };
+            let path = backing.path.as_deref().map(absolute).transpose()?;
+            let form = ChangeForm::from(BackingForm { path, ..backing });
             let disk: DiskReport = working("waiting for a quiet moment", || {
                 ask(client, Method::PATCH, &address(&name), Some(&form))
             })?;

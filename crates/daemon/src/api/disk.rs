@@ -37,20 +37,8 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, query: Addition, 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
     let limits = form.limits();
-    let ChangeForm { size, shrink, path, memory, remote, timeout_s, format, direct, engine, group, .. } =
-        form;
-    let ChangeForm { reserve_iops, reserve_bandwidth, .. } = form;
-    let backing = BackingForm {
-        path,
-        memory,
-        remote,
-        timeout_s,
-        reserve_iops,
-        reserve_bandwidth,
-        format,
-        direct,
-        engine,
-    };
+    let backing = form.backing();
+    let ChangeForm { size, shrink, group, .. } = form;
     if limits != LimitsSpec::default() || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));

@@ -15,7 +15,6 @@ use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
 use ioplane_scheduler::{Capacity, LimitSet, LimitUnit, ReservedRates, Shortage};
 use ioplane_virtio::DeviceLimits;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::lower::limit;
 use crate::small_file;
@@ -63,11 +62,7 @@ impl ReservationFile {
     /// Of the export of that name at that socket, by which two daemons with one state directory are told apart.
     pub fn new(state_dir: &Path, socket: &Path, export: &str) -> ReservationFile {
         let folder = state_dir.join("reservations");
-        let mut hash = Sha256::new();
-        hash.update(socket.as_os_str().as_encoded_bytes());
-        hash.update([0]);
-        hash.update(export);
-        let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let name = small_file::hash(&[socket.as_os_str().as_encoded_bytes(), export.as_bytes()], 16);
         ReservationFile { file: folder.join(name), folder }
     }
 

@@ -179,14 +179,8 @@ impl Door {
             return Some(RESERVE.to_owned());
         }
         let asked = ReserveQuery::of(query)?;
-        let query = match who {
-            ClientOrigin::Host(host) => ReserveQuery {
-                holder: joined(host, &asked.holder),
-                name: readable(&format!("{} (certificate of {host})", asked.name)),
-                ..asked
-            },
-            ClientOrigin::Local | ClientOrigin::Anybody => asked,
-        };
+        let (holder, name) = in_the_name_of(who, asked.holder, asked.name);
+        let query = ReserveQuery { holder, name, ..asked };
         let (answer, reply) = oneshot::channel();
         self.ask(Ask::Reserve { query, answer }).await.ok()?;
         let reply = reply.await.ok()?;
@@ -212,19 +206,23 @@ impl Door {
             knows.fetch_or(selects, Ordering::Relaxed);
             return Some(CLAIM.to_owned());
         };
-        let asked = match who {
-            ClientOrigin::Host(host) => ClaimQuery {
-                holder: joined(host, &asked.holder),
-                name: readable(&format!("{} (certificate of {host})", asked.name)),
-                ..asked
-            },
-            ClientOrigin::Local | ClientOrigin::Anybody => asked,
-        };
+        let (holder, name) = in_the_name_of(who, asked.holder, asked.name);
+        let query = ClaimQuery { holder, name, ..asked };
         let (answer, reply) = oneshot::channel();
-        self.ask(Ask::Claim { query: asked, answer }).await.ok()?;
+        self.ask(Ask::Claim { query, answer }).await.ok()?;
         let reply = reply.await.ok()?;
         knows.store(true, Ordering::Relaxed);
         Some(reply.to_string())
+    }
+}
+
+/// Whose holder it is, and how it is called: a host speaks for itself only.
+fn in_the_name_of(who: &ClientOrigin, holder: String, name: String) -> (String, String) {
+    match who {
+        ClientOrigin::Host(host) => {
+            (joined(host, &holder), readable(&format!("{name} (certificate of {host})")))
+        }
+        ClientOrigin::Local | ClientOrigin::Anybody => (holder, name),
     }
 }
 

@@ -69,10 +69,7 @@ fn mediate(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSp
 }
 
 fn direct_model(identity: &Identity) -> Option<&'static DirectModel> {
-    ioplane_moving::catalog::movable().iter().copied().find(|direct| {
-        let mut ids = direct.model.ids.iter();
-        ids.any(|id| id.vendor == identity.vendor && id.device == identity.device)
-    })
+    ioplane_moving::catalog::find(identity.vendor, identity.device, identity.revision)
 }
 
 /// Before anything is taken from anybody: whether there is what knows it, and somebody to send it frames.
