@@ -31,7 +31,8 @@ pub struct Said {
     pub err: String,
 }
 
-/// By the system call: a fresh Debian has no program `kill`.
+/// By the system call: a fresh Debian has no program `kill`. Returns from STOP when no thread runs any more: the thread that it is delivered
+/// to stops the others once it is scheduled, and until then they answer whoever asks.
 fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
     let signal = match signal {
@@ -43,7 +44,21 @@ fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
         "KILL" => Signal::KILL,
         other => panic!("no signal {other}"),
     };
-    kill_process(pid, signal)
+    kill_process(pid, signal)?;
+    let end = Instant::now() + LIMIT;
+    while signal == Signal::STOP && !stopped(pid) {
+        assert!(Instant::now() < end, "process {pid:?} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Whether no thread of a process runs any more: the state behind the name in `stat` (proc_pid_stat(5)).
+fn stopped(pid: Pid) -> bool {
+    std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap().all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+    })
 }
 
 impl TestDaemon {
@@ -240,7 +255,12 @@ impl TestDaemon {
     pub fn until(&self, mut met: impl FnMut() -> bool) {
         let end = Instant::now() + LIMIT;
         while !met() {
-            assert!(Instant::now() < end, "it does not come: {}", self.log());
+            assert!(
+                Instant::now() < end,
+                "it does not come: {}{}",
+                self.log(),
+                self.cli(&["status", "--json"]).out
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
