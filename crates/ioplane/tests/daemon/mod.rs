@@ -53,11 +53,12 @@ fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// Whether no thread of a process runs any more: the state behind the name in `stat` (proc_pid_stat(5)).
+/// Whether no thread of a process runs any more, but for io_uring's workers, which answer nobody: the state behind the name in `stat`
+/// (proc_pid_stat(5)).
 fn stopped(pid: Pid) -> bool {
     std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap().all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+        stat.contains("(iou-") || stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
     })
 }
 
