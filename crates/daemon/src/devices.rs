@@ -15,8 +15,8 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::NbdUri;
 use ioplane_identity::IdentityDirectory;
 use ioplane_netbus::{
-    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence, ListedDevice,
-    NetbusError, Security, ServerSecurity, Taken,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence,
+    ListedDevice, NetbusError, Security, ServerSecurity, Taken,
 };
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
