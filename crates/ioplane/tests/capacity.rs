@@ -266,7 +266,7 @@ fn a_reservation_changes_while_the_disk_is_used_or_stays_as_it_is() {
 
 #[test]
 fn a_reservation_is_changed_by_a_reload_and_by_programs() {
-    let (exporter, uri) = exporter("read_only = true\niops_limit = 10000\nbandwidth_limit = \"1G\"");
+    let (_exporter, uri) = exporter("read_only = true\niops_limit = 10000\nbandwidth_limit = \"1G\"");
     let _other = reserving(&uri, "3000");
     let mut b = TestDaemon::new_beside_the_build("");
     let configure = |b: &TestDaemon, more: &str| {

@@ -296,7 +296,7 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 |disk: &DiskReport| form.group.as_ref().map(|_| show::group_of(disk.group.as_deref()));
             let disk: DiskReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
             print_done(json, &disk, |disk| {
-                let reserved = reserved.then(|| show::reservation(disk)).unwrap_or_default();
+                let reserved = if reserved { show::reservation(disk) } else { String::new() };
                 one(disk) + &show::disk_limits(disk, limited) + &reserved + &group(disk).unwrap_or_default()
             })
         }
