@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_netbus::{
-    DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, HostPresence, Security, ServerSecurity,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, HostPresence, Security, ServerSecurity,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -171,6 +171,7 @@ async fn good_host(at: SocketAddr) {
         users: 0,
         holder: None,
         trouble: None,
+        rates: vec![DeviceRate { unit: "requests".to_owned(), capacity: 1000, reserved: 1 }],
     };
     assert!(session.report(vec![own.clone()]).await.expect("a report").is_empty(), "its name was taken");
     let entries = session.list().await.expect("a list that can be shown");

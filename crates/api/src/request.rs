@@ -35,7 +35,7 @@ macro_rules! body {
 
 limited! { body! body [disk_limits]
     {
-        /// A change of a disk: a new size, another backing, or other limits and another group.
+        /// A change of a disk: a new size, another backing, or other limits, another reservation and another group.
         #[derive(Default)]
         #[serde(default)]
         ChangeForm
@@ -52,10 +52,10 @@ limited! { body! body [disk_limits]
         remote: Option<NbdUri>,
         /// Of that export: fail requests when its server has not been reachable for so many seconds.
         timeout_s: Option<u64>,
-        /// Of that export: requests per second that its server is to keep for the disk.
+        /// Requests per second that the server of that export is to keep for the disk; without `remote` that of the export which the disk has. 0 for none.
         #[serde(skip_serializing_if = "Option::is_none")]
         reserve_iops: Option<u64>,
-        /// Of that export: bytes per second that its server is to keep for the disk.
+        /// Bytes per second that it is to keep for the disk, likewise.
         #[serde(skip_serializing_if = "Option::is_none")]
         reserve_bandwidth: Option<Size>,
         /// Of that image: `raw`, whatever it looks like.
@@ -76,8 +76,21 @@ impl ChangeForm {
         limits_of!(disk_limits of self)
     }
 
+    /// What it changes of the reservation, unless it asks for another backing.
+    pub fn reserved(&self) -> LimitsSpec {
+        let BackingForm { reserve_iops: rate, reserve_bandwidth: bandwidth, .. } = self.fields();
+        let other = self.backing() != BackingForm::default();
+        if other { LimitsSpec::default() } else { LimitsSpec { rate, bandwidth, ..LimitsSpec::default() } }
+    }
+
     /// The backing that it asks for, if any.
     pub fn backing(&self) -> BackingForm {
+        let fields = self.fields();
+        let others = BackingForm { reserve_iops: None, reserve_bandwidth: None, ..fields.clone() };
+        if others == BackingForm::default() { others } else { fields }
+    }
+
+    fn fields(&self) -> BackingForm {
         let form = self.clone();
         backing_fields!(BackingForm of form)
     }
@@ -92,7 +105,8 @@ impl From<BackingForm> for ChangeForm {
 impl From<DiskLimitsForm> for ChangeForm {
     fn from(form: DiskLimitsForm) -> Self {
         let limits = limits_of!(disk_limits of form);
-        let mut change = ChangeForm { group: form.group, ..ChangeForm::default() };
+        let DiskLimitsForm { group, reserve_iops, reserve_bandwidth, .. } = form;
+        let mut change = ChangeForm { group, reserve_iops, reserve_bandwidth, ..ChangeForm::default() };
         set_limits!(disk_limits of change = limits);
         change
     }

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ioplane_api::report::{DeviceReport, DevicesReport, ExportReport, HostWord, ServedState, TakenReport};
+use ioplane_api::size::Size;
 use ioplane_api::spec::NbdUri;
 use ioplane_identity::IdentityDirectory;
 use ioplane_netbus::{
-    DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence, ListedDevice,
-    NetbusError, Security, ServerSecurity, Taken,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence,
+    ListedDevice, NetbusError, Security, ServerSecurity, Taken,
 };
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
@@ -33,6 +34,9 @@ const LEAVE: Duration = Duration::from_secs(1);
 const ASKS: usize = 64;
 /// The kind of device that this daemon knows.
 const DISK: &str = "disk";
+/// The units of its rates.
+const REQUESTS: &str = "requests";
+const BYTES: &str = "bytes";
 
 enum Ask {
     List(oneshot::Sender<Result<Listed, NetbusError>>),
@@ -199,8 +203,26 @@ fn report(entry: ListedDevice) -> DeviceReport {
         HostPresence::Lost(ms) => (HostWord::Lost, Some(ms)),
         HostPresence::Never => (HostWord::Unseen, None),
     };
-    let DeviceRecord { name, kind, size, location, read_only, users, holder, trouble } = device;
-    DeviceReport { name, kind, size, read_only, host, state, lost_ms, location, users, holder, trouble }
+    let DeviceRecord { name, kind, size, location, read_only, users, holder, trouble, rates } = device;
+    let rate = |unit: &str| rates.iter().find(|rate| rate.unit == unit);
+    let (requests, bytes) = (rate(REQUESTS), rate(BYTES));
+    DeviceReport {
+        name,
+        kind,
+        size,
+        read_only,
+        host,
+        state,
+        lost_ms,
+        location,
+        users,
+        holder,
+        trouble,
+        iops_limit: requests.map(|rate| rate.capacity),
+        reserved_iops: requests.map_or(0, |rate| rate.reserved),
+        bandwidth_limit: bytes.map(|rate| Size(rate.capacity)),
+        reserved_bandwidth: Size(bytes.map_or(0, |rate| rate.reserved)),
+    }
 }
 
 /// What of an export other hosts are told; nothing if they cannot reach it.
@@ -212,16 +234,24 @@ fn device(export: ExportReport, host: &str, address: IpAddr) -> Option<DeviceRec
         true => format!("nbds://{at}/{}?tls-hostname={host}", export.name),
         false => format!("nbd://{at}/{}", export.name),
     };
+    let served = export.state == ServedState::Served;
+    // What is reserved is known, like the size, once it is served.
+    let rate = |unit: &str, capacity: Option<u64>, reserved| {
+        capacity.filter(|_| served).map(|capacity| DeviceRate { unit: unit.to_owned(), capacity, reserved })
+    };
+    let requests = rate(REQUESTS, export.iops_limit, export.reserved_iops);
+    let bytes = rate(BYTES, export.bandwidth_limit.map(|size| size.0), export.reserved_bandwidth.0);
     let printable = |text: String| text.chars().filter(|c| !c.is_control()).take(150).collect();
     Some(DeviceRecord {
         name: export.name,
         kind: DISK.to_owned(),
-        size: (export.state == ServedState::Served).then_some(export.size),
+        size: served.then_some(export.size),
         location,
         read_only: export.read_only,
         users: u32::try_from(export.connections).unwrap_or(u32::MAX),
         holder: export.claim.filter(|claim| claim.held).map(|claim| printable(claim.holder)),
         trouble: export.error.map(printable),
+        rates: requests.into_iter().chain(bytes).collect(),
     })
 }
 

@@ -203,6 +203,116 @@ fn a_disk_that_was_there_goes_on_without_what_is_refused() {
     assert_eq!(reserved(&exporter), [90]);
 }
 
+#[test]
+fn a_reservation_changes_while_the_disk_is_used_or_stays_as_it_is() {
+    let (mut exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let mut b = reserving(&uri, "2000");
+    let c = reserving(&uri, "3000");
+    let mut guest = Reader::connect(&b, "data");
+    let mut works = || {
+        guest.submit(4);
+        guest.wait(4);
+    };
+    let kept = |host: &TestDaemon| host.disk("data")["backing"]["remote"]["reserved_iops"].clone();
+    let both = |exporter: &TestDaemon| {
+        let mut all = reserved(exporter);
+        all.sort_unstable();
+        all
+    };
+    works();
+    let said = b.cli(&["disk", "set", "data", "--reserve-iops", "6000", "--iops-limit", "50000"]);
+    assert!(said.code == 0 && said.out.contains("6000 requests per second"), "{}{}", said.out, said.err);
+    assert_eq!((both(&exporter), kept(&b)), (vec![3000, 6000], json!(6000)));
+    works();
+
+    // Refused with the exporter's figures: neither the reservation nor what else was asked for changes, nor the connection.
+    for (words, why) in [
+        (
+            &["--reserve-iops", "8000", "--iops-limit", "7"][..],
+            "asks for 8000 requests per second, 7000 of 10000 are free: reserved by disk data of",
+        ),
+        (&["--reserve-bandwidth", "1M"], "declares no capacity in bytes"),
+        (&["--reserve-iops", "200000000"], "reserve_iops = 200000000"),
+    ] {
+        let refused = b.refused(&[&["disk", "set", "data"], words].concat());
+        assert!(refused.contains(why), "{refused}");
+        assert_eq!((both(&exporter), kept(&b)), (vec![3000, 6000], json!(6000)));
+        assert_eq!(b.disk("data")["iops_limit"], 50_000);
+    }
+    works();
+    assert_eq!(b.disk("data")["backing"]["remote"]["losses"], 0);
+
+    // An exporter that is not there cannot be asked; when it comes back it has what it had, and so has the disk after a start of its daemon.
+    exporter.kill9();
+    let said = b.cli(&["disk", "set", "data", "--reserve-iops", "1000"]);
+    assert!(said.code != 0 && said.err.contains("stays as it was"), "{}{}", said.out, said.err);
+    exporter.start();
+    works();
+    exporter.until(|| both(&exporter) == [3000, 6000]);
+    assert_eq!(kept(&b), 6000);
+    b.kill9();
+    b.start();
+    b.until(|| b.disk("data")["state"] == "served");
+    assert_eq!((both(&exporter), kept(&b)), (vec![3000, 6000], json!(6000)));
+
+    let said = b.cli(&["disk", "set", "data", "--reserve-iops", "0"]);
+    assert!(said.code == 0 && said.out.contains("nothing"), "{}{}", said.out, said.err);
+    assert_eq!((both(&exporter), kept(&b)), (vec![3000], json!(0)));
+    // By the same export again, without a reservation: what was there is given back.
+    let said = c.cli(&["disk", "replace", "data", "--remote", &uri]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(both(&exporter), [0u64; 0]);
+}
+
+#[test]
+fn a_reservation_is_changed_by_a_reload_and_by_programs() {
+    let (_exporter, uri) = exporter("read_only = true\niops_limit = 10000\nbandwidth_limit = \"1G\"");
+    let _other = reserving(&uri, "3000");
+    let mut b = TestDaemon::new_beside_the_build("");
+    let configure = |b: &TestDaemon, more: &str| {
+        b.configure(&format!(
+            "[[core]]\nspin_us = 500\n[[disk]]\nname = \"data\"\nread_only = true\nremote = {uri:?}\n{more}\n[[disk]]\nname = \"local\"\nmemory = \"1M\"\n"
+        ));
+    };
+    configure(&b, "reserve_iops = 1000");
+    b.start();
+    b.until(|| b.disk("data")["state"] == "served");
+    let mut guest = Reader::connect(&b, "data");
+    let kept = || {
+        let remote = b.disk("data")["backing"]["remote"].clone();
+        [remote["reserved_iops"].as_u64().unwrap(), remote["reserved_bandwidth"].as_u64().unwrap()]
+    };
+    assert_eq!(kept(), [1000, 0]);
+    configure(&b, "reserve_iops = 5000\nreserve_bandwidth = \"2M\"");
+    let said = b.cli(&["reload"]);
+    assert!(said.code == 0 && said.out.contains("disk data changed"), "{}{}", said.out, said.err);
+    assert_eq!(kept(), [5000, 2 << 20]);
+    configure(&b, "reserve_iops = 8000");
+    let said = b.cli(&["reload"]);
+    assert!(said.code != 0 && said.err.contains("7000 of 10000 are free"), "{}{}", said.out, said.err);
+    assert_eq!(kept(), [5000, 2 << 20]);
+    guest.submit(4);
+    guest.wait(4);
+    assert_eq!(b.disk("data")["backing"]["remote"]["losses"], 0);
+
+    let (status, body) = b.http("PATCH", "/v1/disks/data", "{\"reserve_bandwidth\": 0}");
+    assert_eq!((status, &body["backing"]["remote"]["reserved_iops"]), (200, &json!(5000)), "{body}");
+    assert_eq!(kept(), [5000, 0]);
+    for (disk, form, status) in [
+        ("local", json!({ "reserve_iops": 5 }), 409),
+        ("data", json!({ "reserve_iops": 9000 }), 409),
+        ("data", json!({ "reserve_iops": 200_000_000 }), 422),
+    ] {
+        let (answered, body) = b.http("PATCH", &format!("/v1/disks/{disk}"), &form.to_string());
+        assert_eq!((answered, &body["field"]), (status, &json!("reserve_iops")), "{body}");
+    }
+    let (status, body) = b.http("PATCH", "/v1/disks/data", "{\"reserve_iops\": 5, \"size\": 4096}");
+    assert_eq!((status, &body["code"]), (422, &json!("invalid")), "{body}");
+    assert_eq!(kept(), [5000, 0]);
+    guest.submit(4);
+    guest.wait(4);
+}
+
 /// Keeps both busy until `slow` has had `count` answers, and says how many `fast` had meanwhile.
 fn race(fast: &mut Reader, slow: &mut Reader, count: usize) -> usize {
     let end = Instant::now() + Duration::from_secs(60);
@@ -221,7 +331,7 @@ fn race(fast: &mut Reader, slow: &mut Reader, count: usize) -> usize {
 /// How exactly, is a test on a made-up clock (crates/scheduler/tests/reservations.rs). Here: that connections draw from the bucket of whose they are.
 #[test]
 fn whoever_has_reserved_gets_more_than_one_that_floods() {
-    let (exporter, uri) = exporter("read_only = true\niops_limit = 100\niops_burst = 1");
+    let (mut exporter, uri) = exporter("read_only = true\niops_limit = 100\niops_burst = 1");
     let one = reserving(&uri, "90");
     let other = importer();
     let said = other.cli(&["disk", "add", "data", "--remote", &uri, "--read-only"]);
@@ -247,6 +357,15 @@ fn whoever_has_reserved_gets_more_than_one_that_floods() {
     assert_eq!(said.code, 0, "{}", said.err);
     let (mut first, mut late) = (Reader::connect(&one, "late"), Reader::connect(&other, "late"));
     exporter.until(|| race(&mut late, &mut first, 10) >= 30);
+    // The same without adding it anew: by a change, and on the connections that come after it.
+    let given_back = other.cli(&["disk", "set", "late", "--reserve-iops", "0"]);
+    assert_eq!(given_back.code, 0, "{}", given_back.err);
+    let said = one.cli(&["disk", "set", "late", "--reserve-iops", "90"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    exporter.until(|| race(&mut first, &mut late, 10) >= 30);
+    exporter.kill9();
+    exporter.start();
+    exporter.until(|| race(&mut first, &mut late, 10) >= 30);
     // Programs of others get what is left.
     let copied = Command::new("nbdcopy")
         .args(["--connections=1", "--request-size=1048576", &uri, "null:"])

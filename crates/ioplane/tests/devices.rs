@@ -102,6 +102,37 @@ fn hosts_find_each_others_disks_by_name() {
 }
 
 #[test]
+fn every_host_sees_what_an_export_can_do_and_how_much_of_that_is_reserved() {
+    let port = free_port();
+    let a = host("host-a", &format!("listen = \"127.0.0.1:{port}\""));
+    let b = host("host-b", &format!("at = \"127.0.0.1:{port}\""));
+    publish(&a, "data", "data.img", 1 << 20);
+    b.until(|| device(&b, "data")["size"] == 1 << 20);
+    let rates = || {
+        let seen = device(&b, "data");
+        ["iops_limit", "reserved_iops", "bandwidth_limit", "reserved_bandwidth"]
+            .map(|field| seen[field].clone())
+    };
+    assert_eq!(rates(), [Value::Null, 0.into(), Value::Null, 0.into()]);
+    let set = ["publish", "set", "data", "--iops-limit", "5000", "--bandwidth-limit", "8M"];
+    assert_eq!(a.cli(&set).code, 0);
+    let mega = |count: u64| Value::from(count << 20);
+    b.until(|| rates() == [5000.into(), 0.into(), mega(8), 0.into()]);
+    // It can be written: one uses it at a time, and the larger reservation counts.
+    for (host, name, iops) in [(&b, "one", "1000"), (&a, "two", "4000")] {
+        let words = ["--reserve-iops", iops, "--reserve-bandwidth", "1M"];
+        let said = host.cli(&[&["disk", "add", name, "--remote", "data"], &words[..]].concat());
+        assert_eq!(said.code, 0, "{}", said.err);
+    }
+    b.until(|| rates() == [5000.into(), 4000.into(), mega(8), mega(1)]);
+    let table = b.cli(&["devices"]).out;
+    assert!(table.contains("5000 IOPS, 8M/s") && table.contains("4000 IOPS, 1M/s"), "{table}");
+    assert_eq!(b.cli(&["disk", "remove", "one"]).code, 0);
+    assert_eq!(a.cli(&["disk", "remove", "two"]).code, 0);
+    b.until(|| rates() == [5000.into(), 0.into(), mega(8), 0.into()]);
+}
+
+#[test]
 fn a_name_needs_a_directory() {
     let mut alone = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 200\n");
     alone.start();

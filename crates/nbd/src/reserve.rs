@@ -6,7 +6,7 @@
 //!            <-----ioplane:reserve=refused/WHY----------
 //! ```
 //!
-//! It is asked for once, when the import is opened, and holds for all connections of HOLDER, which their epochs name, until as much as nothing
+//! It is asked for when the import is opened, again to change it, and holds for all connections of HOLDER, which their epochs name, until as much as nothing
 //! (0/0) is asked for. What is read here was sent by a peer: everything has a length and a form, and whatever has not is no query.
 
 use std::fmt;

@@ -7,6 +7,20 @@ use crate::names::{is_name, shown};
 
 /// Longest text of a device, bytes.
 const LONGEST: usize = 640;
+/// Most rates of a device.
+const MOST_RATES: usize = 4;
+
+/// How much of something per second all users of a device may have together, and how much of that is promised to some of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceRate {
+    /// What is counted, such as `bytes`. The directory knows no units.
+    pub unit: String,
+    /// So many of them per second.
+    pub capacity: u64,
+    /// Of which so many are promised.
+    pub reserved: u64,
+}
 
 /// A device that a host publishes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +42,9 @@ pub struct DeviceRecord {
     pub holder: Option<String>,
     /// What is wrong with it, if anything.
     pub trouble: Option<String>,
+    /// What it is declared to be able to do, in each unit in which that is declared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rates: Vec<DeviceRate>,
 }
 
 /// What is wrong with what a peer says of a device.
@@ -39,6 +56,9 @@ pub enum DeviceFlaw {
     /// A text that is too long or has characters that cannot be shown.
     #[error("the {1} of {0} is {2} bytes long, or has characters that cannot be shown")]
     Text(String, &'static str, usize),
+    /// Rates of which there are too many, or a unit that is no name, or is named twice.
+    #[error("the rates of {0} are more than {MOST_RATES}, or {1:?} is no unit, or is named twice")]
+    Rates(String, String),
     /// More devices than a host may have.
     #[error("{0} devices of one host; there are at most {MOST_DEVICES}")]
     Many(usize),
@@ -69,12 +89,22 @@ impl DeviceRecord {
                 return Err(DeviceFlaw::Text(self.name.clone(), what, text.len()));
             }
         }
+        self.check_rates()
+    }
+
+    fn check_rates(&self) -> Result<(), DeviceFlaw> {
+        for (at, DeviceRate { unit, .. }) in self.rates.iter().enumerate() {
+            let again = self.rates.iter().take(at).any(|other| other.unit == *unit);
+            if at >= MOST_RATES || again || !is_name(unit) {
+                return Err(DeviceFlaw::Rates(self.name.clone(), shown(unit)));
+            }
+        }
         Ok(())
     }
 
-    /// As far as it is kept: neither who uses it nor how it is.
+    /// As far as it is kept: neither who uses it, nor how it is, nor what it can do.
     pub(crate) fn lasting(&self) -> DeviceRecord {
-        DeviceRecord { users: 0, holder: None, trouble: None, ..self.clone() }
+        DeviceRecord { users: 0, holder: None, trouble: None, rates: Vec::new(), ..self.clone() }
     }
 }
 
@@ -130,6 +160,7 @@ impl DeviceRecord {
             users: 0,
             holder: None,
             trouble: None,
+            rates: Vec::new(),
         }
     }
 }
@@ -156,6 +187,13 @@ mod tests {
             DeviceRecord { trouble: Some(long), ..DeviceRecord::sample("d") },
         ] {
             assert!(matches!(bad.check(), Err(DeviceFlaw::Text(..))), "{bad:?}");
+        }
+        let rate = |unit: &str| DeviceRate { unit: unit.to_owned(), capacity: 5, reserved: 3 };
+        let with = |rates| DeviceRecord { rates, ..DeviceRecord::sample("d") };
+        with(["a", "b", "c", "d"].map(rate).to_vec()).check().unwrap();
+        for bad in [&["a", "b", "c", "d", "e"][..], &["a", "a"], &[""], &["a\u{1b}[2J"]] {
+            let bad = with(bad.iter().copied().map(rate).collect());
+            assert!(matches!(bad.check(), Err(DeviceFlaw::Rates(..))), "{bad:?}");
         }
         let two = [DeviceRecord::sample("d"), DeviceRecord::sample("d")];
         assert_eq!(check_all(&two), Err(DeviceFlaw::Twice("d".to_owned())));

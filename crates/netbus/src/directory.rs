@@ -182,6 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::DeviceRate;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -212,7 +213,9 @@ mod tests {
     fn what_changes_all_the_time_is_not_kept() {
         let mut directory = Directory::default();
         directory.report("a", vec![DeviceRecord::sample("x")], SECOND).unwrap();
-        let busy = DeviceRecord { users: 3, trouble: Some("slow".to_owned()), ..DeviceRecord::sample("x") };
+        let rates = vec![DeviceRate { unit: "packets".to_owned(), capacity: 7, reserved: 2 }];
+        let trouble = Some("slow".to_owned());
+        let busy = DeviceRecord { users: 3, trouble, rates, ..DeviceRecord::sample("x") };
         let (_, changes) = directory.report("a", vec![busy.clone()], SECOND * 2).unwrap();
         assert_eq!(changes, []);
         assert_eq!(directory.list(SECOND * 3)[0].device, busy);

@@ -27,7 +27,7 @@ mod stream;
 mod wire;
 
 pub use address::DirectoryAddress;
-pub use device::{DeviceFlaw, DeviceRecord, HostPresence, ListedDevice};
+pub use device::{DeviceFlaw, DeviceRate, DeviceRecord, HostPresence, ListedDevice};
 pub use directory::{Directory, Forgotten, NameChange, Taken};
 pub use error::NetbusError;
 pub use limits::{LEASE, LONGEST_MESSAGE, MOST_DEVICES, MOST_HOSTS, MOST_NAMES};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ioplane_identity::{HostName, IdentityDirectory, Validity};
 use ioplane_netbus::{
-    DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence, NetbusError,
-    Security, ServerSecurity, Taken,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence,
+    NetbusError, Security, ServerSecurity, Taken,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -26,6 +26,7 @@ fn stream(name: &str) -> DeviceRecord {
         users: 2,
         holder: None,
         trouble: None,
+        rates: vec![DeviceRate { unit: "packets".to_owned(), capacity: 100, reserved: 40 }],
     }
 }
 

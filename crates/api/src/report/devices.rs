@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::size::Size;
+
 words! {
     /// Whether the host of a device is there.
     HostWord, Present,
@@ -63,4 +65,16 @@ pub struct DeviceReport {
     pub holder: Option<String>,
     /// What is wrong with it, as its host says.
     pub trouble: Option<String>,
+    /// Requests per second that all who use it may make together, if that is declared.
+    #[serde(default)]
+    pub iops_limit: Option<u64>,
+    /// How many of these are reserved.
+    #[serde(default)]
+    pub reserved_iops: u64,
+    /// Bytes per second that all who use it may read and write together, if that is declared.
+    #[serde(default)]
+    pub bandwidth_limit: Option<Size>,
+    /// How many of these are reserved.
+    #[serde(default)]
+    pub reserved_bandwidth: Size,
 }

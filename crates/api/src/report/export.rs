@@ -98,6 +98,12 @@ pub struct ExportReport {
     /// Bytes that may pass at once after a pause.
     #[serde(default)]
     pub bandwidth_burst: Option<Size>,
+    /// How many of these requests are reserved. Where one host at a time uses the export that is the largest reservation, otherwise their sum.
+    #[serde(default)]
+    pub reserved_iops: u64,
+    /// How many of these bytes are reserved, likewise.
+    #[serde(default)]
+    pub reserved_bandwidth: Size,
     /// What of that is kept for single disks.
     #[serde(default)]
     pub reservations: Vec<ReservationReport>,

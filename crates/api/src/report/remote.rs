@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::size::Size;
+use crate::spec::LimitsSpec;
+
 /// Whether a disk's server can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -78,10 +81,10 @@ pub struct RemoteReport {
     /// The generation of its claim to write; nothing while it has none.
     #[serde(default)]
     pub generation: Option<u64>,
-    /// Requests per second that the server granted to this disk when it was opened; 0 if none are reserved.
+    /// Requests per second that the server keeps for this disk; 0 if none are reserved.
     #[serde(default)]
     pub reserved_iops: u64,
-    /// Bytes per second that the server granted to this disk when it was opened; 0 if none are reserved.
+    /// Bytes per second that the server keeps for this disk; 0 if none are reserved.
     #[serde(default)]
     pub reserved_bandwidth: u64,
     /// Connections, one for each queue in use.
@@ -108,4 +111,11 @@ pub struct RemoteReport {
     /// Writes that were written again after the server's host had lost power.
     #[serde(default)]
     pub rewritten: u64,
+}
+
+impl RemoteReport {
+    /// What the server keeps for this disk: rates without bursts.
+    pub fn reserved(&self) -> LimitsSpec {
+        LimitsSpec::reserved(self.reserved_iops, Size(self.reserved_bandwidth))
+    }
 }

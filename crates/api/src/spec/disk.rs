@@ -85,13 +85,20 @@ impl BackingSpec {
         }
     }
 
-    /// Whether a part of an exporter's capacity is to be kept for it.
-    pub fn is_reserved(&self) -> bool {
+    /// What is to be kept for it of an exporter's capacity: rates without bursts.
+    pub fn reserved(&self) -> LimitsSpec {
         match self {
             BackingSpec::Remote { reserve_iops, reserve_bandwidth, .. } => {
-                reserve_iops.is_some() || reserve_bandwidth.is_some()
+                LimitsSpec { rate: *reserve_iops, bandwidth: *reserve_bandwidth, ..LimitsSpec::default() }
             }
-            BackingSpec::File { .. } | BackingSpec::Memory { .. } => false,
+            BackingSpec::File { .. } | BackingSpec::Memory { .. } => LimitsSpec::default(),
+        }
+    }
+
+    /// Other rates are to be kept for it; of a disk of another machine.
+    pub fn set_reserved(&mut self, reserved: LimitsSpec) {
+        if let BackingSpec::Remote { reserve_iops, reserve_bandwidth, .. } = self {
+            (*reserve_iops, *reserve_bandwidth) = (reserved.rate, reserved.bandwidth);
         }
     }
 
@@ -285,9 +292,15 @@ limited! { backing_form! form [disk_limits]
 
 limited! { form! change [disk_limits]
     {
-        /// Other limits of a disk, or another group. What is left out stays as it is.
+        /// Other limits of a disk, another reservation, or another group. What is left out stays as it is.
         DiskLimitsForm
     } {
+        /// Have the exporter of a disk of another machine keep so many requests per second for it; refused if they are not free there; 0 for none
+        [long, value_name = "N"]
+        reserve_iops: u64,
+        /// Have the exporter keep so many bytes per second for it; refused if they are not free there; 0 for none
+        [long, value_name = "SIZE"]
+        reserve_bandwidth: Size,
         /// The group it is to be in; '' for none
         [long, value_name = "NAME"]
         group: String,
@@ -444,15 +457,10 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
-            BackingSpec::Remote { timeout_s, reserve_iops, reserve_bandwidth, .. } => {
+            BackingSpec::Remote { timeout_s, .. } => {
                 let flaw = Flaw::new("timeout_s", "timeout_s = 0", "give at least 1, or leave it out");
                 flaws.extend((*timeout_s == Some(0)).then_some(flaw));
-                let reserved = LimitsSpec {
-                    rate: *reserve_iops,
-                    bandwidth: *reserve_bandwidth,
-                    ..LimitsSpec::default()
-                };
-                flaws.extend(reserved.flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
+                flaws.extend(self.backing.reserved().flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
             }
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));

@@ -48,6 +48,11 @@ impl LimitsSpec {
         with_burst(self.bandwidth.map(|size| size.0), self.bandwidth_burst.map(|size| size.0))
     }
 
+    /// So many requests and bytes, 0 for none.
+    pub fn reserved(iops: u64, bandwidth: Size) -> Self {
+        LimitsSpec { rate: Some(iops), bandwidth: Some(bandwidth), ..LimitsSpec::default() }.asked()
+    }
+
     /// As a form has them: 0 is no limit.
     pub(super) fn asked(self) -> Self {
         LimitsSpec {
@@ -99,6 +104,14 @@ impl LimitsSpec {
             lonely.then(|| Flaw::new(burst, format!("{burst} without {limit}"), remedy))
         };
         lonely.into_iter().filter_map(flaw).collect()
+    }
+
+    /// For people, without bursts; `unit` is what the rate counts. Nothing without a limit.
+    pub fn rates(&self, unit: &str) -> Option<String> {
+        let rate = self.rate.map(|rate| format!("{rate} {unit} per second"));
+        let all: Vec<String> =
+            rate.into_iter().chain(self.bandwidth.map(|size| format!("{size} per second"))).collect();
+        (!all.is_empty()).then(|| all.join(", "))
     }
 
     /// For people; `unit` is what the rate counts. Nothing without a limit.
@@ -159,6 +172,7 @@ mod tests {
         let limits = LimitsSpec { rate: Some(500), bandwidth: Some(Size(10 << 20)), ..LimitsSpec::default() };
         let words = "500 frames per second (burst 50), 10M per second (burst 1M)";
         assert_eq!(limits.words("frames").as_deref(), Some(words));
-        assert_eq!(LimitsSpec::default().words("frames"), None);
+        assert_eq!(limits.rates("frames").as_deref(), Some("500 frames per second, 10M per second"));
+        assert_eq!(LimitsSpec::default().words("frames").or(LimitsSpec::default().rates("frames")), None);
     }
 }

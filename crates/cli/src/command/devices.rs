@@ -31,8 +31,9 @@ fn text(report: &DevicesReport) -> String {
     if report.devices.is_empty() {
         text.push_str("no host publishes anything: `ioplane publish disk` does that\n");
     } else {
-        let mut table =
-            Table::new(&["NAME", "KIND", "SIZE", "MODE", "HOST", "USED BY", "HEALTH", "LOCATION"]);
+        let mut table = Table::new(&[
+            "NAME", "KIND", "SIZE", "MODE", "HOST", "USED BY", "CAPACITY", "RESERVED", "HEALTH", "LOCATION",
+        ]);
         for device in &report.devices {
             table.row(vec![
                 device.name.clone(),
@@ -41,6 +42,8 @@ fn text(report: &DevicesReport) -> String {
                 if device.read_only { "ro" } else { "rw" }.to_owned(),
                 device.host.clone(),
                 used_by(device),
+                rates(device.iops_limit, device.bandwidth_limit),
+                rates(Some(device.reserved_iops), Some(device.reserved_bandwidth)),
                 health(device),
                 device.location.clone(),
             ]);
@@ -63,6 +66,14 @@ fn used_by(device: &DeviceReport) -> String {
         (None, 0) => "-".to_owned(),
         (None, users) => format!("{users} connections"),
     }
+}
+
+/// Requests and bytes per second, those that there are.
+fn rates(iops: Option<u64>, bandwidth: Option<Size>) -> String {
+    let iops = iops.filter(|iops| *iops > 0).map(|iops| format!("{iops} IOPS"));
+    let bandwidth = bandwidth.filter(|size| size.0 > 0).map(|size| format!("{size}/s"));
+    let all: Vec<String> = iops.into_iter().chain(bandwidth).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join(", ") }
 }
 
 fn health(device: &DeviceReport) -> String {

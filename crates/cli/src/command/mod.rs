@@ -291,11 +291,13 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
         DiskCommand::Set { name, limits } => {
             let form = ChangeForm::from(limits);
             let limited = form.limits() != LimitsSpec::default();
+            let reserved = form.reserved() != LimitsSpec::default();
             let group =
                 |disk: &DiskReport| form.group.as_ref().map(|_| show::group_of(disk.group.as_deref()));
             let disk: DiskReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
             print_done(json, &disk, |disk| {
-                one(disk) + &show::disk_limits(disk, limited) + &group(disk).unwrap_or_default()
+                let reserved = if reserved { show::reservation(disk) } else { String::new() };
+                one(disk) + &show::disk_limits(disk, limited) + &reserved + &group(disk).unwrap_or_default()
             })
         }
         DiskCommand::Accept { name } => {

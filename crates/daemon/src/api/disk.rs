@@ -10,7 +10,7 @@ use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual,
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst and group";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)
@@ -36,20 +36,24 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, query: Addition, 
 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
-    let limits = form.limits();
+    let (limits, reserved) = (form.limits(), form.reserved());
     let backing = form.backing();
     let ChangeForm { size, shrink, group, .. } = form;
-    if limits != LimitsSpec::default() || group.is_some() {
+    let none = LimitsSpec::default();
+    if limits != none || reserved != none || group.is_some() {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
         }
         return whole(daemon.may_change()?, async move {
-            daemon.disks.served(&name)?.set_limits(limits, group.clone()).await?;
+            daemon.disks.served(&name)?.set(limits, reserved, group.clone()).await?;
             let report = daemon.report_of(&daemon.disks, &name).await?;
             let words = report.limits().words("requests").unwrap_or("none".to_owned());
-            let limits = (limits != LimitsSpec::default()).then(|| format!("limits: {words}"));
+            let limits = (limits != none).then(|| format!("limits: {words}"));
+            let rates = report.backing.remote.as_ref().and_then(|remote| remote.reserved().rates("requests"));
+            let reserved =
+                (reserved != none).then(|| format!("reserved: {}", rates.as_deref().unwrap_or("nothing")));
             let group = group.map(|_| format!("group: {}", report.group.as_deref().unwrap_or("none")));
-            let changed = [limits, group].into_iter().flatten().collect::<Vec<_>>().join(", ");
+            let changed = [limits, reserved, group].into_iter().flatten().collect::<Vec<_>>().join(", ");
             tracing::info!(disk = name, changed, "set");
             daemon.disks.tell(EventWord::Changed, &name, &changed);
             json(report)

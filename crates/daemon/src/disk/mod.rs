@@ -3,6 +3,7 @@
 mod mark;
 mod migration_socket;
 mod remote;
+mod reserve;
 mod swap;
 mod swap_kill;
 mod verify;
@@ -270,25 +271,37 @@ fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 }
 
 impl Disk {
-    /// Changes the limits of its guest and its group: what is left out stays. They are written down first.
-    pub async fn set_limits(&self, change: LimitsSpec, group: Option<String>) -> Result<(), Refusal> {
+    /// Changes the limits of its guest, what an exporter keeps for it, and its group: what is left out stays. They are written down first.
+    pub async fn set(
+        &self,
+        limits: LimitsSpec,
+        reserved: LimitsSpec,
+        group: Option<String>,
+    ) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         let mut next = self.served.note.read();
-        next.now.set_limits(next.now.limits().changed(change));
+        next.now.set_limits(next.now.limits().changed(limits));
+        next.now.backing.set_reserved(next.now.backing.reserved().changed(reserved));
         set_group(&mut next.now.group, group);
         next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
         let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
         if !flaws.is_empty() {
             return Err(Refusal::flaws(&flaws));
         }
-        self.limit(next).await
+        self.limit(next, reserved != LimitsSpec::default()).await
     }
 
-    /// Writes the record down, and has its guest limited and its queues in a group as that says.
-    async fn limit(&self, next: DiskRecord) -> Result<(), Refusal> {
+    /// Writes the record down, and has its guest limited and its queues in a group as that says. `reserves`: first the exporter is asked to keep what it says.
+    async fn limit(&self, next: DiskRecord, reserves: bool) -> Result<(), Refusal> {
         let spec = next.now.limits();
         let Membership { share, limits: [shared, ..] } = self.served.groups.membership(&next.now);
-        self.served.note.change(|record| *record = next)?;
+        let before = if reserves { Some(self.reserve(next.now.backing.reserved()).await?) } else { None };
+        if let Err(refused) = self.served.note.change(|record| *record = next) {
+            if let Some(before) = before {
+                self.restore(before).await;
+            }
+            return Err(refused);
+        }
         let mut limits = self.served.handle.change(|model| (model.limits().clone(), false)).await?;
         limit(&mut limits, &spec);
         limits.join(shared);
@@ -372,7 +385,11 @@ impl Disk {
         let image = opened.image;
         // The same export has one claim, whichever of the two it was opened by.
         let stays = self.served.note.read().now.backing.same_content(&next);
-        let before = lock(&self.backing).import.clone().filter(|_| !stays);
+        let (before, same) = match lock(&self.backing).import.clone() {
+            Some(import) if stays => (None, Some(import)),
+            import => (import, None),
+        };
+        let unreserved = next.reserved() == LimitsSpec::default();
         let fresh_import = opened.import.clone();
         let came = fresh_import.clone().filter(|_| !stays);
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
@@ -410,6 +427,10 @@ impl Disk {
                 if let Some(came) = came {
                     remote::leave(&came, true).await;
                 }
+                // It was opened with another reservation of the same holder.
+                if let Some(same) = same {
+                    reserve::restore(&same, same.status().reserved).await;
+                }
                 return Err(refused);
             }
         };
@@ -421,6 +442,10 @@ impl Disk {
         .await?;
         if let Some(before) = before {
             remote::leave(&before, true).await;
+        }
+        // The same holder does not ask for any.
+        if let Some(same) = same.filter(|_| unreserved) {
+            same.give_back_reservation().await;
         }
         if let Some(import) = fresh_import {
             import.rest_if_unused();
@@ -496,12 +521,13 @@ impl ServedKind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// Only its limits and its group differ, and what is said of the image's format: what is open is raw.
+    /// Only its limits, its reservation and its group differ, and what is said of the image's format: what is open is raw.
     fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
         let without = |spec: &DiskSpec| {
             let mut spec = spec.clone();
             spec.set_limits(LimitsSpec::default());
             spec.group = None;
+            spec.backing.set_reserved(LimitsSpec::default());
             if let BackingSpec::File { format, .. } = &mut spec.backing {
                 *format = None;
             }
@@ -518,12 +544,13 @@ impl ServedKind for Disk {
         if !now.backing.same_content(&record.now.backing) {
             now.backing = record.now.backing.clone();
         }
-        self.limit(DiskRecord { configured: next.configured, now, ..record }).await
+        let reserves = now.backing.reserved() != record.now.backing.reserved();
+        self.limit(DiskRecord { configured: next.configured, now, ..record }, reserves).await
     }
 
     async fn rejoin(&self) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
-        self.limit(self.note().read()).await
+        self.limit(self.note().read(), false).await
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -573,7 +600,7 @@ impl ServedKind for Disk {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
         Shown::leave(&self.backing, !stays).await;
         // The next one does not ask for any.
-        if stays && next.is_some_and(|next| !next.backing.is_reserved()) {
+        if stays && next.is_some_and(|next| next.backing.reserved() == LimitsSpec::default()) {
             Shown::give_back_reservation(&self.backing).await;
         }
     }

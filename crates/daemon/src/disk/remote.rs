@@ -12,10 +12,9 @@ use ioplane_nbd::import::{
     Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, Import,
     ImportOptions, ReserveOptions, lets_in,
 };
-use ioplane_nbd::reserve::ReservedRates;
 use sha2::{Digest, Sha256};
 
-use super::Opened;
+use super::{Opened, reserve};
 use crate::context::Opener;
 use crate::refusal::Refusal;
 
@@ -57,8 +56,7 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
             return refused(uri, refusal);
         }
         if let NbdError::Reservation(why) = &error {
-            let remedy = "ask for what is free; or raise the capacity, on the machine that has the disk: ioplane publish set";
-            return Refusal::conflict(format!("{uri}: {why}"), remedy).at("reserve_iops");
+            return reserve::refused(uri.as_str(), why);
         }
         let remedy = match &error {
             NbdError::Identity(_) => "make or import one: ioplane identity".to_owned(),
@@ -72,13 +70,10 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
 /// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
 /// takes, 10 s at most for each.
 pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusal> {
-    let BackingSpec::Remote { remote: uri, timeout_s, reserve_iops, reserve_bandwidth } = backing else {
+    let BackingSpec::Remote { remote: uri, timeout_s, .. } = backing else {
         return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
     };
-    let rates = ReservedRates {
-        requests: reserve_iops.unwrap_or(0),
-        bytes: reserve_bandwidth.map_or(0, |size| size.0),
-    };
+    let rates = reserve::rates(backing.reserved());
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;
@@ -92,7 +87,7 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
             time: owner.claim_time,
             patience: owner.claim_wait,
         }),
-        reserve: (!rates.is_none()).then_some(ReserveOptions { rates, name }),
+        reserve: Some(ReserveOptions { rates, name }),
         give_up_after: timeout_s.map(Duration::from_secs),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),

@@ -250,15 +250,8 @@ impl ExportCapacity {
 
     /// Another capacity from now on, if all that is reserved fits into it; otherwise why not.
     pub fn change(&mut self, declared: &LimitsSpec) -> Result<(), String> {
-        let taken: ReservedRates = match self.exclusive {
-            false => self.reserved.values().map(|reserved| reserved.record.rates()).sum(),
-            true => self.reserved.values().fold(ReservedRates::default(), |most, reserved| ReservedRates {
-                requests: most.requests.max(reserved.record.requests),
-                bytes: most.bytes.max(reserved.record.bytes),
-            }),
-        };
         if let Err(Shortage { unit, asked, capacity, .. }) =
-            Self::capacity(declared).admit(ReservedRates::default(), taken)
+            Self::capacity(declared).admit(ReservedRates::default(), self.taken())
         {
             let new = capacity.map_or("no limit".to_owned(), |capacity| rate_words(unit, capacity));
             let taken = words(unit, asked);
@@ -267,6 +260,18 @@ impl ExportCapacity {
         self.declared = *declared;
         limit(&mut self.whole, declared);
         Ok(())
+    }
+
+    /// How much of it is reserved. Where one client at a time uses the export that is the largest reservation.
+    pub fn taken(&self) -> ReservedRates {
+        let all = self.reserved.values().map(|reserved| reserved.record.rates());
+        match self.exclusive {
+            false => all.sum(),
+            true => all.fold(ReservedRates::default(), |most, one| ReservedRates {
+                requests: most.requests.max(one.requests),
+                bytes: most.bytes.max(one.bytes),
+            }),
+        }
     }
 
     /// What is reserved for `holder`.

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ioplane_api::report::{ClaimReport, Counts, ExportReport, ServedState};
+use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingSpec, ExportSpec, HostList, LimitsSpec, ListenAddress, ServedSpec};
 use ioplane_device::Quiescent;
 use ioplane_host::socket::{SocketPath, bind};
@@ -364,7 +365,8 @@ impl ServedKind for PublishedDisk {
 
     async fn report(&self) -> ExportReport {
         let mut report = self.busy();
-        let Some(Look { connections, ends, totals, reservations }) = self.look().await else { return report };
+        let Some(look) = self.look().await else { return report };
+        let Look { connections, ends, totals, taken, reservations } = look;
         report.state = ServedState::Served;
         report.backing = self.shown.lock().unwrap_or_else(PoisonError::into_inner).report();
         (report.size, report.read_only) = (self.size, self.read_only);
@@ -377,6 +379,7 @@ impl ServedKind for PublishedDisk {
             since_s: record.since,
         });
         (report.connections, report.ends, report.totals) = (connections, ends, totals);
+        (report.reserved_iops, report.reserved_bandwidth) = (taken.requests, Size(taken.bytes));
         report.reservations = reservations;
         report
     }
@@ -414,6 +417,8 @@ impl ServedKind for PublishedDisk {
             iops_burst: spec.iops_burst,
             bandwidth_limit: spec.bandwidth_limit,
             bandwidth_burst: spec.bandwidth_burst,
+            reserved_iops: 0,
+            reserved_bandwidth: Size(0),
             reservations: Vec::new(),
             totals: Counts::default(),
         }

@@ -15,7 +15,7 @@ use ioplane_nbd::claim::{
 use ioplane_nbd::export::{EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
-use ioplane_nbd::reserve::{ReserveQuery, ReserveReply};
+use ioplane_nbd::reserve::{ReserveQuery, ReserveReply, ReservedRates};
 use tokio::sync::{mpsc, oneshot};
 
 use super::capacity::ExportCapacity;
@@ -129,6 +129,8 @@ pub struct Look {
     pub connections: u64,
     pub ends: BTreeMap<String, u64>,
     pub totals: Counts,
+    /// How much of its capacity is reserved, and by whom.
+    pub taken: ReservedRates,
     pub reservations: Vec<ReservationReport>,
 }
 
@@ -524,6 +526,7 @@ impl Owner {
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
             totals: readings::sum_of_meters(meters),
+            taken: self.capacity.taken(),
             reservations: self.capacity.report(),
         }
     }

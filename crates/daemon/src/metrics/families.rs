@@ -32,11 +32,20 @@ impl Family {
         Family { name, unit: Some(Unit::Bytes), help }
     }
 
+    /// Rates: `_` and the unit end the name by themselves.
+    pub fn rates(name: &'static str, unit: &'static str, help: &'static str) -> Self {
+        Family { name, unit: Some(Unit::Other(unit.to_owned())), help }
+    }
+
     /// Seconds: `_seconds` ends the name by itself.
     pub fn seconds(name: &'static str, help: &'static str) -> Self {
         Family { name, unit: Some(Unit::Seconds), help }
     }
 }
+
+/// Rates that a disk of another machine has, and their units.
+pub const REQUESTS_PER_SECOND: &str = "requests_per_second";
+pub const BYTES_PER_SECOND: &str = "bytes_per_second";
 
 /// Writes families to one page. A family without a sample is left out.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use ioplane_api::report::{ExportReport, RemoteReport, RemoteWord, ServedState, StatusReport};
 
-use super::families::{Families, Family, Labels};
+use super::families::{BYTES_PER_SECOND, Families, Family, Labels, REQUESTS_PER_SECOND};
 
 /// Everything about them.
 pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
@@ -24,6 +24,15 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
         ),
         all().map(|(labels, remote)| (labels, (remote.state == RemoteWord::Refused).into())),
     )?;
+    let mut reserved = |unit, of: fn(&RemoteReport) -> u64| {
+        let help = "What the other machine keeps for the disk; 0 if nothing";
+        families.gauges(
+            Family::rates("ioplane_remote_reserved", unit, help),
+            all().map(|(labels, remote)| (labels, number(of(&remote)))),
+        )
+    };
+    reserved(REQUESTS_PER_SECOND, |one| one.reserved_iops)?;
+    reserved(BYTES_PER_SECOND, |one| one.reserved_bandwidth)?;
     let mut counter = |family, of: fn(&RemoteReport) -> u64| {
         families.counters(family, all().map(|(labels, remote)| (labels, of(&remote))))
     };
@@ -38,6 +47,10 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     })
 }
 
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
     let labels = |export: &ExportReport| -> Labels { vec![("device", export.name.clone())] };
     let all = || status.exports.iter();
@@ -45,7 +58,7 @@ fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::
         families.gauges(family, all().map(|one| (labels(one), of(one))))
     };
     gauge(Family::new("ioplane_export_connections", "Connections of clients"), |one| {
-        i64::try_from(one.connections).unwrap_or(i64::MAX)
+        number(one.connections)
     })?;
     gauge(Family::new("ioplane_export_failed", "1 while the export cannot be served"), |one| {
         (one.state == ServedState::Failed).into()
@@ -54,8 +67,9 @@ fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::
         one.claim.as_ref().is_some_and(|claim| claim.held).into()
     })?;
     gauge(Family::new("ioplane_export_generation", "The claim that was granted last"), |one| {
-        one.claim.as_ref().map_or(0, |claim| i64::try_from(claim.generation).unwrap_or(i64::MAX))
+        one.claim.as_ref().map_or(0, |claim| number(claim.generation))
     })?;
+    capacities(status, families)?;
     let mut counter = |family, of: fn(&ExportReport) -> u64| {
         families.counters(family, all().map(|one| (labels(one), of(one))))
     };
@@ -64,4 +78,29 @@ fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::
     counter(Family::bytes("ioplane_export_written", "Bytes written by clients"), |one| {
         one.totals.bytes_written
     })
+}
+
+/// What is declared, and what of it is reserved, of exports that declare something.
+fn capacities(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
+    type Rate = (Option<u64>, u64);
+    let mut rates = |unit, of: fn(&ExportReport) -> Rate| {
+        let declared = || {
+            status.exports.iter().filter_map(move |one| {
+                let (capacity, reserved) = of(one);
+                Some((vec![("device", one.name.clone())], capacity?, one.state, reserved))
+            })
+        };
+        families.gauges(
+            Family::rates("ioplane_export_capacity", unit, "What all clients may do together"),
+            declared().map(|(labels, capacity, ..)| (labels, number(capacity))),
+        )?;
+        // What is reserved is known once it is served.
+        let served = declared().filter(|(.., state, _)| *state == ServedState::Served);
+        families.gauges(
+            Family::rates("ioplane_export_reserved", unit, "How much of its capacity is reserved"),
+            served.map(|(labels, .., reserved)| (labels, number(reserved))),
+        )
+    };
+    rates(REQUESTS_PER_SECOND, |one| (one.iops_limit, one.reserved_iops))?;
+    rates(BYTES_PER_SECOND, |one| (one.bandwidth_limit.map(|size| size.0), one.reserved_bandwidth.0))
 }

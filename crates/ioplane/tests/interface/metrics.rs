@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::golden;
+use serde_json::json;
 
 use super::daemon::http;
 use super::recorder::Recorder;
@@ -59,7 +61,7 @@ fn broken(name: &str, family: &Family) -> Vec<String> {
     rule(!words.iter().any(|word| UNITS.contains(word)), "base units only");
     rule(!help.is_empty() && !help.ends_with('.'), "a help text, without a full stop");
     let last = *words.last().unwrap();
-    rule(unit.is_empty() || last == unit, "the unit ends the name");
+    rule(unit.is_empty() || name.ends_with(&format!("_{unit}")), "the unit ends the name");
     rule(!["bytes", "seconds"].contains(&last) || last == unit, "a name that ends with a unit declares it");
     rule(!["total", "info", "count", "sum", "bucket"].contains(&last), "suffixes are added by the format");
     rule(kind != "histogram" || name.ends_with("_duration_seconds"), "a histogram is of durations");
@@ -117,12 +119,37 @@ fn families_that_break_the_rules_are_found() {
 #[test]
 fn families() {
     let recorder = Recorder::new();
+    let daemon = &recorder.daemon;
+    let socket = daemon.path("published.sock").display().to_string();
+    let uri = format!("nbd+unix:///published?socket={socket}");
+    let export = json!({ "memory": 1 << 20, "iops_limit": 1000, "bandwidth_limit": 1 << 20 });
+    let remote = json!({ "remote": uri, "reserve_iops": 100, "reserve_bandwidth": 4096 });
+    for (path, form) in [("/v1/exports/published", export), ("/v1/disks/remote", remote)] {
+        let (status, answer) = daemon.http("PUT", path, &form.to_string());
+        assert_eq!(status, 201, "{path}: {answer}");
+    }
     // Some families say something only while somebody is connected.
     let _disk = FrontEnd::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
     recorder.daemon.until(|| recorder.daemon.disk("memory")["connected"] == true);
-    let stream = std::net::TcpStream::connect(("127.0.0.1", recorder.port)).unwrap();
-    let (status, text) = http(stream, "GET", "/metrics", "");
-    assert_eq!(status, 200);
+    let rates = [
+        "ioplane_export_capacity_requests_per_second{device=\"published\"} 1000",
+        "ioplane_export_capacity_bytes_per_second{device=\"published\"} 1048576",
+        "ioplane_export_reserved_requests_per_second{device=\"published\"} 100",
+        "ioplane_export_reserved_bytes_per_second{device=\"published\"} 4096",
+        "ioplane_remote_reserved_requests_per_second{device=\"remote\"} 100",
+        "ioplane_remote_reserved_bytes_per_second{device=\"remote\"} 4096",
+    ];
+    let end = Instant::now() + Duration::from_secs(60);
+    let text = loop {
+        let stream = std::net::TcpStream::connect(("127.0.0.1", recorder.port)).unwrap();
+        let (status, text) = http(stream, "GET", "/metrics", "");
+        assert_eq!(status, 200);
+        // An export that has no time for an answer says nothing of its reservations.
+        let missing = rates.iter().find(|rate| !text.lines().any(|line| line == **rate));
+        let Some(missing) = missing else { break text };
+        assert!(Instant::now() < end, "{missing} is not in {text}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut current = String::new();
     for line in text.lines() {

@@ -145,7 +145,7 @@ async fn start_tls(
 fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, NbdError> {
     let address = &options.address;
     // Whoever only looks asks whether there are claims, too, and reserves.
-    let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.reserve_query(None)]);
+    let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.opening_query()]);
     let looks = looks.into_iter().flatten().flatten();
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),

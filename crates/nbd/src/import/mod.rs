@@ -54,6 +54,7 @@ use facts::Facts;
 use keeper::Keeper;
 use link::Link;
 use quiet::{Leave, Quiet};
+use reserve::Reservation;
 use retained::Locker;
 use seat::Seat;
 use shelf::Shelf;
@@ -71,7 +72,6 @@ pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus,
 
 use crate::claim::ClaimReply;
 use crate::error::NbdError;
-use crate::reserve::ReservedRates;
 
 /// What a keeper does with a connection that is lost.
 #[cfg(test)]
@@ -99,8 +99,8 @@ pub struct Import {
 struct Shared {
     options: ImportOptions,
     facts: Facts,
-    /// What the exporter kept for it when it was opened.
-    reserved: ReservedRates,
+    /// What the exporter keeps for it.
+    reservation: Reservation,
     instance: ArcSwapOption<String>,
     /// What tells this use of the export from earlier ones by the same holder, and the number of the next channel.
     session: AtomicU64,
@@ -140,11 +140,11 @@ impl Import {
                 }
             }
         };
-        let reserved = reserve::check(&options, &reached)?;
+        let reservation = Reservation::begin(&options, &reached)?;
         let claim = match claim::begin(&options, &reached).await {
             Ok(claim) => claim,
             Err(error) => {
-                reserve::give_back(&options).await;
+                reservation.give_back(&options).await;
                 return Err(error);
             }
         };
@@ -161,7 +161,7 @@ impl Import {
             && !facts.read_only();
         let shared = Shared {
             facts: reached.facts,
-            reserved,
+            reservation,
             shelf: retains.then(|| Shelf::new(options.retain)),
             used: AtomicBool::new(false),
             turnover: Arc::default(),
@@ -195,7 +195,7 @@ impl Import {
             instance: shared.instance.load().as_deref().cloned(),
             claim: shared.claim.standing(),
             generation: shared.claim.held().map(|claim| claim.generation),
-            reserved: shared.reserved,
+            reserved: shared.reservation.rates(),
             claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),
@@ -269,7 +269,7 @@ impl Import {
 
     /// Nobody will use it any more: what the exporter keeps for it of its capacity is for others. If that fails it is kept until a person takes it back there.
     pub async fn give_back_reservation(&self) {
-        reserve::give_back(&self.shared.options).await;
+        self.shared.reservation.give_back(&self.shared.options).await;
     }
 
     /// A channel and its link. `claims`: it sees to it that there is a claim, which otherwise its maker has.

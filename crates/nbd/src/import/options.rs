@@ -117,7 +117,7 @@ pub struct ClaimOptions {
 /// What an exporter is to keep for an import of its capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReserveOptions {
-    /// How much per second.
+    /// How much per second; nothing if nothing is reserved yet.
     pub rates: ReservedRates,
     /// Who this is, for people.
     pub name: String,
@@ -155,7 +155,7 @@ pub struct ImportOptions {
     pub mark: Option<PathBuf>,
     /// The claim to write, at exporters that keep claims. Without it such an export cannot be used while another one has it.
     pub claim: Option<ClaimOptions>,
-    /// What is reserved when it is opened, for the holder above, and until [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it
+    /// What is reserved when it is opened, for the holder above, and until [`super::Import::reserve`] or [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it
     /// and [`ClaimWish`] is not to go on with what was there before.
     pub reserve: Option<ReserveOptions>,
 }
@@ -193,10 +193,15 @@ impl ImportOptions {
 }
 
 impl ImportOptions {
-    /// What an exporter is asked to reserve, if anything is to be; `rates`: this in place of what is asked for.
-    pub(super) fn reserve_query(&self, rates: Option<ReservedRates>) -> Option<String> {
-        let ReserveOptions { rates: wanted, name } = self.reserve.as_ref()?;
-        let (holder, rates) = (self.holder.clone(), rates.unwrap_or(*wanted));
-        Some(ReserveQuery { holder, rates, name: name.clone() }.to_string())
+    /// How an exporter is asked to reserve so much; nothing where nobody is named who asks.
+    pub(super) fn reserve_query(&self, rates: ReservedRates) -> Option<String> {
+        let ReserveOptions { name, .. } = self.reserve.as_ref()?;
+        Some(ReserveQuery { holder: self.holder.clone(), rates, name: name.clone() }.to_string())
+    }
+
+    /// The same for what is reserved when it is opened, if anything is.
+    pub(super) fn opening_query(&self) -> Option<String> {
+        let rates = self.reserve.as_ref()?.rates;
+        self.reserve_query(rates).filter(|_| !rates.is_none())
     }
 }

@@ -21,6 +21,32 @@ pub struct Terms {
     /// Minimum and preferred block, maximum payload.
     pub blocks: Option<[u32; 3]>,
     pub instance: Option<String>,
+    pub reservations: Option<Reservations>,
+}
+
+/// A server that keeps up to 1000 requests per second for its client.
+#[derive(Debug, Clone, Default)]
+pub struct Reservations {
+    /// What it was asked to keep, and what it keeps: requests per second.
+    pub asked: Arc<Mutex<Vec<u64>>>,
+    pub kept: Arc<AtomicU32>,
+    /// It closes the connection when it has carried out what it was asked.
+    pub silent: Arc<AtomicBool>,
+}
+
+impl Reservations {
+    /// The name of the context in its reply, if its query is among these; nothing more if it does not answer.
+    fn answer(&self, queries: &str) -> Option<String> {
+        let Some((_, query)) = queries.split_once("ioplane:reserve=") else { return Some(String::new()) };
+        let requests: u64 = query.split('/').nth(1).unwrap().parse().unwrap();
+        self.asked.lock().unwrap().push(requests);
+        if requests > 1000 {
+            return Some("ioplane:reserve=refused/1000 are free".to_owned());
+        }
+        self.kept.store(requests as u32, Ordering::Release);
+        let answers = !self.silent.load(Ordering::Acquire);
+        answers.then(|| format!("ioplane:reserve=granted/{requests}/0"))
+    }
 }
 
 /// All that a server can do.
@@ -33,7 +59,14 @@ pub const ALL: u16 = NBD_FLAG_HAS_FLAGS
 
 impl Default for Terms {
     fn default() -> Self {
-        Terms { bytes: 1 << 20, flags: ALL, structured: true, blocks: None, instance: None }
+        Terms {
+            bytes: 1 << 20,
+            flags: ALL,
+            structured: true,
+            blocks: None,
+            instance: None,
+            reservations: None,
+        }
     }
 }
 
@@ -274,6 +307,13 @@ fn shake_hands(mut stream: UnixStream, terms: &Terms, number: u32) -> Option<Ses
                     let context =
                         [&[0, 0, 0, 1][..], format!("ioplane:instance={instance}").as_bytes()].concat();
                     out.extend(reply(NBD_REP_META_CONTEXT, &context));
+                }
+                if let Some(reservations) = &terms.reservations {
+                    let name = reservations.answer(&String::from_utf8_lossy(&data))?;
+                    if !name.is_empty() {
+                        let context = [&[0, 0, 0, 2][..], name.as_bytes()].concat();
+                        out.extend(reply(NBD_REP_META_CONTEXT, &context));
+                    }
                 }
                 out.extend(reply(NBD_REP_ACK, &[]));
             }

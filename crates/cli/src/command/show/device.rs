@@ -94,6 +94,12 @@ pub fn disk_limits(disk: &DiskReport, asked: bool) -> String {
     limits("limits", disk.limits(), "requests", asked)
 }
 
+/// What is reserved for it on the other machine.
+pub fn reservation(disk: &DiskReport) -> String {
+    let words = disk.backing.remote.as_ref().and_then(|remote| remote.reserved().rates("requests"));
+    fact("reserved", words.as_deref().unwrap_or("nothing"))
+}
+
 /// The same of a NIC, each direction.
 pub fn nic_limits(nic: &NicReport, asked: bool) -> String {
     limits("send limits", nic.tx_limits(), "frames", asked)
@@ -109,14 +115,6 @@ pub fn group_of(group: Option<&str>) -> String {
 pub(super) fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
     let words = limits.words(unit).or(asked.then(|| "none".to_owned()));
     words.map_or(String::new(), |words| fact(what, words))
-}
-
-/// What is reserved, if anything is.
-pub(super) fn reserved_words(iops: u64, bandwidth: Size) -> Option<String> {
-    let iops = (iops > 0).then(|| format!("{iops} requests per second"));
-    let bandwidth = (bandwidth.0 > 0).then(|| format!("{bandwidth} per second"));
-    let all: Vec<String> = [iops, bandwidth].into_iter().flatten().collect();
-    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// Whether it may write there.
@@ -159,7 +157,7 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }
     text += &fact("", claim(name, remote));
-    let reserved = reserved_words(remote.reserved_iops, Size(remote.reserved_bandwidth));
+    let reserved = remote.reserved().rates("requests");
     text.extend(reserved.map(|words| fact("", format!("{words} are reserved there"))));
     if remote.rewritten > 0 {
         text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));

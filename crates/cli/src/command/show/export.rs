@@ -2,9 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::device::reserved_words;
 use ioplane_api::report::{ClaimReport, ExportReport, ReservationReport};
 use ioplane_api::size::Size;
+use ioplane_api::spec::LimitsSpec;
 
 use super::device::limits;
 use super::{error_lines, fact, group_of, state};
@@ -72,9 +72,8 @@ fn backing(export: &ExportReport) -> String {
 pub fn export_limits(export: &ExportReport, asked: bool) -> String {
     let mut text = limits("capacity", export.limits(), "requests", asked);
     for ReservationReport { by, iops, bandwidth, .. } in &export.reservations {
-        text.extend(
-            reserved_words(*iops, *bandwidth).map(|words| fact("reserved", format!("{words}, by {by}"))),
-        );
+        let words = LimitsSpec::reserved(*iops, *bandwidth).rates("requests");
+        text.extend(words.map(|words| fact("reserved", format!("{words}, by {by}"))));
     }
     text
 }

@@ -16,7 +16,7 @@ use ioplane_api::report::{
 use ioplane_api::size::Size;
 
 pub use cores::{cores, decisions, pool};
-pub use device::{disk, disk_limits, group_of, nic, nic_limits};
+pub use device::{disk, disk_limits, group_of, nic, nic_limits, reservation};
 pub use explain::explain;
 pub use export::{export, export_limits, exports};
 pub use group::{group, groups};
