@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_netbus::{
-    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, HostPresence, Security, ServerSecurity,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, HostPresence, Security,
+    ServerSecurity,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
