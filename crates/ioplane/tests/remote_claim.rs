@@ -368,7 +368,11 @@ fn a_writer_without_a_claim_is_refused_until_a_release() {
     let refused = refusal(&second);
     assert!(refused.contains("clients that have no claim use it"), "{refused}");
     drop(client);
-    second.until(|| Reader::connect(&second, "data").status_of(DiskOp::Read) == 0);
+    second.until(|| {
+        // A front end that comes before the daemon has seen the last one go is refused.
+        second.until(|| second.disk("data")["connected"] == false);
+        Reader::connect(&second, "data").status_of(DiskOp::Read) == 0
+    });
     assert_eq!(exporter.standing(), (2, true));
 }
 

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 struct Host {
     stream: UnixStream,
@@ -66,6 +67,14 @@ impl Host {
 
     fn verify(&mut self, load: &str) -> Verified {
         serde_json::from_value(self.call(json!({"do": "verify", "load": load})).unwrap()).unwrap()
+    }
+}
+
+fn until(mut met: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !met() {
+        assert!(Instant::now() < end, "it does not come");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -132,17 +141,27 @@ fn a_stale_disk_is_caught_while_it_runs() {
     request["do"] = json!("load");
     let running = host.send(request);
     let file = OpenOptions::new().read(true).write(true).open(&disk).unwrap();
-    let mut old = vec![0; 4 << 20];
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    file.read_exact_at(&mut old, 0).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let content = || {
+        let mut bytes = vec![0; 4 << 20];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    let blocks = |bytes: &[u8]| bytes.chunks(512).map(<[u8]>::to_vec).collect::<Vec<_>>();
+    // All is written once, and then most of it again.
+    until(|| blocks(&content()).iter().all(|block| block.iter().any(|byte| *byte != 0)));
+    let old = content();
+    until(|| {
+        let (before, now) = (blocks(&old), blocks(&content()));
+        before.iter().zip(&now).filter(|(before, now)| before != now).count() > before.len() / 2
+    });
     file.write_all_at(&old, 0).unwrap();
     file.sync_all().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(host.call(json!({"do": "verify", "load": "load"})).unwrap_err().contains("still runs"));
-    let mark: Report =
-        serde_json::from_value(host.call(json!({"do": "mark", "load": "load"})).unwrap()).unwrap();
-    assert!(mark.mismatches > 0);
+    let mut mark = Report::default();
+    until(|| {
+        mark = serde_json::from_value(host.call(json!({"do": "mark", "load": "load"})).unwrap()).unwrap();
+        mark.mismatches > 0
+    });
     assert!(mark.problems.iter().any(|problem| problem.contains("stale")), "{:?}", mark.problems);
     host.call(json!({"do": "stop", "load": "load"})).unwrap();
     let report: Report = serde_json::from_value(host.end(running).unwrap()).unwrap();
