@@ -2,11 +2,12 @@
 
 mod scripted;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ioplane_nbd::NbdError;
-use ioplane_nbd::import::{ImportOptions, ReserveOptions};
+use ioplane_nbd::import::{Import, ImportOptions, ReserveOptions};
 use ioplane_nbd::reserve::ReservedRates;
 use scripted::{Reservations, Server, Terms, import, runtime};
 
@@ -14,13 +15,19 @@ fn rates(requests: u64) -> ReservedRates {
     ReservedRates { requests, bytes: 0 }
 }
 
-#[test]
-fn a_change_that_is_refused_or_not_answered_leaves_what_was_kept() {
+/// An import that reserves so many requests per second, its server, and what that keeps.
+fn reserving(requests: u64) -> (Reservations, Server, Arc<Import>) {
     let reservations = Reservations::default();
     let terms = Terms { reservations: Some(reservations.clone()), ..Terms::default() };
     let (server, _) = Server::obedient(terms);
-    let reserve = Some(ReserveOptions { rates: rates(100), name: "disk data of host-b".into() });
+    let reserve = Some(ReserveOptions { rates: rates(requests), name: "disk data of host-b".into() });
     let import = import(ImportOptions { reserve, ..server.options() });
+    (reservations, server, import)
+}
+
+#[test]
+fn a_change_that_is_refused_or_not_answered_leaves_what_was_kept() {
+    let (reservations, server, import) = reserving(100);
     let asks = |requests| runtime().block_on(import.reserve(rates(requests)));
     let kept = || u64::from(reservations.kept.load(Ordering::Acquire));
     let until_kept = |requests| {
@@ -57,14 +64,10 @@ fn a_change_that_is_refused_or_not_answered_leaves_what_was_kept() {
     assert_eq!((import.status().reserved, kept()), (rates(0), 0));
 }
 
-/// Nobody is asked for nothing: older servers do not know how.
+/// Older servers do not know the query, so an import that reserves nothing sends none.
 #[test]
 fn an_import_without_a_reservation_asks_for_none_and_gives_none_back() {
-    let reservations = Reservations::default();
-    let terms = Terms { reservations: Some(reservations.clone()), ..Terms::default() };
-    let (server, _) = Server::obedient(terms);
-    let reserve = Some(ReserveOptions { rates: rates(0), name: "disk data of host-b".into() });
-    let import = import(ImportOptions { reserve, ..server.options() });
+    let (reservations, _server, import) = reserving(0);
     runtime().block_on(import.give_back_reservation());
     assert!(reservations.asked.lock().unwrap().is_empty());
     runtime().block_on(import.reserve(rates(7))).unwrap();

@@ -32,7 +32,7 @@ impl Disk {
     pub(super) async fn reserve(&self, reserved: LimitsSpec) -> Result<ReservedRates, Refusal> {
         self.not_swapping()?;
         let Some(import) = lock(&self.backing).import.clone() else {
-            let remedy = "leave it out: what a local disk can do nobody has to reserve";
+            let remedy = "leave it out: only disks of other machines have reservations";
             return Err(Refusal::conflict("it is no disk of another machine", remedy).at("reserve_iops"));
         };
         let status = import.status();

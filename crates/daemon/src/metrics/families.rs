@@ -43,7 +43,7 @@ impl Family {
     }
 }
 
-/// Rates that a disk of another machine has, and their units.
+/// Units of rates.
 pub const REQUESTS_PER_SECOND: &str = "requests_per_second";
 pub const BYTES_PER_SECOND: &str = "bytes_per_second";
 
