@@ -101,6 +101,25 @@ fn a_queue_that_waits_for_a_disk_is_looked_at() {
 }
 
 #[test]
+fn what_a_core_knows_of_a_queue_goes_along_with_it() {
+    let (clock, core) = adaptive_by_a_clock();
+    let other = Core::start_with(CoreId(1), adaptive(), clock.clone()).unwrap();
+    let (mut running, lines) = Counter::run(1, &core);
+    eventually("is not polled", || !lines[0].wants_kick());
+    requests(&lines[0], &clock, 64, LONG);
+    eventually("is looked at in vain", || lines[0].rests());
+    running.move_queue(0, &other, soon()).unwrap();
+    // No time passes from here on: a queue of which nothing is known would be polled.
+    eventually("is unknown to the other core", || lines[0].rests());
+    let kicks = lines[0].kicks.load(Ordering::Relaxed);
+    lines[0].publish();
+    lines[0].wait();
+    eventually("is looked at in vain", || lines[0].rests());
+    assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks + 1);
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
 fn a_core_changes_between_all_modes_while_requests_come() {
     let core = Core::start(CoreId(0), adaptive()).unwrap();
     let (running, lines) = Counter::run(2, &core);

@@ -138,6 +138,7 @@ fn queues_move_between_cores_under_load() {
             assert_eq!(running.core_of(0), Some(to));
         }
     });
+    assert_eq!(lines[0].made.load(Ordering::Relaxed), 1, "a queue that moves is not built anew");
     running.quiesce(soon()).unwrap();
 }
 
@@ -161,6 +162,7 @@ fn a_queue_that_cannot_drain_stays_and_goes_on() {
     pool.retire(CoreId(1), soon()).unwrap();
     let moved = running.move_queue(0, &gone, soon());
     assert!(matches!(moved, Err(MoveError::Refused(_))), "{moved:?}");
+    assert_eq!(lines[0].made.load(Ordering::Relaxed), 2, "the core that was to take it has parked it");
     lines[0].publish();
     lines[0].wait();
     running.quiesce(soon()).unwrap();

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, LearnedReport, PortReport, SwitchReport, SwitchTableReport};
 use ioplane_api::spec::{SpecFields, SwitchSpec};
-use ioplane_device::{
-    Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking,
-};
+use ioplane_device::{Lifecycle, OnMiss, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking};
 use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
 
 use super::context::DaemonContext;
@@ -450,11 +448,8 @@ impl Switches {
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
         let uplink = slot.uplink.as_mut().ok_or_else(|| no_queue(name, 0))?;
-        let queues = QueueSet::from([0]);
-        uplink.drain(&queues);
-        uplink.wait_stopped(&queues, Instant::now() + REST);
         uplink
-            .undrain(&queues, &placement)
+            .move_queue(0, &placement, Instant::now() + REST)
             .map_err(|error| Refusal::failed(error.to_string(), "see `ioplane core list`"))
     }
 

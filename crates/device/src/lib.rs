@@ -58,7 +58,6 @@ mod io;
 mod lifecycle;
 mod limits;
 mod meter;
-mod moving;
 mod outcome;
 mod parked;
 mod policy;
@@ -79,7 +78,6 @@ pub use inbox::ParkedInbox;
 pub use io::{CoreIo, FileOp, IoCompletion, IoHandle};
 pub use lifecycle::{Lifecycle, LifecycleError, LoadError, Presence};
 pub use meter::{Histogram, Meter, MeterReading, Tally};
-pub use moving::MoveError;
 pub use outcome::{Cost, PollOutcome, PollState};
 pub use parked::{Parked, PollerId};
 pub use policy::{
@@ -87,7 +85,9 @@ pub use policy::{
     at_quiescence_blocking, quiesce, quiesce_blocking, resume, work_and_resume,
 };
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
-pub use quiescence::{Applied, Loaded, Missed, QuiescenceProof, Quiescent, Quiescing, Refused, Running};
+pub use quiescence::{
+    Applied, Left, Loaded, Missed, MoveError, QuiescenceProof, Quiescent, Quiescing, Refused, Running,
+};
 pub use share::{BlockDevice, DevicePart, GroupId, GroupPart, Share};
 pub use slot::{Ack, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
 pub use slot_meter::SlotMeter;

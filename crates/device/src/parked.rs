@@ -4,6 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ioplane_scheduler::QueuePolling;
+
 use crate::poller::{Poller, Stop};
 
 /// Number of a poller, unique in the process.
@@ -27,12 +29,19 @@ pub struct Parked {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) queue: u16,
     pub(crate) stop: Stop,
+    /// Of one that leaves its core for another: what the core knows of its requests.
+    pub(crate) polling: Option<Box<QueuePolling>>,
 }
 
 impl Parked {
     /// The queue that it served.
     pub fn queue(&self) -> u16 {
         self.queue
+    }
+
+    /// Whether it may be polled on another core as it is.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.stop == Stop::Drained && self.poller.goes_on()
     }
 
     /// How it stopped.
@@ -42,7 +51,7 @@ impl Parked {
 
     /// The poller as the type that its device knows, or the parked poller back.
     pub fn into_poller<P: Poller>(self) -> Result<Box<P>, Parked> {
-        let Parked { poller, queue, stop } = self;
+        let Parked { poller, queue, stop, polling } = self;
         if (&*poller as &dyn Any).is::<P>() {
             let any: Box<dyn Any> = poller;
             match any.downcast::<P>() {
@@ -50,7 +59,7 @@ impl Parked {
                 Err(_) => unreachable!("asked a line above"),
             }
         } else {
-            Err(Parked { poller, queue, stop })
+            Err(Parked { poller, queue, stop, polling })
         }
     }
 }

@@ -109,6 +109,12 @@ pub trait Poller: Any + Send {
     /// Park at the next poll even if something is in flight: fence it and record it for replay.
     fn suspend(&mut self);
 
+    /// Whether it, which has parked after [`Poller::drain`], may be polled again as it is, after [`Poller::undrain`] and on whichever core: then a
+    /// move takes it along ([`crate::Running::move_queue`]). Otherwise its device takes it apart and makes another one.
+    fn goes_on(&self) -> bool {
+        false
+    }
+
     /// Called once by the slot before the first poll: the ring may have moved on while nobody looked. Looks at it again
     /// and signals the driver once, whatever it asked for: a crash can fall between the used index and the interrupt
     /// (invariants 2 and 3).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_memory::mutation::{Invariant, removed};
-use ioplane_scheduler::{LimitSet, LimitUnit};
+use ioplane_scheduler::{LimitSet, LimitUnit, QueuePolling};
 
 use crate::Armed;
 use crate::context::CoreContext;
@@ -38,6 +38,8 @@ pub struct PollerSlot {
     limits: Option<Box<SlotLimits>>,
     fresh: bool,
     suspended: bool,
+    /// What a core knows of when its requests come, on the way from one core to another.
+    polling: Option<Box<QueuePolling>>,
 }
 
 impl PollerSlot {
@@ -59,7 +61,18 @@ impl PollerSlot {
             limits: SlotLimits::of(limits),
             fresh: true,
             suspended: false,
+            polling: None,
         }
+    }
+
+    /// The same, for a poller that was on another core. `polling`: what that one knew of it.
+    pub(crate) fn with_polling(self, polling: Option<Box<QueuePolling>>) -> Self {
+        PollerSlot { polling, ..self }
+    }
+
+    /// The core's side, of a slot that it attaches: what the core before it knew of when requests come.
+    pub fn take_polling(&mut self) -> Option<Box<QueuePolling>> {
+        self.polling.take()
     }
 
     /// The number of its poller.
@@ -125,7 +138,8 @@ impl PollerSlot {
         if let Some(mut poller) = self.poller.take() {
             poller.tidy();
             let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
-            self.inbox.push(self.meter.poller(), Parked { poller, queue: self.queue, stop });
+            let (queue, polling) = (self.queue, self.polling.take());
+            self.inbox.push(self.meter.poller(), Parked { poller, queue, stop, polling });
         }
     }
 
@@ -139,6 +153,10 @@ impl PollerSlot {
         let Some(poller) = self.poller.as_deref_mut() else { return };
         match command {
             PollerCommand::Drain => poller.drain(),
+            PollerCommand::Leave(polling) => {
+                self.polling = Some(polling);
+                poller.drain();
+            }
             PollerCommand::Undrain(ack) => {
                 if self.suspended {
                     // What was in flight is fenced off already: the poller parks, then its owner makes a new one.
@@ -219,6 +237,8 @@ impl fmt::Debug for PollerSlot {
 pub enum PollerCommand {
     /// [`Poller::drain`].
     Drain,
+    /// [`Poller::drain`] of one that goes on on another core. Before the slot gets it, an adaptive core writes into it what it knows of the queue.
+    Leave(Box<QueuePolling>),
     /// [`Poller::undrain`], acknowledged. A poller that has parked before stays parked.
     Undrain(Ack),
     /// [`Poller::suspend`].

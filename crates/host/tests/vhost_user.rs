@@ -4,6 +4,7 @@ mod vhost_user_holes;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Notify, Pool};
@@ -11,7 +12,9 @@ use ioplane_device::CoreId;
 use ioplane_host::vhost_user::{Handle, HandleError, ServerOptions, Status, serve};
 use ioplane_memory::{Files, Limits};
 use ioplane_storage::filter::Stall;
-use ioplane_storage::{Backing, MemoryBacking};
+use ioplane_storage::{
+    Backing, BackingInfo, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking, Raw, StorageError,
+};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{FrontEnd, FrontEndRequest, InFlight, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
@@ -293,6 +296,57 @@ fn queues_move_disks_are_resized_and_replaced_while_a_guest_works() {
     assert!(guest.front.config_changed(Duration::from_secs(5)).unwrap(), "the driver is told of a resize");
     guest.works(1);
     assert_eq!(served.status().faults.len(), 0);
+}
+
+/// A backing that counts the channels that were made of it.
+#[derive(Debug)]
+struct Counted {
+    below: Arc<dyn Backing>,
+    channels: AtomicU32,
+}
+
+impl Backing for Counted {
+    fn info(&self) -> BackingInfo {
+        self.below.info()
+    }
+
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
+        self.channels.fetch_add(1, Ordering::Relaxed);
+        self.below.channel(depth)
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        self.below.resize(bytes)
+    }
+
+    fn wait_quiet(&self, deadline: Instant) -> bool {
+        self.below.wait_quiet(deadline)
+    }
+}
+
+#[test]
+fn a_queue_that_moves_takes_what_it_has_along() {
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        image.as_file().set_len(MIB).unwrap();
+        let options = FileOptions { engine, raw: Raw::Stated, ..FileOptions::new(image.path()) };
+        let below = FileBacking::open(options).unwrap();
+        let counted = Arc::new(Counted { below, channels: AtomicU32::new(0) });
+        let served = Served::new(counted.clone());
+        let mut guest = Guest::boot(&served);
+        guest.works(1);
+        let made = counted.channels.load(Ordering::Relaxed);
+        for round in 0..40u32 {
+            let core = CoreId(round % 2);
+            for queue in 0..4 {
+                let to = Arc::new(served.pool.on(core).unwrap());
+                served.runtime.block_on(served.handle.move_queue(queue, to)).unwrap();
+                assert_eq!(served.status().queues[usize::from(queue)].core, Some(core.0));
+            }
+            guest.works(1);
+        }
+        assert_eq!(counted.channels.load(Ordering::Relaxed), made, "a move has made another channel");
+    }
 }
 
 #[test]

@@ -101,6 +101,11 @@ impl Queue {
         self.phase = Phase::Serving;
     }
 
+    /// [`ioplane_device::Poller::goes_on`]: it has not stopped by a fault, and left nothing in flight.
+    pub fn goes_on(&self) -> bool {
+        self.fault.is_none() && self.ring.in_flight() == 0 && self.ring.unpublished() == 0
+    }
+
     /// [`ioplane_device::Poller::suspend`].
     pub fn suspend(&mut self) {
         self.phase = Phase::Suspending;
@@ -207,8 +212,7 @@ impl Queue {
     }
 
     /// [`ioplane_device::Poller::resume`] of every queue: one interrupt (invariant 3). Looking again (invariant 2) is the poll that
-    /// follows. The ring is a new one, so its flags are
-    /// said anew, since a driver's reset wiped them.
+    /// follows. A ring is a new one after all that a driver may have reset it by, so its flags are said anew.
     pub fn resume(&mut self) {
         self.awake = true;
         self.signal();

@@ -59,6 +59,16 @@ impl Adaptive {
         Adaptive { queue: QueuePolling::new(&costs, objective), costs, priced_ns: 0 }
     }
 
+    /// The slot leaves for another core: what is known of it.
+    pub(super) fn leaves(&self, polling: &mut QueuePolling) {
+        polling.clone_from(&self.queue);
+    }
+
+    /// The slot comes from another core, which knew this of it.
+    pub(super) fn arrives(&mut self, polling: &QueuePolling, objective: &CoreObjective) {
+        self.queue = polling.elsewhere(&self.costs, objective);
+    }
+
     /// Something else is asked of the core.
     pub(super) fn rechoose(&mut self, objective: &CoreObjective, meter: &SlotMeter) {
         self.queue.rechoose(&self.costs, objective);

@@ -280,7 +280,7 @@ impl PollLoop {
         self.slots.len() > self.free.len() || ring(&mut self.context).is_some_and(|ring| ring.orphans() > 0)
     }
 
-    fn attach(&mut self, slot: PollerSlot) {
+    fn attach(&mut self, mut slot: PollerSlot) {
         let state = if slot.must_look() { SlotState::Fresh } else { SlotState::Armed };
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -299,7 +299,10 @@ impl PollLoop {
         }
         let watched = self.watch.add(ring, slot.wakers(), at);
         self.join_group(at, slot.share(), slot.block_device());
-        let adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
+        let mut adaptive = Adaptive::new(self.objective.asked(), self.wake_ns());
+        if let Some(polling) = slot.take_polling() {
+            adaptive.arrives(&polling, self.objective.asked());
+        }
         let now = self.context.now();
         let mode = if self.notify == Notify::Adaptive { QueueMode::Polled } else { QueueMode::Fixed };
         slot.meter().choices().begin(mode, self.shared.age_ns(now));
@@ -316,7 +319,7 @@ impl PollLoop {
         self.turns.weigh(share.group, share.weight.get());
     }
 
-    fn handle_command(&mut self, id: PollerId, command: PollerCommand) {
+    fn handle_command(&mut self, id: PollerId, mut command: PollerCommand) {
         let Some(at) = self.slots.iter().position(|c| c.as_ref().is_some_and(|c| c.slot.id() == id)) else {
             return;
         };
@@ -343,6 +346,9 @@ impl PollLoop {
             entry.slot.handle(&mut self.context, command);
             entry.watched = self.watch.add(ring(&mut self.context), entry.slot.wakers(), at);
         } else {
+            if let PollerCommand::Leave(polling) = &mut command {
+                entry.adaptive.leaves(polling);
+            }
             entry.slot.handle(&mut self.context, command);
         }
         // Whatever it was, the poller has to poll to act on it.

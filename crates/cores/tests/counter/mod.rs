@@ -61,6 +61,8 @@ pub struct Line {
     pub given_up: AtomicU64,
     /// Changes that were told.
     pub applied: AtomicU64,
+    /// Pollers that were made for it.
+    pub made: AtomicU64,
     /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
     pub neighbour: OnceLock<Arc<Line>>,
     pub most_applied: AtomicU64,
@@ -100,6 +102,7 @@ impl Line {
             read: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
             applied: AtomicU64::new(0),
+            made: AtomicU64::new(0),
             neighbour: OnceLock::new(),
             most_applied: AtomicU64::new(0),
             together: OnceLock::new(),
@@ -304,6 +307,10 @@ impl Poller for Server {
         self.suspend = true;
     }
 
+    fn goes_on(&self) -> bool {
+        self.held == 0 && self.reading.is_none()
+    }
+
     fn resume(&mut self) {}
 
     fn arm(&mut self) -> Armed {
@@ -424,6 +431,7 @@ impl Device for Counter {
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
         for queue in activation.queues().clone() {
             let line = self.lines[usize::from(queue)].clone();
+            line.made.fetch_add(1, Ordering::Relaxed);
             let server = Server { line, held: 0, drain: false, suspend: false, seen: 0, reading: None };
             activation.add(queue, Box::new(server));
         }

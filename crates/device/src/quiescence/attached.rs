@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use ioplane_scheduler::QueuePolling;
+
 use crate::device::{Activation, Device, DeviceError, QueueSet};
 use crate::inbox::ParkedInbox;
-use crate::parked::PollerId;
-use crate::poller::Stop;
+use crate::parked::{Parked, PollerId};
+use crate::poller::{Poller, Stop};
 use crate::slot::{CoreEnded, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
 
 /// A poller on some core.
@@ -39,14 +41,32 @@ impl AttachedPollers {
     /// Hands the pollers in the inbox to the device.
     pub(super) fn collect_parked<D: Device>(&mut self, device: &mut D) -> Option<Stop> {
         let mut stop = None;
-        while let Some((id, parked)) = self.inbox.pop() {
-            self.pollers.retain(|p| p.id != id);
+        while let Some(parked) = self.next_parked() {
             if stop != Some(Stop::Suspended) {
                 stop = Some(parked.stop());
             }
             device.deactivate(parked);
         }
         stop
+    }
+
+    /// As [`AttachedPollers::collect_parked`], but gives back the poller of `leaving` if it has parked and may go on as it is.
+    pub(super) fn collect_leaving<D: Device>(&mut self, device: &mut D, leaving: u16) -> Option<Parked> {
+        let mut left = None;
+        while let Some(parked) = self.next_parked() {
+            if parked.queue() == leaving && parked.goes_on() {
+                left = Some(parked);
+            } else {
+                device.deactivate(parked);
+            }
+        }
+        left
+    }
+
+    fn next_parked(&mut self) -> Option<Parked> {
+        let (id, parked) = self.inbox.pop()?;
+        self.pollers.retain(|p| p.id != id);
+        Some(parked)
     }
 
     pub(super) fn queues(&self) -> QueueSet {
@@ -65,25 +85,55 @@ impl AttachedPollers {
         let wanted: QueueSet = queues.difference(&attached).copied().collect();
         let mut activation = Activation { queues: &wanted, made: Vec::new() };
         device.activate(&mut activation)?;
-        let mut gone = None;
+        let mut put = Ok(());
         for (queue, poller) in activation.made {
-            let sender = placement.place(&device.info().name, queue);
-            let limits = device.queue_limits(queue);
-            let (inbox, share, block_device) = (self.inbox.clone(), device.share(), device.block_device());
-            let slot = PollerSlot::new(poller, device.info(), queue, inbox, share, block_device, limits);
-            let attached = AttachedPoller { queue, id: slot.id(), sender };
-            match attached.sender.send(CoreMessage::Attach(slot)) {
-                Ok(()) => self.pollers.push(attached),
-                Err(CoreEnded(message)) => {
-                    gone = Some(DeviceError::CoreGone(attached.sender.core().0));
-                    if let CoreMessage::Attach(slot) = message {
-                        slot.park_unattached();
-                    }
-                }
-            }
+            put = self.put(device, queue, poller, None, placement).and(put);
         }
         self.collect_parked(device);
-        gone.map_or(Ok(()), Err)
+        put
+    }
+
+    /// Attaches a parked poller to a core, as it is. One that no core takes is the device's.
+    pub(super) fn attach_again<D: Device>(
+        &mut self,
+        device: &mut D,
+        parked: Parked,
+        placement: &dyn Placement,
+    ) -> Result<(), DeviceError> {
+        let Parked { mut poller, queue, polling, .. } = parked;
+        poller.undrain();
+        let put = self.put(device, queue, poller, polling, placement);
+        self.collect_parked(device);
+        put
+    }
+
+    /// Attaches a poller to a core. If none takes it, it parks into the inbox.
+    fn put<D: Device>(
+        &mut self,
+        device: &D,
+        queue: u16,
+        poller: Box<dyn Poller>,
+        polling: Option<Box<QueuePolling>>,
+        placement: &dyn Placement,
+    ) -> Result<(), DeviceError> {
+        let sender = placement.place(&device.info().name, queue);
+        let limits = device.queue_limits(queue);
+        let (inbox, share, block_device) = (self.inbox.clone(), device.share(), device.block_device());
+        let slot = PollerSlot::new(poller, device.info(), queue, inbox, share, block_device, limits)
+            .with_polling(polling);
+        let attached = AttachedPoller { queue, id: slot.id(), sender };
+        match attached.sender.send(CoreMessage::Attach(slot)) {
+            Ok(()) => {
+                self.pollers.push(attached);
+                Ok(())
+            }
+            Err(CoreEnded(message)) => {
+                if let CoreMessage::Attach(slot) = message {
+                    slot.park_unattached();
+                }
+                Err(DeviceError::CoreGone(attached.sender.core().0))
+            }
+        }
     }
 }
 

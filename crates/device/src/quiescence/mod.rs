@@ -13,10 +13,12 @@ use crate::slot::{AcksLeft, CoreId, CoreSender, Placement, PollerCommand};
 use crate::state::SavedState;
 
 mod attached;
+mod moving;
 pub(crate) mod proof;
 mod quiescing;
 
 use attached::AttachedPollers;
+pub use moving::{Left, MoveError};
 use proof::PROOF;
 pub use proof::QuiescenceProof;
 pub use quiescing::{Missed, Quiescing};

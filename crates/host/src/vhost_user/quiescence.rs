@@ -106,23 +106,22 @@ impl<V: VirtioDevice> Session<V> {
         patience: Duration,
     ) -> Result<(), PeerFault> {
         let ring = self.ring(u32::from(queue))?;
-        let queues = QueueSet::from([ring]);
         let old = self.placement.clone();
         self.placement.moved.insert(ring, placement);
         let new = self.placement.clone();
         let running = self.running()?;
         let Some(here) = running.sender_of(ring) else { return Ok(()) };
-        running.drain(&queues);
-        if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
-            let undrained = tokio::task::block_in_place(|| running.undrain(&queues, &old));
+        running.leave(ring);
+        let Ok(left) = tokio::time::timeout(patience, running.left(ring)).await else {
+            let undrained = tokio::task::block_in_place(|| running.undrain(&QueueSet::from([ring]), &old));
             self.placement = old;
             undrained?;
             return Err(PeerFault::NotQuiescent(format!("queue {ring} still has requests in flight")));
-        }
-        // The guest may have stopped it for good meanwhile.
-        let queues: QueueSet = running.device().active().intersection(&queues).copied().collect();
-        let Err(error) = tokio::task::block_in_place(|| running.start(&queues, &new)) else { return Ok(()) };
+        };
+        let Err(error) = tokio::task::block_in_place(|| running.arrive(left, &new)) else { return Ok(()) };
         // Where it was, or if that core has ended too, where any is.
+        let queues: QueueSet =
+            running.device().active().intersection(&QueueSet::from([ring])).copied().collect();
         let back = tokio::task::block_in_place(|| {
             running.start(&queues, &here).or_else(|_| running.start(&queues, &*old.pool))
         });

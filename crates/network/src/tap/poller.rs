@@ -174,6 +174,10 @@ impl Poller for TapPoller {
         self.phase = Phase::Suspending;
     }
 
+    fn goes_on(&self) -> bool {
+        true
+    }
+
     fn resume(&mut self) {
         self.skip = 0;
     }

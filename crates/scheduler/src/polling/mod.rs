@@ -365,6 +365,19 @@ impl QueuePolling {
         (self.spin_ns, self.reason)
     }
 
+    /// The same queue on another core, whose clock and costs are others: what is known of its gaps stays.
+    pub fn elsewhere(&self, costs: &PollingCosts, objective: &CoreObjective) -> Self {
+        let mut queue = QueuePolling {
+            spare: SpareTime::default(),
+            idle_since: None,
+            armed: false,
+            burst_since: None,
+            ..self.clone()
+        };
+        queue.choose(costs, objective);
+        queue
+    }
+
     /// The core has been given another objective, or none, or its costs have changed by much: chooses at once.
     pub fn rechoose(&mut self, costs: &PollingCosts, objective: &CoreObjective) -> bool {
         self.choose(costs, objective)

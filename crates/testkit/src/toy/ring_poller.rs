@@ -139,6 +139,10 @@ impl Poller for RingPoller {
         self.suspended = true;
     }
 
+    fn goes_on(&self) -> bool {
+        self.state.in_flight == 0
+    }
+
     fn resume(&mut self) {
         self.call();
     }

@@ -133,6 +133,10 @@ impl Poller for AdderPoller {
         self.queue.phase = Phase::Suspending;
     }
 
+    fn goes_on(&self) -> bool {
+        self.queue.goes_on()
+    }
+
     fn resume(&mut self) {
         self.queue.resume();
     }

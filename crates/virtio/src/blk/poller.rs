@@ -709,6 +709,10 @@ impl Poller for BlkPoller {
         self.queue.suspend();
     }
 
+    fn goes_on(&self) -> bool {
+        self.queue.goes_on()
+    }
+
     fn resume(&mut self) {
         // So that no poll allocates.
         scratch::give_back(scratch::borrow());

@@ -172,6 +172,10 @@ impl<W: Work> Poller for NetPoller<W> {
         self.queue.suspend();
     }
 
+    fn goes_on(&self) -> bool {
+        self.queue.goes_on()
+    }
+
     fn resume(&mut self) {
         self.queue.resume();
     }
