@@ -120,6 +120,13 @@ struct Guest {
     due: Instant,
 }
 
+/// When a guest may send that was to send at `due` and has at `now`. What could not be sent in time is not made up for, and it keeps its place among the
+/// others: guests that were late together would otherwise send together from then on, and a core that is woken for each of them would be woken once for all.
+fn due_after(due: Instant, now: Instant) -> Instant {
+    let late = now.saturating_duration_since(due).as_nanos() / PACE.as_nanos();
+    due + PACE * (u32::try_from(late).unwrap_or(u32::MAX - 1) + 1)
+}
+
 /// Everybody who takes part.
 pub struct Party {
     guests: Vec<Guest>,
@@ -223,8 +230,9 @@ impl Party {
                 }
                 guest.sent += 1;
                 sent += 1;
-                // What could not be sent in time is not made up for.
-                guest.due = (guest.due + PACE).max(now);
+                if work == Work::Paced {
+                    guest.due = due_after(guest.due, now);
+                }
             }
             if sent > 0 {
                 guest.nic.show();
@@ -315,5 +323,22 @@ impl Party {
             ensure!(begin.elapsed() < PATIENCE, "frames were never used");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_that_were_late_together_do_not_send_together_from_then_on() {
+        let begin = Instant::now();
+        let third = PACE / 3;
+        let now = begin + PACE * 4 + third + third / 2;
+        let next = [begin, begin + third, begin + third * 2].map(|due| due_after(due, now));
+        assert_eq!(next, [begin + PACE * 5, begin + PACE * 5 + third, begin + PACE * 4 + third * 2]);
+        // In time: after one period.
+        assert_eq!(due_after(begin, begin), begin + PACE);
+        assert_eq!(due_after(begin, begin + PACE - Duration::from_nanos(1)), begin + PACE);
     }
 }
