@@ -36,6 +36,7 @@ pub struct Pool {
     // CONTROL: who starts, ends and looks for cores; no core does.
     /// Those that have ended leave it when the next one is started.
     cores: RwLock<Vec<Arc<Core>>>,
+    // CONTROL: who starts a core, and who asks what groups have used; no core does.
     /// What groups have used of cores that have left the list.
     ended: Mutex<GroupTimes>,
     next_id: AtomicU32,

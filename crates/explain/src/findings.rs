@@ -3,7 +3,8 @@
 use ioplane_api::report::{ChoiceReason, Slowdown, SlowdownCause};
 
 use crate::interval::{BackingActivity, CoreActivity, DeviceActivity, Interval};
-use crate::limits::{self, LimitActivity, Side};
+use crate::limits;
+use crate::side::{LimitActivity, Side};
 
 /// Units below which nothing is said of times and rates: there was nearly no load.
 const FEWEST: u64 = 50;

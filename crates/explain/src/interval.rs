@@ -9,7 +9,7 @@ use ioplane_api::report::{
 };
 use ioplane_device::Histogram;
 
-use crate::limits::{self, LimitActivity, Passed, Side};
+use crate::side::{LimitActivity, Passed, Side};
 
 /// What a request costs a core beside its bytes, in bytes that could be copied meanwhile (docs/decisions/0017-work-per-poll.md).
 const REQUEST_COST: u64 = 512;
@@ -90,6 +90,7 @@ pub struct DeviceActivity {
     /// What is behind a disk that can be slow: none behind one in memory.
     pub backing: Option<BackingActivity>,
     pub queues: Vec<QueueActivity>,
+    /// Its own and its group's: entered by `limits`.
     pub limits: Vec<LimitActivity>,
     /// Frames for it that the switch has dropped because its buffers were full.
     pub dropped_full: u64,
@@ -230,9 +231,7 @@ impl Interval {
             after.disks.iter().map(|now| disk(before.disks.iter().find(|was| was.name == now.name), now));
         let nics = after.nics.iter().map(|now| nic(before.nics.iter().find(|was| was.name == now.name), now));
         let cores = after.cores.iter().map(|now| core(before.cores.iter().find(|was| was.id == now.id), now));
-        let mut devices: Vec<DeviceActivity> = disks.chain(nics).collect();
-        limits::enter(&mut devices, after);
-        Interval { seconds, devices, cores: cores.collect() }
+        Interval { seconds, devices: disks.chain(nics).collect(), cores: cores.collect() }
     }
 
     /// The core of that number.

@@ -13,6 +13,7 @@
 mod findings;
 mod interval;
 mod limits;
+mod side;
 
 use ioplane_api::report::{ExplainReport, StatusReport};
 
@@ -30,7 +31,8 @@ pub fn explain(
     seconds: f64,
     name: &str,
 ) -> Option<ExplainReport> {
-    let interval = Interval::between(before, after, seconds);
+    let mut interval = Interval::between(before, after, seconds);
+    limits::enter(&mut interval.devices, after);
     let devices: Vec<_> = interval.devices.iter().filter(|device| device.is(name)).collect();
     if devices.is_empty() && !after.groups.iter().any(|group| group.name == name) {
         return None;

@@ -6,6 +6,7 @@ use ioplane_api::report::{GroupReport, NicReport, StatusReport};
 use ioplane_api::spec::LimitsSpec;
 
 use crate::interval::DeviceActivity;
+use crate::side::{LimitActivity, Passed, Side};
 
 /// The part of its limit from which a guest that was held back is at its limit.
 const AT_LIMIT: f64 = 0.9;
@@ -13,72 +14,6 @@ const AT_LIMIT: f64 = 0.9;
 /// The part that passes under a limit that bites all the time (docs/guide/limits.md promises 0.98). It tells which of two limits
 /// on the same thing is the one that bites.
 const BITES: f64 = 0.97;
-
-/// What a limit is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Requests of a disk.
-    Disk,
-    /// Frames that the guest of a NIC sends.
-    Sends,
-    /// Frames for it.
-    Receives,
-}
-
-impl Side {
-    const ALL: [Side; 3] = [Side::Disk, Side::Sends, Side::Receives];
-
-    /// Its limits of units and of bytes: their options, and what they count in words.
-    fn options(self) -> [(&'static str, &'static str); 2] {
-        match self {
-            Side::Disk => [("iops-limit", "requests"), ("bandwidth-limit", "bytes")],
-            Side::Sends => [("tx-frame-limit", "frames"), ("tx-bandwidth-limit", "bytes")],
-            Side::Receives => [("rx-frame-limit", "frames"), ("rx-bandwidth-limit", "bytes")],
-        }
-    }
-}
-
-/// What passed on one side.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Passed {
-    pub units: u64,
-    pub bytes: u64,
-}
-
-impl Add for Passed {
-    type Output = Passed;
-
-    fn add(self, other: Passed) -> Passed {
-        Passed { units: self.units + other.units, bytes: self.bytes + other.bytes }
-    }
-}
-
-/// A limit, under the name of its option, and what passed of what it counts.
-#[derive(Debug, Clone)]
-pub struct LimitActivity {
-    /// The group whose limit it is; nothing: the device's own.
-    pub group: Option<String>,
-    pub side: Side,
-    pub option: &'static str,
-    pub what: &'static str,
-    pub limit: u64,
-    /// Of all that it limits.
-    pub passed: u64,
-    /// Of this device alone.
-    pub own: u64,
-}
-
-impl LimitActivity {
-    /// Of what it lets pass in `seconds`, the part that has passed.
-    fn used(&self, seconds: f64) -> f64 {
-        self.passed as f64 / (self.limit as f64 * seconds)
-    }
-
-    /// Whether both limit the same.
-    fn is_beside(&self, other: &LimitActivity) -> bool {
-        self.option == other.option && self.group != other.group
-    }
-}
 
 /// The limits of one side, of a device or of its group.
 fn limits(
