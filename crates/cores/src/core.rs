@@ -1,5 +1,6 @@
 //! One core, as its owner sees it.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -7,12 +8,13 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use ioplane_device::clock::{Clock, Monotonic};
-use ioplane_device::{CoreId, CoreSender, Placement, SlotMeter};
+use ioplane_device::{CoreId, CoreSender, GroupId, Placement, SlotMeter};
 use ioplane_scheduler::CoreObjective;
 
 use crate::counts::CoreReading;
 use crate::error::PoolError;
 use crate::mailbox::{EndedCore, Mailbox};
+use crate::meters::{GroupTime, MeterTable};
 use crate::poll_loop::PollLoop;
 use crate::ring::CoreRing;
 use crate::settings::{CoreSettings, Notify, YieldPolicy};
@@ -26,6 +28,8 @@ pub struct Core {
     shared: Arc<CoreShared>,
     /// Weak, so that what an ended core held (its eventfd) goes with it.
     mailbox: Weak<Mailbox>,
+    /// The mailbox's.
+    meters: Arc<MeterTable>,
 }
 
 impl Core {
@@ -41,7 +45,8 @@ impl Core {
         let ring = CoreRing::new(settings.ring).map_err(start)?;
         let watch = Watch::new(mailbox.event(), ring.as_ref()).map_err(|e| start(e.into()))?;
         let shared = Arc::new(CoreShared::new(id, &settings, clock.clone()));
-        let core = Core { shared: shared.clone(), mailbox: Arc::downgrade(&mailbox) };
+        let meters = mailbox.meters.clone();
+        let core = Core { shared: shared.clone(), mailbox: Arc::downgrade(&mailbox), meters };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))
             .spawn(move || serve(mailbox, shared, watch, ring, clock, &settings))
@@ -105,7 +110,17 @@ impl Core {
 
     /// The meters of its queues.
     pub fn meters(&self) -> Vec<Arc<SlotMeter>> {
-        self.mailbox.upgrade().map_or(Vec::new(), |m| m.meters.all())
+        self.meters.all()
+    }
+
+    /// What the queues of each group have used of the core since it was started, also those that have left.
+    pub fn group_times(&self) -> BTreeMap<GroupId, GroupTime> {
+        self.meters.group_times(self.read().empty_ns)
+    }
+
+    /// Forgets what a group has used that there is no more.
+    pub(crate) fn forget_group(&self, group: GroupId) {
+        self.meters.forget_group(group);
     }
 
     /// Whether [`crate::Pool`] places queues here by itself: true at first. Whoever names the core gets it in any case, and where no core is open any is taken.

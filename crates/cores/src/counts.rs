@@ -49,6 +49,8 @@ macro_rules! counts {
             pub cpu_ns: u64,
             /// Time since it was started, ns.
             pub age_ns: u64,
+            /// Time awake in which no queue had work, ns: polling that found nothing, and what it yielded to others meanwhile.
+            pub empty_ns: u64,
             $($(#[$doc])* pub $name: u64,)*
         }
     };

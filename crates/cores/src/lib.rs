@@ -40,6 +40,7 @@ pub use crate::core::Core;
 pub use counts::CoreReading;
 pub use error::PoolError;
 pub use mailbox::{EndedCore, Mailbox};
-pub use pool::{OnCore, Pool};
+pub use meters::GroupTime;
+pub use pool::{GroupTimes, OnCore, Pool};
 pub use ring::{RingChoice, context_with_ring};
 pub use settings::{CoreSettings, Notify, YieldPolicy};

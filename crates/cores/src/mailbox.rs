@@ -36,7 +36,7 @@ pub struct Mailbox {
     /// Queues that are attached or about to be.
     queues: AtomicU32,
     /// Of the slots that have been sent.
-    pub(crate) meters: MeterTable,
+    pub(crate) meters: Arc<MeterTable>,
 }
 
 impl Mailbox {
@@ -50,7 +50,7 @@ impl Mailbox {
             asked_ns: AtomicU64::new(0),
             gate: AtomicU32::new(0),
             queues: AtomicU32::new(0),
-            meters: MeterTable::default(),
+            meters: Arc::default(),
         })
     }
 

@@ -2,21 +2,33 @@
 
 #![expect(clippy::disallowed_types, reason = "the list is the control plane's: no core sees it")]
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
-use ioplane_device::{CoreId, CoreSender, Placement};
+use ioplane_device::{CoreId, CoreSender, GroupId, Placement};
 
 use crate::core::Core;
 use crate::counts::CoreReading;
 use crate::error::PoolError;
 use crate::mailbox::EndedCore;
+use crate::meters::GroupTime;
 use crate::settings::{CoreSettings, Notify};
 
 /// Load that a queue without a history is reckoned at, in thousandths of a core. Idle queues are thus spread by number, and
 /// a core at work is avoided until the others have caught up.
 const QUEUE_PERMILLE: u32 = 50;
+
+/// What the queues of groups have used of cores: by group, then by the number of the core, which several cores may have had, one after another.
+pub type GroupTimes = BTreeMap<GroupId, BTreeMap<u32, GroupTime>>;
+
+/// Adds what groups have used of one core.
+fn add_times(times: &mut GroupTimes, core: &Core) {
+    for (group, used) in core.group_times() {
+        *times.entry(group).or_default().entry(core.id().0).or_default() += used;
+    }
+}
 
 /// The I/O cores of a daemon. All methods take `&self`, from any thread of the control plane; none holds the list while it waits.
 #[derive(Debug, Default)]
@@ -24,6 +36,9 @@ pub struct Pool {
     // CONTROL: who starts, ends and looks for cores; no core does.
     /// Those that have ended leave it when the next one is started.
     cores: RwLock<Vec<Arc<Core>>>,
+    // CONTROL: who starts a core, and who asks what groups have used; no core does.
+    /// What groups have used of cores that have left the list.
+    ended: Mutex<GroupTimes>,
     next_id: AtomicU32,
 }
 
@@ -51,7 +66,13 @@ impl Pool {
     /// Starts a core with this number, which a core that has ended may have had.
     pub fn add_as(&self, id: CoreId, settings: CoreSettings) -> Result<(), PoolError> {
         let mut cores = self.cores.write().unwrap_or_else(PoisonError::into_inner);
-        cores.retain(|core| !core.ended());
+        cores.retain(|core| {
+            let ended = core.ended();
+            if ended {
+                add_times(&mut self.lock_ended(), core);
+            }
+            !ended
+        });
         if cores.iter().any(|core| core.id() == id) {
             return Err(PoolError::Taken(id.0));
         }
@@ -85,6 +106,26 @@ impl Pool {
     /// The meters of all of them.
     pub fn read(&self) -> Vec<CoreReading> {
         self.cores().map(|core| core.read()).collect()
+    }
+
+    fn lock_ended(&self) -> MutexGuard<'_, GroupTimes> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the queues of each group have used, by the number of the core. That of cores that have ended is in it.
+    pub fn group_times(&self) -> GroupTimes {
+        // Meanwhile no core goes from the list to those that have ended.
+        let cores = self.cores.read().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.lock_ended().clone();
+        cores.iter().for_each(|core| add_times(&mut times, core));
+        times
+    }
+
+    /// Forgets what a group has used: nobody is in it any more.
+    pub fn forget_group(&self, group: GroupId) {
+        let cores = self.cores.read().unwrap_or_else(PoisonError::into_inner);
+        cores.iter().for_each(|core| core.forget_group(group));
+        self.lock_ended().remove(&group);
     }
 
     /// [`Core::notify`] for all of them.

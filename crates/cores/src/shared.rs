@@ -1,7 +1,7 @@
 //! What a core and its owner both see: the switches and the meters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ioplane_device::CoreId;
@@ -25,6 +25,9 @@ const NONE: u64 = u64::MAX;
 
 /// How long a published busy share stands for the present.
 const FRESH: Duration = Duration::from_millis(100);
+
+/// Tries to read what was published while the core does not write it. Writing takes some 20 ns.
+const READS: u32 = 1000;
 
 /// Where the kind of a report begins in its number; below it is what it says in addition.
 const KIND: u32 = 60;
@@ -72,6 +75,8 @@ pub(crate) struct CoreShared {
     pub(crate) tid: AtomicI32,
     /// Processor time at the end of the thread.
     pub(crate) cpu_ns: AtomicU64,
+    /// Odd while what follows is written.
+    version: AtomicU64,
     counts: PublishedCounts,
     awake: AtomicU32,
     permille: AtomicU32,
@@ -79,6 +84,9 @@ pub(crate) struct CoreShared {
     /// What came of the objective, and when it was said.
     report: AtomicU64,
     reported_ns: AtomicU64,
+    /// The most that was read of the time asleep, and of the time without work.
+    read_slept_ns: AtomicU64,
+    read_empty_ns: AtomicU64,
 }
 
 impl CoreShared {
@@ -97,12 +105,15 @@ impl CoreShared {
             cpu: AtomicI64::new(-1),
             tid: AtomicI32::new(0),
             cpu_ns: AtomicU64::new(0),
+            version: AtomicU64::new(0),
             counts: PublishedCounts::default(),
             awake: AtomicU32::new(0),
             permille: AtomicU32::new(0),
             published_ns: AtomicU64::new(0),
             report: AtomicU64::new(0),
             reported_ns: AtomicU64::new(0),
+            read_slept_ns: AtomicU64::new(0),
+            read_empty_ns: AtomicU64::new(0),
         };
         shared.set_objective(&settings.objective);
         shared
@@ -154,10 +165,28 @@ impl CoreShared {
 
     /// The core's side: shows what it counts, how many slots are awake and how busy it is, as that is at `now`.
     pub(crate) fn publish(&self, counts: &Counts, awake: usize, permille: u32, now: Instant) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
         self.counts.publish(counts);
         self.awake.store(awake as u32, Ordering::Relaxed);
         self.permille.store(permille, Ordering::Relaxed);
         self.published_ns.store(self.age_ns(now), Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// What `read` reads of that, all of one publication. A core that loses its processor while it publishes is not waited for.
+    fn published<T>(&self, read: impl Fn() -> T) -> T {
+        for _ in 0..READS {
+            let version = self.version.load(Ordering::Acquire);
+            let seen = read();
+            fence(Ordering::Acquire);
+            if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
+                return seen;
+            }
+            std::hint::spin_loop();
+        }
+        read()
     }
 
     /// How old the core is. Whoever reads looks at the core's clock: what the core says is of that.
@@ -187,18 +216,37 @@ impl CoreShared {
             Some(ns) if tid != 0 && !self.ended() => ns,
             _ => self.cpu_ns.load(Ordering::Relaxed),
         };
-        self.counts.read(CoreReading {
+        let (reading, published_ns) = self.published(|| {
+            let awake = self.awake.load(Ordering::Relaxed);
+            let reading = self.counts.read(CoreReading { awake, ..CoreReading::default() });
+            (reading, self.published_ns.load(Ordering::Relaxed))
+        });
+        let age_ns = self.age().as_nanos() as u64;
+        let (slept_ns, empty_ns) = self.idle(&reading, published_ns, age_ns);
+        CoreReading {
             core: self.id.0,
             cpu: usize::try_from(self.cpu.load(Ordering::Relaxed)).ok(),
             notify: self.notify(),
             objective: self.reported(),
             queues,
-            awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
             cpu_ns,
-            age_ns: self.age().as_nanos() as u64,
-            ..CoreReading::default()
-        })
+            age_ns,
+            slept_ns,
+            empty_ns,
+            ..reading
+        }
+    }
+
+    /// The time asleep, and the time awake without work, as of `age_ns`. `reading` is what was published at `published_ns`. Neither ever falls: one that was
+    /// asleep may have woken and not published that yet.
+    fn idle(&self, reading: &CoreReading, published_ns: u64, age_ns: u64) -> (u64, u64) {
+        // It says so before it sleeps for long, and nothing more until it wakes.
+        let sleeps = reading.awake == 0 && published_ns > 0;
+        let sleeps_ns = if sleeps { age_ns.saturating_sub(published_ns) } else { 0 };
+        let empty_ns = published_ns.saturating_sub(reading.busy_ns.saturating_add(reading.slept_ns));
+        let rises = |most: &AtomicU64, now: u64| most.fetch_max(now, Ordering::Relaxed).max(now);
+        (rises(&self.read_slept_ns, reading.slept_ns + sleeps_ns), rises(&self.read_empty_ns, empty_ns))
     }
 }
 

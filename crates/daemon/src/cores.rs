@@ -197,6 +197,7 @@ impl Cores {
                 cpu_us: reading.cpu_ns / 1000,
                 run_delay_us: core.run_delay_ns() / 1000,
                 busy_us: reading.busy_ns / 1000,
+                empty_us: reading.empty_ns / 1000,
                 slept_us: reading.slept_ns / 1000,
                 age_us: reading.age_ns / 1000,
             })

@@ -445,6 +445,7 @@ impl Daemon {
             exports,
             cores: self.core_reports(),
             pool: self.pool.report(&self.cores),
+            decisions: self.pool.last_decisions(),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }

@@ -18,6 +18,7 @@ pub struct SlotMeter {
     queue: u16,
     poller: PollerId,
     busy_ns: AtomicU64,
+    empty_polls: AtomicU64,
     /// The group, and below it the weight.
     share: AtomicU64,
     wants_more: AtomicBool,
@@ -46,6 +47,7 @@ impl SlotMeter {
             queue,
             poller,
             busy_ns: AtomicU64::new(0),
+            empty_polls: AtomicU64::new(0),
             share: AtomicU64::new(packed(share)),
             wants_more: AtomicBool::new(false),
             block_device,
@@ -78,6 +80,16 @@ impl SlotMeter {
     /// Time of the core that the poller has used, ns, as of the core's last look at its clock.
     pub fn busy_ns(&self) -> u64 {
         self.busy_ns.load(Ordering::Relaxed)
+    }
+
+    /// Polls that found nothing to do. At most some 10 ms old.
+    pub fn empty_polls(&self) -> u64 {
+        self.empty_polls.load(Ordering::Relaxed)
+    }
+
+    /// The core's side: see [`SlotMeter::empty_polls`].
+    pub fn publish_empty_polls(&self, polls: u64) {
+        self.empty_polls.store(polls, Ordering::Relaxed);
     }
 
     /// The group that the poller is in on its core.

@@ -3,6 +3,8 @@
 use ioplane_api::report::{ChoiceReason, Slowdown, SlowdownCause};
 
 use crate::interval::{BackingActivity, CoreActivity, DeviceActivity, Interval};
+use crate::limits;
+use crate::side::{LimitActivity, Side};
 
 /// Units below which nothing is said of times and rates: there was nearly no load.
 const FEWEST: u64 = 50;
@@ -15,9 +17,6 @@ const SLOW_US: f64 = 5_000.0;
 
 /// One of a hundred does.
 const SLOW_P99_US: f64 = 50_000.0;
-
-/// The part of its limit from which a guest that was held back is at its limit.
-const AT_LIMIT: f64 = 0.9;
 
 /// The part of the time from which a core is busy.
 const BUSY: f64 = 0.8;
@@ -62,11 +61,10 @@ pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
     if device.units() < FEWEST && device.dropped_full < FEWEST {
         return findings;
     }
-    let limits = limited(device, interval);
-    let is_limited = !limits.is_empty();
-    findings.extend(limits);
+    let bites = limits::biting(device, interval.seconds);
+    findings.extend(limited(device, &bites, interval.seconds));
     let slow = slow_disk(device);
-    if is_limited {
+    if !bites.is_empty() {
         // What a limit holds back waits in the ring: neither its waiting nor a full ring says more.
         findings.extend(slow);
     } else {
@@ -76,7 +74,10 @@ pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
         findings.extend(full_ring(device, interval));
         findings.extend(one_queue(device, interval));
     }
-    findings.extend(slow_receiver(device));
+    if !bites.iter().any(|(limit, _)| limit.side == Side::Receives) {
+        // What a receive limit holds back fills the buffers of the switch, whatever the guest does.
+        findings.extend(slow_receiver(device));
+    }
     findings.extend(no_event_idx(device));
     findings
 }
@@ -99,22 +100,27 @@ fn stopped(device: &DeviceActivity) -> Vec<Slowdown> {
     said.collect()
 }
 
-fn limited(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
-    let held: u64 = device.queues.iter().map(|queue| queue.limited).sum();
-    if held == 0 {
-        return Vec::new();
-    }
-    let at_limit = device
-        .limits
-        .iter()
-        .filter(|limit| limit.passed as f64 >= AT_LIMIT * limit.limit as f64 * interval.seconds);
-    let said = at_limit.map(|limit| {
-        let rate = limit.passed as f64 / interval.seconds;
-        let text = format!(
-            "its limit of {} {} per second bites: {rate:.0} per second have passed, and {held} times others were left waiting",
-            limit.limit, limit.what,
-        );
-        let remedy = format!("ioplane {} set {} --{} N, or 0 for no limit", device.kind, device.name, limit.option);
+fn limited(device: &DeviceActivity, bites: &[(&LimitActivity, u64)], seconds: f64) -> Vec<Slowdown> {
+    let said = bites.iter().map(|(one, held)| {
+        let LimitActivity { option, what, limit, passed, own, .. } = one;
+        let [rate, own] = [passed, own].map(|count| *count as f64 / seconds);
+        let (text, set) = match &one.group {
+            None => (
+                format!(
+                    "its limit of {limit} {what} per second bites: {rate:.0} per second have passed, and {held} times others were left waiting"
+                ),
+                format!("{} set {}", device.kind, device.name),
+            ),
+            Some(group) => (
+                format!(
+                    "the limit of its group {group} of {limit} {what} per second bites: {rate:.0} per second have passed of the whole group, \
+                     {own:.0} of them of this {}, and {held} times others of it were left waiting",
+                    device.kind
+                ),
+                format!("group set {group}"),
+            ),
+        };
+        let remedy = format!("ioplane {set} --{option} N, or 0 for no limit");
         finding(SlowdownCause::Limit, device, text, remedy)
     });
     said.collect()

@@ -1,13 +1,15 @@
 //! What devices and cores did between two readings.
 
 use std::collections::BTreeSet;
+use std::ops::Add;
 
 use ioplane_api::report::{
     BackingReport, ChoiceParts, ChoiceReport, ChoiceText, CoreReport, DeviceTimes, DiskReport, NicReport,
     StatusReport,
 };
-use ioplane_api::spec::LimitsSpec;
 use ioplane_device::Histogram;
+
+use crate::side::{LimitActivity, Passed, Side};
 
 /// What a request costs a core beside its bytes, in bytes that could be copied meanwhile (docs/decisions/0017-work-per-poll.md).
 const REQUEST_COST: u64 = 512;
@@ -67,15 +69,6 @@ pub struct QueueActivity {
     pub fault: Option<String>,
 }
 
-/// A limit, under the name of its option, and what passed of what it counts.
-#[derive(Debug, Clone)]
-pub struct LimitActivity {
-    pub option: &'static str,
-    pub what: &'static str,
-    pub limit: u64,
-    pub passed: u64,
-}
-
 /// What is behind a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackingActivity {
@@ -91,11 +84,13 @@ pub struct DeviceActivity {
     pub kind: &'static str,
     pub name: String,
     pub vm: Option<String>,
+    pub group: Option<String>,
     /// Virtio features that its driver accepted, as bits.
     pub features: u64,
     /// What is behind a disk that can be slow: none behind one in memory.
     pub backing: Option<BackingActivity>,
     pub queues: Vec<QueueActivity>,
+    /// Its own and its group's: entered by `limits`.
     pub limits: Vec<LimitActivity>,
     /// Frames for it that the switch has dropped because its buffers were full.
     pub dropped_full: u64,
@@ -169,34 +164,18 @@ fn words(chosen: &ChoiceParts) -> Option<String> {
     }
 }
 
-/// The limits of one direction: requests or frames, and bytes.
-fn limits(
-    spec: LimitsSpec,
-    [operations, bandwidth]: [(&'static str, &'static str); 2],
-    [units, bytes]: [u64; 2],
-) -> impl Iterator<Item = LimitActivity> {
-    let operations = spec.rate.map(|limit| (operations, limit, units));
-    let bandwidth = spec.bandwidth.map(|size| size.0).map(|limit| (bandwidth, limit, bytes));
-    let used = |((option, what), limit, passed)| LimitActivity { option, what, limit, passed };
-    operations.into_iter().chain(bandwidth).map(used)
-}
-
-fn sums<'q>(queues: impl Iterator<Item = &'q QueueActivity>) -> [u64; 2] {
-    queues.fold([0, 0], |[units, bytes], queue| [units + queue.units, bytes + queue.bytes])
-}
-
 fn disk(before: Option<&DiskReport>, after: &DiskReport) -> DeviceActivity {
     let old = before.map_or(&[][..], |disk| &disk.queues);
     let queues: Vec<QueueActivity> =
         after.queues.iter().map(|queue| queue!(old, queue, requests, false)).collect();
-    let options = [("iops-limit", "requests"), ("bandwidth-limit", "bytes")];
     DeviceActivity {
         kind: "disk",
         name: after.name.clone(),
         vm: after.vm.as_ref().map(|vm| vm.name.clone()),
+        group: after.group.clone(),
         features: after.features,
         backing: backing(&after.backing),
-        limits: limits(after.limits(), options, sums(queues.iter())).collect(),
+        limits: Vec::new(),
         queues,
         dropped_full: 0,
     }
@@ -217,19 +196,15 @@ fn nic(before: Option<&NicReport>, after: &NicReport) -> DeviceActivity {
         .iter()
         .map(|queue| queue!(old, queue, frames, queue.role == ioplane_api::report::Role::Receive))
         .collect();
-    let sent = [("tx-frame-limit", "frames"), ("tx-bandwidth-limit", "bytes")];
-    let received = [("rx-frame-limit", "frames"), ("rx-bandwidth-limit", "bytes")];
-    let side = |receives| sums(queues.iter().filter(move |queue| queue.receives == receives));
-    let limits =
-        limits(after.tx_limits(), sent, side(false)).chain(limits(after.rx_limits(), received, side(true)));
     let full = |nic: &NicReport| nic.port.received_drops.get("full").copied().unwrap_or(0);
     DeviceActivity {
         kind: "nic",
         name: after.name.clone(),
         vm: after.vm.as_ref().map(|vm| vm.name.clone()),
+        group: after.group.clone(),
         features: after.features,
         backing: None,
-        limits: limits.collect(),
+        limits: Vec::new(),
         dropped_full: full(after).saturating_sub(before.map_or(0, full)),
         queues,
     }
@@ -266,9 +241,30 @@ impl Interval {
 }
 
 impl DeviceActivity {
-    /// Whether `name` is its, or its VM's.
+    /// Whether `name` is its, its VM's, or its group's.
     pub fn is(&self, name: &str) -> bool {
-        self.name == name || self.vm.as_deref() == Some(name)
+        self.name == name || [&self.vm, &self.group].into_iter().any(|of| of.as_deref() == Some(name))
+    }
+
+    /// Whether it is one of those that a limit of this side is for.
+    pub fn has(&self, side: Side) -> bool {
+        (self.kind == "disk") == (side == Side::Disk)
+    }
+
+    fn side(&self, side: Side) -> impl Iterator<Item = &QueueActivity> {
+        let has = self.has(side);
+        self.queues.iter().filter(move |queue| has && queue.receives == (side == Side::Receives))
+    }
+
+    /// What passed on one side.
+    pub fn passed(&self, side: Side) -> Passed {
+        let of = |queue: &QueueActivity| Passed { units: queue.units, bytes: queue.bytes };
+        self.side(side).map(of).fold(Passed::default(), Passed::add)
+    }
+
+    /// How often a limit left something in the rings of one side.
+    pub fn held(&self, side: Side) -> u64 {
+        self.side(side).map(|queue| queue.limited).sum()
     }
 
     pub fn units(&self) -> u64 {

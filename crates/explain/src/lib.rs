@@ -12,6 +12,8 @@
 
 mod findings;
 mod interval;
+mod limits;
+mod side;
 
 use ioplane_api::report::{ExplainReport, StatusReport};
 
@@ -22,17 +24,17 @@ pub const SECONDS: std::ops::RangeInclusive<u64> = 1..=600;
 /// How long if nobody says, in seconds.
 pub const USUAL_SECONDS: u64 = 5;
 
-/// What slowed `name` down, a disk, a NIC or a VM, between two readings that are `seconds` apart. `None`: there is no such device, nor
-/// a VM of that name.
+/// What slowed `name` down, a disk, a NIC, a VM or a group, between two readings that are `seconds` apart. `None`: there is none of that name.
 pub fn explain(
     before: &StatusReport,
     after: &StatusReport,
     seconds: f64,
     name: &str,
 ) -> Option<ExplainReport> {
-    let interval = Interval::between(before, after, seconds);
+    let mut interval = Interval::between(before, after, seconds);
+    limits::enter(&mut interval.devices, after);
     let devices: Vec<_> = interval.devices.iter().filter(|device| device.is(name)).collect();
-    if devices.is_empty() {
+    if devices.is_empty() && !after.groups.iter().any(|group| group.name == name) {
         return None;
     }
     let mut findings: Vec<_> = devices.iter().flat_map(|device| findings::of(device, &interval)).collect();

@@ -34,7 +34,8 @@ const HEALTHY: Load =
 const IDLE: Load = Load { units: 0, bytes: 0, wait_us: 0, took_us: 0, limited: 0, events: 0 };
 const FEATURES: u64 = 1 << 28 | 1 << 29 | 1 << 32;
 
-/// A daemon with the disks web (of VM shop) and other, the NIC lan, all on core 0.
+/// A daemon with the disks web (of VM shop) and other, the NIC lan, all on core 0. Web and lan are in the group tenant, and other is as well if
+/// that is said.
 struct Daemon {
     web: Vec<Load>,
     other: Load,
@@ -42,6 +43,9 @@ struct Daemon {
     dropped: u64,
     features: u64,
     iops_limit: Option<u64>,
+    /// The group's limits, by name.
+    group_limits: Value,
+    other_in_group: bool,
     fault: bool,
     busy: u64,
     delayed: u64,
@@ -58,6 +62,8 @@ fn healthy() -> Daemon {
         dropped: 0,
         features: FEATURES,
         iops_limit: None,
+        group_limits: json!({}),
+        other_in_group: false,
         fault: false,
         busy: 3_000_000,
         delayed: 100_000,
@@ -113,12 +119,12 @@ impl Daemon {
             let one = |(at, load): (usize, &Load)| queue(at, counts("requests", did(*load)), &fault);
             loads.iter().enumerate().map(one).collect()
         };
-        let disk = |name: &str, vm: Value, loads: &[Load]| {
+        let disk = |name: &str, vm: Value, group: Value, loads: &[Load]| {
             json!({
                 "name": name, "state": "served", "error": null, "remedy": null, "origin": "config", "connected": true,
                 "connections": 1, "vm": vm, "socket": "/s", "backing": {"kind": "file", "path": "/img", "engine": "io_uring",
                 "why_threads": null, "direct": true}, "size": 1, "read_only": false, "serial": "", "queue_size": 128,
-                "core": null, "iops_limit": self.iops_limit, "features": self.features, "front_end_faults": {},
+                "core": null, "group": group, "iops_limit": self.iops_limit, "features": self.features, "front_end_faults": {},
                 "last_front_end_fault": null, "totals": counts("requests", None), "queues": queues(loads),
             })
         };
@@ -126,7 +132,7 @@ impl Daemon {
         let drops = if after && self.dropped > 0 { json!({"full": self.dropped}) } else { json!({}) };
         let nic = json!({
             "name": "lan", "state": "served", "error": null, "remedy": null, "origin": "config", "connected": true,
-            "connections": 1, "vm": null, "socket": "/n", "switch": "s", "mac": "", "isolated": false, "vlan": "all",
+            "connections": 1, "vm": null, "group": "tenant", "socket": "/n", "switch": "s", "mac": "", "isolated": false, "vlan": "all",
             "pairs": 1, "queue_size": 256, "mtu": 1500, "link": "up", "core": null, "features": FEATURES,
             "front_end_faults": {}, "last_front_end_fault": null,
             "port": {"name": "lan", "uplink": false, "up": true, "isolated": false, "mac": null, "learned": 0,
@@ -138,13 +144,16 @@ impl Daemon {
                 queue(1, counts("frames", None), &role("transmit")),
             ],
         });
+        let mut group = json!({"name": "tenant", "origin": "config", "weight": 1, "disks": [], "nics": []});
+        group.as_object_mut().unwrap().extend(self.group_limits.as_object().unwrap().clone());
         let core = |us: u64| if after { us } else { 0 };
         let mut status: StatusReport = serde_json::from_value(json!({
             "version": "0", "pid": 1, "uptime_s": 1, "config": "/c",
             "disks": [
-                disk("web", json!({"pid": 2, "name": "shop"}), &self.web),
-                disk("other", Value::Null, &[self.other]),
+                disk("web", json!({"pid": 2, "name": "shop"}), json!("tenant"), &self.web),
+                disk("other", Value::Null, json!(self.other_in_group.then_some("tenant")), &[self.other]),
             ],
+            "groups": [group, {"name": "empty", "origin": "added", "weight": 1, "disks": [], "nics": []}],
             "nics": [nic],
             "cores": [{
                 "id": 0, "cpu": 3, "cpu_refused": null, "notify": "polled", "spin_us": 1, "yield_policy": "yields",
@@ -275,6 +284,82 @@ fn a_limit_that_bites() {
     // One that a guest does not reach.
     let daemon = Daemon { web: vec![HEALTHY], iops_limit: Some(20_000), ..healthy() };
     assert_eq!(daemon.causes("web"), []);
+}
+
+/// What is found of `name`, which is one limit and nothing else: in words, and what would help.
+fn limit_of(daemon: &Daemon, name: &str) -> (String, String) {
+    assert_eq!(daemon.causes(name), [SlowdownCause::Limit], "{name}");
+    let report = explain(&daemon.status(false), &daemon.status(true), 10.0, name).unwrap();
+    let finding = report.findings.into_iter().next().unwrap();
+    (finding.text, finding.remedy)
+}
+
+#[test]
+fn a_limit_of_a_group_that_bites() {
+    let held = Load { units: 15_000, bytes: 15_000 << 12, wait_us: 60_000, limited: 700, ..HEALTHY };
+    let other = Load { units: 4_900, wait_us: 3_000, limited: 40, ..HEALTHY };
+    let group_limits = json!({"iops_limit": 2_000});
+    let daemon =
+        Daemon { web: vec![held], other, other_in_group: true, group_limits, received: HEALTHY, ..healthy() };
+    let (text, remedy) = limit_of(&daemon, "web");
+    assert!(text.starts_with("the limit of its group tenant of 2000 requests per second bites"), "{text}");
+    assert!(
+        text.contains("1990 per second have passed of the whole group, 1500 of them of this disk"),
+        "{text}"
+    );
+    assert!(text.ends_with("and 700 times others of it were left waiting"), "{text}");
+    assert_eq!(remedy, "ioplane group set tenant --iops-limit N, or 0 for no limit");
+    assert!(limit_of(&daemon, "other").0.contains("490 of them of this disk"));
+    // The NIC of the same group has another limit, which is none.
+    assert_eq!(daemon.causes("lan"), []);
+    // Nor is a member at fault that has not been held back, or one of another group.
+    let daemon = Daemon { other: Load { limited: 0, ..HEALTHY }, ..daemon };
+    assert_eq!(daemon.causes("other"), []);
+    let daemon = Daemon { web: vec![Load { units: 19_900, ..held }], other_in_group: false, ..daemon };
+    assert_eq!((daemon.causes("other"), daemon.causes("web")), (vec![], vec![SlowdownCause::Limit]));
+    // What others do is not counted to the group.
+    let daemon = Daemon { web: vec![Load { units: 15_000, limited: 0, wait_us: 2, ..held }], ..daemon };
+    assert_eq!(daemon.causes("web"), []);
+}
+
+#[test]
+fn of_two_limits_the_one_that_bites() {
+    let held = Load { units: 20_000, wait_us: 60_000, limited: 700, ..HEALTHY };
+    let limits = |own: u64, group: u64| Daemon {
+        web: vec![held],
+        iops_limit: Some(own),
+        group_limits: json!({"iops_limit": group}),
+        ..healthy()
+    };
+    assert!(limit_of(&limits(2_000, 2_100), "web").1.contains("disk set web"));
+    assert!(limit_of(&limits(2_100, 2_000), "web").1.contains("group set tenant"));
+    assert_eq!(limits(2_000, 2_000).causes("web"), [SlowdownCause::Limit, SlowdownCause::Limit]);
+}
+
+#[test]
+fn a_limit_of_bytes_and_one_of_receiving_that_a_group_has() {
+    let held = Load { units: 1_000, bytes: 100 << 20, wait_us: 60_000, limited: 700, ..HEALTHY };
+    let disk = Daemon { web: vec![held], group_limits: json!({"bandwidth_limit": "10M"}), ..healthy() };
+    assert!(limit_of(&disk, "web").1.contains("group set tenant --bandwidth-limit"));
+    // Frames that a limit holds back fill the buffers of the switch: the guest is not slow.
+    let group_limits = json!({"rx_frame_limit": 100});
+    let nic = Daemon { received: held, dropped: 5_000, group_limits, ..healthy() };
+    assert!(limit_of(&nic, "lan").1.contains("group set tenant --rx-frame-limit"));
+    // What it receives is no reason to speak of its limit for sending.
+    let nic = Daemon { group_limits: json!({"tx_frame_limit": 100}), ..nic };
+    assert_eq!(nic.causes("lan"), [SlowdownCause::SlowReceiver]);
+}
+
+#[test]
+fn a_group_has_its_devices() {
+    let names = |daemon: &Daemon, name| {
+        let report = explain(&daemon.status(false), &daemon.status(true), 10.0, name).unwrap();
+        assert_eq!(report.findings, []);
+        report.devices.into_iter().map(|device| device.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&healthy(), "tenant"), ["web", "lan"]);
+    assert_eq!(names(&Daemon { other_in_group: true, ..healthy() }, "tenant"), ["web", "other", "lan"]);
+    assert_eq!(names(&healthy(), "empty"), [""; 0]);
 }
 
 #[test]

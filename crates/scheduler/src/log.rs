@@ -350,6 +350,15 @@ impl DecisionLog {
         self.made
     }
 
+    /// The last `each` about cores and places, and the last `each` about how queues are served; oldest first.
+    pub fn last(&self, each: usize) -> Vec<LoggedDecision> {
+        let of = |ring: &VecDeque<LoggedDecision>| ring.len().saturating_sub(each)..;
+        let all = self.places.range(of(&self.places)).chain(self.choices.range(of(&self.choices)));
+        let mut last: Vec<_> = all.copied().collect();
+        last.sort_unstable_by_key(|one| one.number);
+        last
+    }
+
     /// Those from number `from` on that are still there, oldest first, and how many of them are not.
     pub fn since(&self, from: u64) -> (Vec<LoggedDecision>, u64) {
         let all = self.places.iter().chain(&self.choices);
@@ -408,6 +417,11 @@ mod tests {
         log.enter(1, Decision::Shrink { core: 7, reason: ShrinkReason::Drained });
         (0..10).for_each(|core| log.enter(2, Decision::Ceiling { core, may_poll: false }));
         let (kept, lost) = log.since(0);
-        assert_eq!((kept.iter().map(|one| one.number).collect::<Vec<_>>(), lost), (vec![0, 8, 9, 10], 7));
+        let numbers = |all: Vec<LoggedDecision>| all.iter().map(|one| one.number).collect::<Vec<_>>();
+        assert_eq!((numbers(kept), lost), (vec![0, 8, 9, 10], 7));
+        assert_eq!(numbers(log.last(2)), [0, 9, 10]);
+        log.enter(3, Decision::Shrink { core: 8, reason: ShrinkReason::Drained });
+        assert_eq!((numbers(log.last(1)), numbers(log.last(9))), (vec![10, 11], vec![0, 8, 9, 10, 11]));
+        assert_eq!(DecisionLog::new(3).last(9), []);
     }
 }

@@ -33,7 +33,44 @@ limited! { report! spec [disk_limits tx_limits rx_limits]
         /// What its disks have in flight, from each core that serves some whose backing is a file or a device.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         in_flight: Vec<InFlightReport>,
+        /// What its queues have used of the I/O cores, all cores together.
+        #[serde(default)]
+        used: GroupUseReport,
+        /// The same of each core that has served it. A core that the pool has started may have the number of one that has ended.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        used_per_core: Vec<GroupCoreReport>,
     }
+}
+
+/// What the queues of one group have used of I/O cores since the daemon was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GroupUseReport {
+    /// Time spent on their work, microseconds. Where several groups had work at once, the time is divided by what each one's work costs.
+    pub busy_us: u64,
+    /// Their part of the time in which cores polled and found nothing, microseconds: that time is divided by `empty_polls`.
+    pub empty_us: u64,
+    /// Polls of their queues that found nothing.
+    pub empty_polls: u64,
+}
+
+impl std::ops::AddAssign for GroupUseReport {
+    fn add_assign(&mut self, other: GroupUseReport) {
+        self.busy_us += other.busy_us;
+        self.empty_us += other.empty_us;
+        self.empty_polls += other.empty_polls;
+    }
+}
+
+/// What the queues of one group have used of one I/O core.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GroupCoreReport {
+    /// Number of the core.
+    pub core: u32,
+    /// What they have used of it.
+    #[serde(flatten)]
+    pub used: GroupUseReport,
 }
 
 /// What the disks of one group have in flight from one core on what their backings lie on.
@@ -58,8 +95,11 @@ impl GroupReport {
         disks: Vec<String>,
         nics: Vec<String>,
         in_flight: Vec<InFlightReport>,
+        used_per_core: Vec<GroupCoreReport>,
     ) -> Self {
         let [disk, tx, rx] = spec.limits();
+        let mut used = GroupUseReport::default();
+        used_per_core.iter().for_each(|one| used += one.used);
         with_limits!(
             GroupReport {
                 name: spec.name.clone(),
@@ -67,7 +107,9 @@ impl GroupReport {
                 weight: spec.weight,
                 disks,
                 nics,
-                in_flight
+                in_flight,
+                used,
+                used_per_core
             },
             disk_limits = disk,
             tx_limits = tx,

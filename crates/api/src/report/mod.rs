@@ -37,7 +37,7 @@ pub use function::{
     ChipReport, EventReport, FunctionReport, MovedFunctionReport, QuiesceReport, RegionReport, Stage,
     StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
 };
-pub use group::{GroupReport, InFlightReport};
+pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };
@@ -81,6 +81,10 @@ pub struct StatusReport {
     /// How many of them there are to be, and what was decided about them.
     #[serde(default)]
     pub pool: PoolReport,
+    /// The last decisions, oldest first: up to 8 about cores and the places of queues, and up to 8 about how queues are served. More are kept: `GET
+    /// /v1/pool/decisions`.
+    #[serde(default)]
+    pub decisions: Vec<DecisionReport>,
     /// How everything came to this process, if another one had it before.
     #[serde(default)]
     pub upgrade: Option<UpgradeReport>,
@@ -521,6 +525,9 @@ pub struct CoreReport {
     /// Time spent on work so far, microseconds. At most some 10 ms old, as `slept_us` is.
     #[serde(default)]
     pub busy_us: u64,
+    /// Time so far in which it polled and found nothing, or had yielded its processor to others, microseconds.
+    #[serde(default)]
+    pub empty_us: u64,
     /// Time asleep so far, microseconds.
     #[serde(default)]
     pub slept_us: u64,

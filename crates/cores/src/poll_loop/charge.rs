@@ -13,6 +13,8 @@ pub(super) struct Charge {
     pub(super) bytes: u64,
     /// Time of the core, ns.
     pub(super) time_ns: u64,
+    /// Polls that found nothing to do.
+    pub(super) empty_polls: u64,
     /// What it has cost since the core's last look at the clock.
     unsettled: u64,
 }

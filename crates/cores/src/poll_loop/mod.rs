@@ -41,7 +41,7 @@ use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{
     BlockDevice, Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand,
-    PollerId, PollerSlot, Share, SlotMeter,
+    PollerId, PollerSlot, Share,
 };
 use ioplane_scheduler::{CoreObjective, FairTurns, PollTrials, Polled, QueueMode, poll_cost};
 
@@ -454,8 +454,11 @@ impl PollLoop {
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
-        } else if (!was_idle || was != entry.state) && !std::mem::replace(&mut entry.enters, true) {
-            self.spins.ran_dry(index);
+        } else {
+            entry.charge.empty_polls += 1;
+            if (!was_idle || was != entry.state) && !std::mem::replace(&mut entry.enters, true) {
+                self.spins.ran_dry(index);
+            }
         }
         entry.looked = looked;
         outcome
@@ -464,6 +467,7 @@ impl PollLoop {
     /// Frees the slot of a poller that has parked. It is no longer in `awake`.
     fn free_slot(&mut self, index: usize) {
         if let Some(entry) = self.slots[index].take() {
+            entry.slot.meter().publish_empty_polls(entry.charge.empty_polls);
             if entry.timed {
                 self.timers.clear(Timer::Slot(index));
             }
@@ -518,9 +522,8 @@ impl PollLoop {
             let Some(entry) = entry else { continue };
             let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
             if entry.state.is_awake() || stepped {
-                let meter = entry.slot.meter();
-                meter.publish_wants_more(self.turns.wants_more(index));
-                publish_backing(meter, &self.turns, index);
+                entry.slot.meter().publish_wants_more(self.turns.wants_more(index));
+                publish_use(entry, &self.turns, index);
                 entry.slot.tidy();
             }
         }
@@ -629,8 +632,10 @@ impl PollLoop {
     }
 }
 
-/// Publishes what the slot, and its group from this core, have in flight.
-fn publish_backing(meter: &SlotMeter, turns: &FairTurns, index: usize) {
+/// Publishes how often the slot was polled in vain, and what it and its group from this core have in flight.
+fn publish_use(entry: &SlotEntry, turns: &FairTurns, index: usize) {
+    let meter = entry.slot.meter();
+    meter.publish_empty_polls(entry.charge.empty_polls);
     meter.publish_backing(turns.in_flight(index), turns.backing_use(index));
 }
 

@@ -10,7 +10,7 @@ use ioplane_scheduler::QueueMode;
 use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
 use super::wait::Sleep;
-use super::{PollLoop, TIDY, publish_backing, ring};
+use super::{PollLoop, TIDY, publish_use, ring};
 use crate::readable::Readable;
 use crate::settings::Notify;
 use crate::shared::ENDING;
@@ -66,7 +66,7 @@ impl PollLoop {
             if over.is_some_and(|mode| self.rest(index, mode)) {
                 // No tidying comes for it until it is woken.
                 if let Some(entry) = &self.slots[index] {
-                    publish_backing(entry.slot.meter(), &self.turns, index);
+                    publish_use(entry, &self.turns, index);
                 }
                 self.leave_awake(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
@@ -145,7 +145,7 @@ impl PollLoop {
             entry.state = SlotState::Held;
         }
         self.untidy |= newly;
-        publish_backing(entry.slot.meter(), &self.turns, index);
+        publish_use(entry, &self.turns, index);
         if newly {
             let held = QueueMode::Held(entry.slot.held_by());
             self.note(index, held);

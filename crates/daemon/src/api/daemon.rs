@@ -88,8 +88,8 @@ pub async fn explain(
     }
     let (before, began) = (daemon.status().await, Instant::now());
     let missing = || {
-        let error = format!("there is no disk, NIC or VM {name:.64?}");
-        Refusal::missing(error, "ioplane status lists the disks and NICs, ioplane top their VMs")
+        let error = format!("there is no disk, NIC, VM or group {name:.64?}");
+        Refusal::missing(error, "ioplane status lists disks, NICs and groups, ioplane top the VMs")
     };
     if ioplane_explain::explain(&before, &before, 1.0, &name).is_none() {
         return Err(missing());

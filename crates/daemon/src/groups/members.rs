@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{EventWord, GroupReport};
+use ioplane_api::report::{EventWord, GroupCoreReport, GroupReport, GroupUseReport};
 use ioplane_api::spec::{GroupChangeForm, GroupSpec, ServedSpec, SpecFields};
+use ioplane_cores::{GroupTime, GroupTimes};
 
 use crate::Daemon;
 use crate::disk::Disk;
@@ -29,6 +30,13 @@ fn words(spec: &GroupSpec) -> String {
     let limits = spec.limits().into_iter().zip(what);
     let limited = limits.filter_map(|(limits, (of, unit))| Some(format!("{of}: {}", limits.words(unit)?)));
     [format!("weight {}", spec.weight)].into_iter().chain(limited).collect::<Vec<_>>().join(", ")
+}
+
+/// What a group has used of one core.
+fn used_of((core, used): (&u32, &GroupTime)) -> GroupCoreReport {
+    let GroupTime { busy_ns, empty_ns, empty_polls } = *used;
+    let used = GroupUseReport { busy_us: busy_ns / 1000, empty_us: empty_ns / 1000, empty_polls };
+    GroupCoreReport { core: *core, used }
 }
 
 impl Daemon {
@@ -130,21 +138,29 @@ impl Daemon {
             let refused = Refusal::conflict(error, format!("{remedy} {}` first", core.id));
             return Err(refused.coded(Code::InUse));
         }
+        let group = self.groups.share(Some(name)).group;
         self.groups.forget(name)?;
+        self.cores.pool().forget_group(group);
         tracing::info!(group = name, "removed");
         self.tell(EventWord::Removed, "group", name, "removed");
         Ok(())
     }
 
     pub(crate) fn group_report(&self, name: &str) -> Result<GroupReport, Refusal> {
+        self.group_report_of(name, &self.cores.pool().group_times())
+    }
+
+    fn group_report_of(&self, name: &str, times: &GroupTimes) -> Result<GroupReport, Refusal> {
         let record = self.groups.record(name)?;
         let (disks, nics) = (members(self.disks.records(), name), members(self.nics.records(), name));
-        let in_flight = self.pool.in_flight(self.groups.share(Some(name)).group);
-        Ok(GroupReport::new(&record.now, origin(&record), disks, nics, in_flight))
+        let group = self.groups.share(Some(name)).group;
+        let in_flight = self.pool.in_flight(group);
+        let used_per_core = times.get(&group).into_iter().flatten().map(used_of).collect();
+        Ok(GroupReport::new(&record.now, origin(&record), disks, nics, in_flight, used_per_core))
     }
 
     pub(crate) fn group_reports(&self) -> Vec<GroupReport> {
-        let names = self.groups.records().into_keys();
-        names.filter_map(|name| self.group_report(&name).ok()).collect()
+        let (names, times) = (self.groups.records().into_keys(), self.cores.pool().group_times());
+        names.filter_map(|name| self.group_report_of(&name, &times).ok()).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! I/O cores.
 
-use ioplane_api::report::{CoreReport, ObjectiveWord, StatusReport};
+use ioplane_api::report::{CoreReport, GroupReport, GroupUseReport, ObjectiveWord, StatusReport};
 
 use super::families::{Families, Family, Labels};
 
@@ -52,17 +52,45 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     };
     counter(Family::new("ioplane_core_sleeps", "Times the core went to sleep"), |core| core.sleeps)?;
     counter(Family::new("ioplane_core_wakes", "Times the core was woken"), |core| core.wakes)?;
-    let cpu = cores().map(|core| (labels(core), core.cpu_us as f64 / 1e6));
-    families.counted_seconds(Family::seconds("ioplane_core_cpu", "Processor time of the core"), cpu)?;
-    let delay = cores().map(|core| (labels(core), core.run_delay_us as f64 / 1e6));
-    families.counted_seconds(
-        Family::seconds(
-            "ioplane_core_run_delay",
-            "Time in which the core could have run and had no processor",
-        ),
-        delay,
-    )?;
+    let mut time = |name, help, of: fn(&CoreReport) -> u64| {
+        let spent = cores().map(|core| (labels(core), of(core) as f64 / 1e6));
+        families.counted_seconds(Family::seconds(name, help), spent)
+    };
+    time("ioplane_core_busy", "Time in which the core polled and found work", |core| core.busy_us)?;
+    time("ioplane_core_empty_polling", "Time in which the core polled and found nothing", |core| {
+        core.empty_us
+    })?;
+    time("ioplane_core_slept", "Time in which the core slept", |core| core.slept_us)?;
+    time("ioplane_core_cpu", "Processor time of the core", |core| core.cpu_us)?;
+    let no_processor = "Time in which the core could have run and had no processor";
+    time("ioplane_core_run_delay", no_processor, |core| core.run_delay_us)?;
+    groups(status, families)?;
     pool(status, families)
+}
+
+/// What groups have used of each core.
+fn groups(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
+    let used = || {
+        let of_group = |group: &GroupReport| {
+            let labels = |core: u32| vec![("group", group.name.clone()), ("core", core.to_string())];
+            group.used_per_core.iter().map(|one| (labels(one.core), one.used)).collect::<Vec<_>>()
+        };
+        status.groups.iter().flat_map(of_group)
+    };
+    let mut time = |name, help, of: fn(&GroupUseReport) -> u64| {
+        let spent = used().map(|(labels, used)| (labels, of(&used) as f64 / 1e6));
+        families.counted_seconds(Family::seconds(name, help), spent)
+    };
+    let busy = "Time of the core in which it polled queues of the group and found work";
+    time("ioplane_group_busy", busy, |used| used.busy_us)?;
+    let empty =
+        "Part of the group, by its polls that found nothing, in the core's polling that found nothing";
+    time("ioplane_group_empty_polling", empty, |used| used.empty_us)?;
+    let polls = used().map(|(labels, used)| (labels, used.empty_polls));
+    families.counters(
+        Family::new("ioplane_group_empty_polls", "Polls of the group's queues that found nothing"),
+        polls,
+    )
 }
 
 /// The pool.

@@ -54,6 +54,9 @@ const CHOICES_PERIOD: Duration = Duration::from_secs(1);
 /// Decisions that are kept, of each of the log's kinds.
 const LOG: usize = 512;
 
+/// Those of them that the status report has.
+const LAST: usize = 8;
+
 /// One queue that is to be moved.
 #[derive(Debug, Clone)]
 struct PlannedMove {
@@ -251,6 +254,13 @@ impl ElasticPool {
         lanes.map(|lane| inner.disks.report(lane)).collect()
     }
 
+    /// The last of them, of each of the log's kinds.
+    pub fn last_decisions(&self) -> Vec<DecisionReport> {
+        let inner = self.lock();
+        let last = inner.log.last(LAST);
+        last.iter().map(|one| inner.reported(one.number, one.at_ns, &one.decision)).collect()
+    }
+
     /// The decisions from number `from` on.
     pub fn decisions(&self, from: u64) -> DecisionsReport {
         let inner = self.lock();
@@ -345,6 +355,8 @@ impl Inner {
     fn watch_choices(&mut self, cores: &Cores, groups: &Groups, state_file: &StateFile) {
         self.facts.follow(state_file, groups);
         let queues = self.meters.choices(cores.pool(), &self.facts);
+        // So that what was polled in vain in one second is divided by the polls of that second.
+        let _ = cores.pool().group_times();
         let readings = cores.pool().read();
         let looks: Vec<_> = readings
             .iter()

@@ -11,6 +11,8 @@ const NUMBERS: &[&str] = &[
     "busy_percent",
     "busy_us",
     "cpu_us",
+    "empty_polls",
+    "empty_us",
     "run_delay_us",
     "for_us",
     "slept_us",

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{CoreReport, DecisionsReport, ObjectiveWord, PoolReport};
+use ioplane_api::report::{CoreReport, DecisionReport, DecisionsReport, ObjectiveWord, PoolReport};
 
 use super::or_dash;
 use crate::command::table::Table;
@@ -101,10 +101,17 @@ pub fn decisions(report: &DecisionsReport) -> String {
     if report.decisions.is_empty() {
         text.push_str("nothing was decided\n");
     }
+    text + &decided(&report.decisions)
+}
+
+/// One line for each decision.
+pub fn decided(decisions: &[DecisionReport]) -> String {
+    let line = |one: &DecisionReport| format!("{:>6}  {:>9.2} s ago  {}\n", one.number, ago(one), one.text);
+    decisions.iter().map(line).collect()
+}
+
+/// Seconds since the decision.
+pub fn ago(one: &DecisionReport) -> f64 {
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    for one in &report.decisions {
-        let ago = now_ms.saturating_sub(one.at_ms) as f64 / 1000.0;
-        text.push_str(&format!("{:>6}  {ago:>9.2} s ago  {}\n", one.number, one.text));
-    }
-    text
+    now_ms.saturating_sub(one.at_ms) as f64 / 1000.0
 }

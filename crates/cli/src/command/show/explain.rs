@@ -40,7 +40,9 @@ pub fn explain(report: &ExplainReport) -> String {
         let whose = if several { format!("{}: ", finding.device) } else { String::new() };
         text += &format!("{whose}{}\n  hint: {}\n", finding.text, finding.remedy);
     }
-    if report.findings.is_empty() {
+    if report.devices.is_empty() {
+        text += "it has no devices\n";
+    } else if report.findings.is_empty() {
         text += match report.devices.iter().all(|device| device.units_per_s == 0.0) {
             true => "no requests in this time\n",
             false => "nothing stands out\n",

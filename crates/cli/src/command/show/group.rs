@@ -1,6 +1,6 @@
 //! `group list` and `group show`.
 
-use ioplane_api::report::{GroupReport, InFlightReport};
+use ioplane_api::report::{GroupReport, GroupUseReport, InFlightReport};
 use ioplane_api::size::Size;
 
 use super::fact;
@@ -33,8 +33,18 @@ pub fn group(group: &GroupReport) -> String {
         text += &fact("limits", "none");
     }
     limits.into_iter().for_each(|(of, words)| text += &fact(of, words));
+    text += &fact("used", used(&group.used));
+    for one in &group.used_per_core {
+        text += &fact(&format!("  of core {}", one.core), used(&one.used));
+    }
     group.in_flight.iter().for_each(|lane| text += &fact("in flight", in_flight(lane)));
     text
+}
+
+/// The time of I/O cores that it has used.
+fn used(used: &GroupUseReport) -> String {
+    let [busy, empty] = [used.busy_us, used.empty_us].map(|us| us as f64 / 1e6);
+    format!("{busy:.2} s with work; {empty:.2} s of polling that found nothing, {} polls", used.empty_polls)
 }
 
 /// What it has in flight from one core, and what it may have.

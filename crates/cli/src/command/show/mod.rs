@@ -15,7 +15,7 @@ use ioplane_api::report::{
 };
 use ioplane_api::size::Size;
 
-pub use cores::{cores, decisions, pool};
+pub use cores::{ago, cores, decisions, pool};
 pub use device::{disk, disk_limits, group_of, nic, nic_limits, reservation};
 pub use explain::explain;
 pub use export::{export, export_limits, exports};
@@ -181,6 +181,12 @@ pub fn status(status: &StatusReport) -> String {
         text.push_str(&format!("\n{}", exports(&status.exports)));
     }
     text.push_str(&format!("\n{}", cores(&status.cores)));
+    if !status.decisions.is_empty() {
+        text.push_str(&format!(
+            "\nDECIDED (all of it: ioplane core decisions)\n{}",
+            cores::decided(&status.decisions)
+        ));
+    }
     text
 }
 

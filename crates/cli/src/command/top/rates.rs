@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use ioplane_api::report::{
-    ChoiceParts, ChoiceReport, DeviceQueue, FailureReport, FunctionReport, QueueWork, Role, StatusReport,
-    VmReport,
+    ChoiceParts, ChoiceReport, CoreReport, DecisionReport, DeviceQueue, FailureReport, FunctionReport,
+    GroupReport, QueueWork, Role, StatusReport, VmReport,
 };
 use serde::Serialize;
 
@@ -19,6 +19,10 @@ pub struct Rates {
     pub version: String,
     /// The I/O cores.
     pub cores: Vec<CoreRates>,
+    /// The groups of devices.
+    pub groups: Vec<GroupRates>,
+    /// The last decisions about cores, about the places of queues and about how queues are served, oldest first.
+    pub decisions: Vec<DecisionReport>,
     pub queues: Vec<QueueRates>,
     pub ports: Vec<PortRates>,
     pub functions: Vec<FunctionRates>,
@@ -35,12 +39,81 @@ pub struct CoreRates {
     pub queues: u32,
     /// Share of its time with work, percent.
     pub busy_percent: f64,
+    /// Share of its time in which it polled and found nothing, or had yielded its processor, percent.
+    pub empty_percent: f64,
+    /// Share of its time asleep, percent.
+    pub asleep_percent: f64,
     /// Processor time, percent of the interval.
     pub cpu_percent: f64,
     /// Requests, frames and completions.
     pub units_per_s: f64,
     /// Times it went to sleep.
     pub sleeps_per_s: f64,
+}
+
+impl CoreRates {
+    fn between(was: &CoreReport, now: &CoreReport, per_s: impl Fn(u64, u64) -> f64) -> Self {
+        let [busy, empty, asleep] =
+            [(now.busy_us, was.busy_us), (now.empty_us, was.empty_us), (now.slept_us, was.slept_us)]
+                .map(|(now, was)| now.saturating_sub(was) as f64);
+        // By the core's own clock. One that has said nothing in between had no processor.
+        let all = busy + empty + asleep;
+        let part = |of: f64| if all > 0.0 { 100.0 * of / all } else { 0.0 };
+        CoreRates {
+            id: now.id,
+            notify: now.notify.clone(),
+            queues: now.queues,
+            busy_percent: if all > 0.0 { part(busy) } else { now.busy_percent },
+            empty_percent: part(empty),
+            asleep_percent: part(asleep),
+            cpu_percent: per_s(now.cpu_us, was.cpu_us) / 1e4,
+            units_per_s: per_s(now.units, was.units),
+            sleeps_per_s: per_s(now.sleeps, was.sleeps),
+        }
+    }
+}
+
+/// One group. Times are of all cores together, percent of one core.
+#[derive(Debug, Clone, Serialize)]
+pub struct GroupRates {
+    pub name: String,
+    /// The cores that its queues have used.
+    pub cores: Vec<u32>,
+    /// Requests and frames of its devices.
+    pub units_per_s: f64,
+    /// Bytes, in units of a million.
+    pub mb_per_s: f64,
+    /// Time with work of its queues.
+    pub busy_percent: f64,
+    /// Its part of the time in which cores polled and found nothing.
+    pub empty_percent: f64,
+    /// Polls of its queues that found nothing.
+    pub empty_polls_per_s: f64,
+}
+
+impl GroupRates {
+    /// `queues`: those of its devices.
+    fn between<'q>(
+        was: Option<&GroupReport>,
+        now: &GroupReport,
+        queues: impl Iterator<Item = &'q QueueRates> + Clone,
+        per_s: impl Fn(u64, u64) -> f64,
+    ) -> Self {
+        let before = was.map_or(now.used, |was| was.used);
+        let cores = now.used_per_core.iter().filter(|one| {
+            let same = was.and_then(|was| was.used_per_core.iter().find(|was| was.core == one.core));
+            same.is_none_or(|same| same.used != one.used)
+        });
+        GroupRates {
+            name: now.name.clone(),
+            cores: cores.map(|one| one.core).collect(),
+            units_per_s: queues.clone().map(|queue| queue.units_per_s).sum(),
+            mb_per_s: queues.map(|queue| queue.mb_per_s).sum(),
+            busy_percent: per_s(now.used.busy_us, before.busy_us) / 1e4,
+            empty_percent: per_s(now.used.empty_us, before.empty_us) / 1e4,
+            empty_polls_per_s: per_s(now.used.empty_polls, before.empty_polls),
+        }
+    }
 }
 
 /// One queue. Percentiles are since the device was added.
@@ -237,36 +310,39 @@ impl Rates {
             .into_iter()
             .map(|(sums, choice, row)| ((row.device, row.queue), (sums, choice)))
             .collect();
-        let rated = queues(after).into_iter().map(|(sums, choice, row)| {
-            let before = old.get(&(row.device.clone(), row.queue));
-            let was = before.map_or(sums, |(was, _)| *was);
-            let chosen = before.and_then(|(_, choice)| choice.as_ref());
-            let parts = choice.map_or(ChoiceParts::default(), |choice| choice.since(chosen));
-            let decided = parts.polled + parts.armed > 0.0;
-            QueueRates {
-                armed_percent: decided.then_some(100.0 * parts.armed),
-                held_percent: 100.0 * parts.held,
-                why: parts.most.map(|(reason, _)| reason.word().to_owned()),
-                units_per_s: per_s(sums.units, was.units),
-                mb_per_s: per_s(sums.bytes, was.bytes) / 1e6,
-                kicks_per_s: per_s(sums.kicks, was.kicks),
-                kicks_avoided_per_s: per_s(sums.kicks_avoided, was.kicks_avoided),
-                interrupts_per_s: per_s(sums.interrupts, was.interrupts),
-                interrupts_avoided_per_s: per_s(sums.interrupts_avoided, was.interrupts_avoided),
-                ..row
-            }
+        let rated: Vec<QueueRates> = queues(after)
+            .into_iter()
+            .map(|(sums, choice, row)| {
+                let before = old.get(&(row.device.clone(), row.queue));
+                let was = before.map_or(sums, |(was, _)| *was);
+                let chosen = before.and_then(|(_, choice)| choice.as_ref());
+                let parts = choice.map_or(ChoiceParts::default(), |choice| choice.since(chosen));
+                let decided = parts.polled + parts.armed > 0.0;
+                QueueRates {
+                    armed_percent: decided.then_some(100.0 * parts.armed),
+                    held_percent: 100.0 * parts.held,
+                    why: parts.most.map(|(reason, _)| reason.word().to_owned()),
+                    units_per_s: per_s(sums.units, was.units),
+                    mb_per_s: per_s(sums.bytes, was.bytes) / 1e6,
+                    kicks_per_s: per_s(sums.kicks, was.kicks),
+                    kicks_avoided_per_s: per_s(sums.kicks_avoided, was.kicks_avoided),
+                    interrupts_per_s: per_s(sums.interrupts, was.interrupts),
+                    interrupts_avoided_per_s: per_s(sums.interrupts_avoided, was.interrupts_avoided),
+                    ..row
+                }
+            })
+            .collect();
+        let groups = after.groups.iter().map(|group| {
+            let was = before.groups.iter().find(|was| was.name == group.name);
+            let inside = |queue: &&QueueRates| {
+                let devices = if queue.kind == "disk" { &group.disks } else { &group.nics };
+                devices.contains(&queue.device)
+            };
+            GroupRates::between(was, group, rated.iter().filter(inside), per_s)
         });
         let cores = after.cores.iter().map(|core| {
             let was = before.cores.iter().find(|was| was.id == core.id).unwrap_or(core);
-            CoreRates {
-                id: core.id,
-                notify: core.notify.clone(),
-                queues: core.queues,
-                busy_percent: core.busy_percent,
-                cpu_percent: per_s(core.cpu_us, was.cpu_us) / 1e4,
-                units_per_s: per_s(core.units, was.units),
-                sleeps_per_s: per_s(core.sleeps, was.sleeps),
-            }
+            CoreRates::between(was, core, per_s)
         });
         let ports = after.switches.iter().flat_map(|switch| {
             let was = before.switches.iter().find(|was| was.name == switch.name);
@@ -288,7 +364,8 @@ impl Rates {
         });
         let (cores, ports, functions) = (cores.collect(), ports.collect(), functions.collect());
         let (version, failures) = (after.version.clone(), after.failures());
-        Rates { seconds, version, cores, queues: rated.collect(), ports, functions, failures }
+        let (groups, decisions) = (groups.collect(), after.decisions.clone());
+        Rates { seconds, version, cores, groups, decisions, queues: rated, ports, functions, failures }
     }
 
     /// Puts the queues and the functions in order.

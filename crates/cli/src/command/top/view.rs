@@ -7,9 +7,13 @@ use ratatui::text::Line;
 use ratatui::widgets::{Paragraph, Row, Table};
 
 use super::rates::{Rates, Sort};
+use crate::command::show;
 use crate::command::table::Table as Text;
 
-const CORES: [&str; 7] = ["CORE", "MODE", "QUEUES", "BUSY %", "CPU %", "UNITS/S", "SLEEPS/S"];
+const CORES: [&str; 9] =
+    ["CORE", "MODE", "QUEUES", "BUSY %", "EMPTY %", "ASLEEP %", "CPU %", "UNITS/S", "SLEEPS/S"];
+const GROUPS: [&str; 7] = ["GROUP", "CORES", "UNITS/S", "MB/S", "BUSY %", "EMPTY %", "EMPTY/S"];
+const DECISIONS: [&str; 2] = ["S AGO", "DECIDED"];
 const QUEUES: [&str; 16] = [
     "DEVICE", "KIND", "Q", "VM", "CORE", "UNITS/S", "MB/S", "KICKS/S", "AVOIDED", "INTR/S", "AVOIDED",
     "WAIT99", "P50", "P99", "ARMED %", "WHY",
@@ -17,6 +21,9 @@ const QUEUES: [&str; 16] = [
 const FUNCTIONS: [&str; 9] =
     ["PCI", "MODE", "VM", "ACCESSES/S", "HOOKED %", "INTR/S", "DMA/S", "DENIED", "STATE"];
 const PORTS: [&str; 5] = ["SWITCH", "PORT", "SENT/S", "RECEIVED/S", "DROPPED/S"];
+
+/// Decisions that the live view shows.
+const SHOWN_DECISIONS: usize = 5;
 
 type Cells = Vec<String>;
 
@@ -31,12 +38,36 @@ fn cores(rates: &Rates) -> Vec<Cells> {
             core.notify.clone(),
             core.queues.to_string(),
             format!("{:.1}", core.busy_percent),
+            format!("{:.1}", core.empty_percent),
+            format!("{:.1}", core.asleep_percent),
             format!("{:.1}", core.cpu_percent),
             whole(core.units_per_s),
             whole(core.sleeps_per_s),
         ]
     };
     rates.cores.iter().map(row).collect()
+}
+
+fn groups(rates: &Rates) -> Vec<Cells> {
+    let row = |group: &super::rates::GroupRates| {
+        let cores: Vec<String> = group.cores.iter().map(u32::to_string).collect();
+        vec![
+            group.name.clone(),
+            if cores.is_empty() { "-".to_owned() } else { cores.join(",") },
+            whole(group.units_per_s),
+            format!("{:.1}", group.mb_per_s),
+            format!("{:.1}", group.busy_percent),
+            format!("{:.1}", group.empty_percent),
+            whole(group.empty_polls_per_s),
+        ]
+    };
+    rates.groups.iter().map(row).collect()
+}
+
+/// The last `most` of them.
+fn decisions(rates: &Rates, most: usize) -> Vec<Cells> {
+    let last = &rates.decisions[rates.decisions.len().saturating_sub(most)..];
+    last.iter().map(|one| vec![format!("{:.1}", show::ago(one)), one.text.clone()]).collect()
 }
 
 fn queues(rates: &Rates) -> Vec<Cells> {
@@ -106,7 +137,13 @@ pub fn text(rates: &Rates) -> String {
     };
     let mut text: String = rates.failures.iter().map(|failure| failure.words() + "\n").collect();
     text.push_str(&table(&CORES, cores(rates)));
-    let more = [(&QUEUES[..], queues(rates)), (&FUNCTIONS[..], functions(rates)), (&PORTS[..], ports(rates))];
+    let more = [
+        (&GROUPS[..], groups(rates)),
+        (&QUEUES[..], queues(rates)),
+        (&FUNCTIONS[..], functions(rates)),
+        (&PORTS[..], ports(rates)),
+        (&DECISIONS[..], decisions(rates, usize::MAX)),
+    ];
     for (head, rows) in more {
         if !rows.is_empty() {
             text.push_str(&format!("\n{}", table(head, rows)));
@@ -130,12 +167,16 @@ fn table(head: &[&'static str], rows: Vec<Cells>) -> Table<'static> {
 /// The whole screen. What does not fit below is cut off: sorting brings up what matters.
 pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
     let (cores, queues, ports, functions) = (cores(rates), queues(rates), ports(rates), functions(rates));
+    let (groups, decisions) = (groups(rates), decisions(rates, SHOWN_DECISIONS));
     let height = |rows: &[Cells]| Constraint::Length(if rows.is_empty() { 0 } else { rows.len() as u16 + 2 });
     let failures: Vec<Line<'_>> = rates.failures.iter().map(|failure| Line::from(failure.words())).collect();
     let failed = Constraint::Length(if failures.is_empty() { 0 } else { failures.len() as u16 + 1 });
     let (upper, beside) = (height(&cores), height(&functions));
-    let parts = [Constraint::Length(2), failed, upper, height(&ports), beside, Constraint::Min(3)];
-    let [title, errors, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
+    let (grouped, decided) = (height(&groups), height(&decisions));
+    let parts =
+        [Constraint::Length(2), failed, upper, decided, grouped, height(&ports), beside, Constraint::Min(3)];
+    let [title, errors, upper, decided, grouped, middle, beside, lower] =
+        Layout::vertical(parts).areas(frame.area());
     let line = format!(
         "ioplane {}   {:.1} s   sorted by {}   q quits, s sorts   times in microseconds",
         rates.version,
@@ -145,6 +186,12 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
     frame.render_widget(Paragraph::new(Line::from(line)), title);
     frame.render_widget(Paragraph::new(failures).style(Style::new().add_modifier(Modifier::BOLD)), errors);
     frame.render_widget(table(&CORES, cores), upper);
+    if !decisions.is_empty() {
+        frame.render_widget(table(&DECISIONS, decisions), decided);
+    }
+    if !groups.is_empty() {
+        frame.render_widget(table(&GROUPS, groups), grouped);
+    }
     if !ports.is_empty() {
         frame.render_widget(table(&PORTS, ports), middle);
     }
@@ -160,7 +207,6 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::command::show;
     use ioplane_api::report::{RegionReport, StatusReport, WatchReport};
 
     fn status(requests: u64, frames: u64) -> StatusReport {
@@ -231,7 +277,7 @@ mod tests {
         let lines = screen(&mut rates, Sort::Rate);
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert!(lines[0].starts_with("ioplane 0.1.0   2.0 s   sorted by rate   q quits"), "{lines:#?}");
-        assert_eq!(words(&lines[3]), ["0", "polled", "3", "42.5", "0.0", "1000", "0"]);
+        assert_eq!(words(&lines[3]), ["0", "polled", "3", "42.5", "0.0", "0.0", "0.0", "1000", "0"]);
         assert_eq!(words(&lines[6]), ["lan", "net0", "10000", "0", "2500"]);
         let nic = [
             "net0", "transmit", "1", "web", "0", "10000", "41.0", "100", "1000", "5000", "0", "9", "12",
@@ -311,6 +357,68 @@ mod tests {
         assert!(line.contains("25.0") && line.ends_with("STOPPED"), "{shown}");
         let began_anew = Rates::between(&look(3000, false), &look(10, false), 1.0);
         assert_eq!(began_anew.functions[0].accesses_per_s, 0.0);
+    }
+
+    /// After so many ms, of which the core had work for 30 %, found nothing for 60 % and slept for 10 %; a third of each is one group's.
+    fn grouped(ms: u64) -> StatusReport {
+        let mut status = status(ms, ms * 10);
+        let core = &mut status.cores[0];
+        (core.busy_us, core.empty_us, core.slept_us) = (ms * 300, ms * 600, ms * 100);
+        let used = format!(r#""busy_us": {}, "empty_us": {}, "empty_polls": {ms}"#, ms * 100, ms * 200);
+        let unused = r#""busy_us": 7, "empty_us": 7, "empty_polls": 7"#;
+        let group = format!(
+            r#"{{"name": "tenant", "origin": "config", "weight": 1, "disks": ["root"], "nics": ["other"], "used": {{{used}}},
+               "used_per_core": [{{"core": 0, {used}}}, {{"core": 3, {unused}}}]}}"#
+        );
+        status.groups = vec![serde_json::from_str(&group).unwrap()];
+        let decision = |number: u64| {
+            let text = format!("root queue 0 moves, decision {number}.");
+            let decision =
+                format!(r#"{{"number": {number}, "at_ms": 0, "decision": "move", "text": "{text}"}}"#);
+            serde_json::from_str(&decision).unwrap()
+        };
+        status.decisions = (0..7).map(decision).collect();
+        status
+    }
+
+    #[test]
+    fn the_time_of_cores_is_told_of_each_core_and_group_and_what_was_decided_with_it() {
+        let rates = Rates::between(&grouped(1000), &grouped(3000), 2.0);
+        let mut terminal = Terminal::new(TestBackend::new(130, 30)).unwrap();
+        terminal.draw(|frame| draw(frame, &rates, Sort::Rate)).unwrap();
+        let (screen, text) = (terminal.backend().to_string(), text(&rates));
+        for shown in [&screen, &text] {
+            let row = |head: &str| {
+                let mut lines = shown.lines().map(|line| line.trim_matches('"').trim());
+                lines
+                    .find(|line| line.starts_with(head))
+                    .and_then(|_| lines.next())
+                    .map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" "))
+            };
+            assert_eq!(row("CORE ").as_deref(), Some("0 polled 3 30.0 60.0 10.0 0.0 1000 0"), "{shown}");
+            // The disk's requests, and no NIC's frames: that one is in another group.
+            assert_eq!(row("GROUP").as_deref(), Some("tenant 0 1000 4.1 10.0 20.0 1000"), "{shown}");
+            assert!(shown.contains("decision 6."), "{shown}");
+        }
+        // All of them in a text, and the last ones on the screen.
+        assert!(text.contains("decision 0.") && !screen.contains("decision 1."), "{screen}");
+        let said = crate::command::show::status(&grouped(1000));
+        assert!(said.contains("DECIDED") && said.contains("decision 0."), "{said}");
+        assert!(said.contains("tenant"), "{said}");
+        let shown = crate::command::show::group(&grouped(1000).groups[0]);
+        assert!(
+            shown.contains("0.10 s with work; 0.20 s of polling that found nothing, 1000 polls"),
+            "{shown}"
+        );
+        assert!(shown.contains("  of core 3"), "{shown}");
+    }
+
+    #[test]
+    fn a_core_that_has_said_nothing_has_the_share_that_it_said_last() {
+        let rates = Rates::between(&grouped(3000), &grouped(3000), 2.0);
+        let core = &rates.cores[0];
+        assert_eq!((core.busy_percent, core.empty_percent, core.asleep_percent), (42.5, 0.0, 0.0));
+        assert_eq!((rates.groups[0].cores.len(), rates.groups[0].busy_percent), (0, 0.0));
     }
 
     #[test]
