@@ -20,6 +20,8 @@ mod facts;
 mod host_disks;
 mod nodes;
 mod readings;
+#[cfg(feature = "kill-points")]
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -106,6 +108,8 @@ struct Inner {
     failed: u64,
     /// A core could not be started: not again before.
     grow_at: Instant,
+    #[cfg(feature = "kill-points")]
+    trace: Option<trace::PoolTrace>,
 }
 
 /// What the policy goes by. Without a pool it only does what users ask for.
@@ -151,6 +155,8 @@ impl ElasticPool {
             moved: 0,
             failed: 0,
             grow_at: Instant::now(),
+            #[cfg(feature = "kill-points")]
+            trace: trace::PoolTrace::open(),
         };
         ElasticPool { inner: Mutex::new(inner), changed: Notify::new() }
     }
@@ -309,6 +315,10 @@ impl Inner {
         }
         let mut todo = Todo::default();
         let plan = self.planner.plan(&readings, &self.topology);
+        #[cfg(feature = "kill-points")]
+        if let Some(trace) = &mut self.trace {
+            trace.enter(&settings(spec), &readings, &plan);
+        }
         for decision in plan {
             self.take(decision, &readings, cores, &mut todo);
         }
