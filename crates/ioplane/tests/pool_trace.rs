@@ -170,14 +170,14 @@ fn go_silent(daemon: &TestDaemon, exporter: &TestDaemon) {
     exporter.signal("STOP");
     guest.submit(1);
     daemon.until(|| daemon.disk("s")["backing"]["remote"]["in_flight"].as_u64() > Some(0));
-    let core = daemon.disk("s")["queues"][0]["core"].to_string();
-    daemon.json(&["core", "drain", &core]);
+    let core = daemon.disk("s")["queues"][0]["core"].clone();
+    daemon.json(&["core", "drain", &core.to_string()]);
     let words = "s queue 0 stays: its requests in flight do not end";
     assert!(decided_within(daemon, LIMIT, from, words), "{words}: {:#?}", decided(daemon));
     exporter.signal("CONT");
     guest.wait(1);
-    daemon.until(|| daemon.disk("s")["queues"][0]["core"].to_string() != core);
-    daemon.json(&["core", "open", &core]);
+    daemon.until(|| daemon.disk("s")["queues"][0]["core"] != core);
+    daemon.json(&["core", "open", &core.to_string()]);
 }
 
 /// The trace has looks, and all that was decided by them.
