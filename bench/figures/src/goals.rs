@@ -306,6 +306,13 @@ pub const GOALS: &[Goal] = &[
         Some(AtLeast(0.6)),
     ),
     goal(
+        "core",
+        "boot_storm_s",
+        "the slowest first read of 200 front ends that connect at once, s after that, memory",
+        AtMost(5.0),
+        None,
+    ),
+    goal(
         "exits",
         "profiler_cost_percent",
         "fewer exits per second while all of them are recorded, percent",
@@ -592,6 +599,9 @@ mod tests {
 
     use super::*;
 
+    /// Goals that are newer than the recorded runs of their benchmarks.
+    const NOT_RECORDED_YET: [&str; 1] = ["core.boot_storm_s"];
+
     fn run(ratio: f64) -> Value {
         json!({ "name": "network", "commit": "c", "machine": {}, "figures": { "split64": { "frames_vs_testpmd": ratio } } })
     }
@@ -643,11 +653,12 @@ mod tests {
     fn the_page_is_what_the_table_and_the_runs_say() {
         let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/measurements");
         let reports = recorded(&docs.join("results")).unwrap();
-        for report in &reports {
-            for verdict in judge(report).unwrap() {
-                assert!(verdict.measured != Measured::Missing, "{verdict}: a key must not change");
-            }
-        }
+        let verdicts = reports.iter().flat_map(|report| judge(report).unwrap());
+        let missing: Vec<String> = verdicts
+            .filter(|verdict| verdict.measured == Measured::Missing)
+            .map(|verdict| format!("{}.{}", verdict.goal.bench, verdict.goal.figure))
+            .collect();
+        assert_eq!(missing, NOT_RECORDED_YET, "a key must not change; a goal that has a run leaves the list");
         let page = page(&reports);
         let stands = std::fs::read_to_string(docs.join("goals.md")).unwrap();
         assert!(page == stands, "docs/measurements/goals.md is not what `script/bench goals --write` makes");

@@ -7,6 +7,7 @@
 //! Ratios are medians over alternating pairs of runs, with the interval of [`ioplane_figures::compare`]. Processor time is that of all
 //! threads of the daemon, io_uring's workers included.
 
+mod boot;
 mod devices;
 mod drive;
 mod fair;
@@ -41,7 +42,7 @@ pub const ROUNDS: u32 = 6;
 const MODE: Mode = Mode::Adaptive;
 
 /// Keys of `figures`.
-pub const FIGURES: [&str; 18] = [
+pub const FIGURES: [&str; 19] = [
     "idle_cpu_percent",
     "idle_queues_loss_percent",
     "idle_queue_bytes",
@@ -60,6 +61,7 @@ pub const FIGURES: [&str; 18] = [
     "move_pause_us",
     "file_depth32_per_cpu_vs_qsd",
     "devices8_ratio",
+    "boot_storm_s",
 ];
 
 /// What to measure.
@@ -100,6 +102,8 @@ struct Pace {
     limit_span: Duration,
     file_bytes: u64,
     moves: u32,
+    /// Boot storms, each of a daemon of its own.
+    boots: u32,
     /// Of each run beside a greedy guest.
     seconds: usize,
 }
@@ -120,6 +124,7 @@ impl Options {
                 limit_span: s(3),
                 file_bytes: 32 << 20,
                 moves: 20,
+                boots: 3,
                 seconds: 1,
             };
         }
@@ -135,6 +140,7 @@ impl Options {
             limit_span: s(10),
             file_bytes: 256 << 20,
             moves: 60,
+            boots: 6,
             seconds: 3,
         }
     }
@@ -159,7 +165,7 @@ impl Bench {
 type Measurement = fn(&Bench) -> Result<Vec<(&'static str, Figure)>>;
 
 /// Each with the keys of its figures.
-const MEASUREMENTS: [(&[&str], Measurement); 10] = [
+const MEASUREMENTS: [(&[&str], Measurement); 11] = [
     (&["idle_cpu_percent", "idle_queues_loss_percent", "idle_queue_bytes"], idle::measure),
     (&["wakeup_ratio"], turns::wakeup),
     (&["slow_load_cpu_ratio"], turns::slow_load),
@@ -180,6 +186,7 @@ const MEASUREMENTS: [(&[&str], Measurement); 10] = [
     ),
     (&["weight_error_percent"], weights::measure),
     (&["devices8_ratio"], devices::measure),
+    (&["boot_storm_s"], boot::measure),
 ];
 
 /// Measures. Fails if a byte was wrong, a request failed, or a daemon did not start.

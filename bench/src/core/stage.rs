@@ -84,6 +84,11 @@ impl Stage {
     pub fn control(&self) -> PathBuf {
         self.folder.join("control")
     }
+
+    /// Of disk `name`.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        socket(&self.folder, name)
+    }
 }
 
 fn socket(folder: &Path, name: &str) -> PathBuf {

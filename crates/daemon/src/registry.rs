@@ -573,6 +573,19 @@ impl<K: Queued> Registry<K> {
         self.served(name)?.service().relocate(queue, core, patience, &self.context).await
     }
 
+    /// The processes of front ends, by the names of the devices that they use.
+    pub async fn front_ends(&self) -> Vec<(String, u32)> {
+        let names: Vec<String> = self.slots().keys().cloned().collect();
+        let mut found = Vec::new();
+        for name in names {
+            let Ok(one) = self.served(&name) else { continue };
+            if let Some(pid) = one.service().front_end().await {
+                found.push((name, pid));
+            }
+        }
+        found
+    }
+
     /// Lets a queue be on any core again.
     pub async fn unpin(&self, name: &str, queue: u16) -> Result<(), Refusal> {
         self.served(name)?.service().unpin(queue).await

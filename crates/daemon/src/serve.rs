@@ -159,6 +159,7 @@ async fn attend(
     };
     tokio::spawn(daemon.clone().retry());
     tokio::spawn(daemon.clone().run_pool());
+    tokio::spawn(daemon.clone().watch_nodes());
     tokio::spawn(daemon.clone().run_devices());
     tokio::spawn(daemon.clone().watch_choices());
     let router = api::router(daemon.clone());

@@ -317,6 +317,17 @@ impl<K: Queued> Served<K> {
         tokio::time::timeout(GLANCE, second.status()).await.ok()?.ok()
     }
 
+    /// The process whose front end uses it, if that is known.
+    pub async fn front_end(&self) -> Option<u32> {
+        for handle in self.handles() {
+            let status = tokio::time::timeout(GLANCE, handle.status()).await;
+            if let Some(pid) = status.ok().and_then(Result::ok).and_then(|status| status.peer) {
+                return Some(pid);
+            }
+        }
+        None
+    }
+
     /// Moves a queue to a core, and remembers it: it is pinned there.
     pub async fn move_queue(&self, queue: u16, core: u32, context: &DaemonContext) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;

@@ -5,6 +5,7 @@ mod daemon;
 use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
+use daemon::nic::{Arrived, Flow, NicGuest, exchange, nic};
 use daemon::reader::Reader;
 use serde_json::{Value, json};
 
@@ -125,4 +126,146 @@ fn a_nic_has_limits_for_each_direction() {
     assert!(shown.contains("125M per second (burst 12.5M)"), "{shown}");
     let saved = daemon.cli(&["config", "save", "--print"]).out;
     assert!(saved.contains("rx_bandwidth_limit = \"125M\""), "{saved}");
+}
+
+/// What a limit allows.
+#[derive(Debug, Clone, Copy)]
+struct Allowed {
+    per_second: u64,
+    burst: u64,
+    /// Bytes are limited, and not frames.
+    bytes: bool,
+}
+
+/// A limit in the words of `nic set` and `group set`, a burst of a twentieth of a second, and the queue of a NIC that it holds back.
+const NIC_LIMITS: [(&str, Allowed, usize); 4] = [
+    ("tx-frame", Allowed { per_second: 200, burst: 10, bytes: false }, 1),
+    ("rx-frame", Allowed { per_second: 200, burst: 10, bytes: false }, 0),
+    ("tx-bandwidth", Allowed { per_second: 256 << 10, burst: 12 << 10, bytes: true }, 1),
+    ("rx-bandwidth", Allowed { per_second: 256 << 10, burst: 12 << 10, bytes: true }, 0),
+];
+/// Of a frame that is counted by its bytes.
+const LARGE: usize = 1400;
+
+impl Allowed {
+    /// Sets or takes away limit `name` of a NIC or a group.
+    fn set(self, daemon: &TestDaemon, of: &[&str], name: &str, on: bool) {
+        let (limit, burst) = (format!("--{name}-limit"), format!("--{name}-burst"));
+        let (rate, most) = (self.per_second.to_string(), self.burst.to_string());
+        let words: Vec<&str> = if on { vec![&limit, &rate, &burst, &most] } else { vec![&limit, "0"] };
+        daemon.json(&[of, &words].concat());
+    }
+
+    fn frame_bytes(self) -> usize {
+        if self.bytes { LARGE } else { 100 }
+    }
+
+    /// Frames that take seven tenths of a second at least.
+    fn frames(self) -> u64 {
+        let units = self.per_second * 3 / 4;
+        if self.bytes { units / LARGE as u64 } else { units }
+    }
+
+    /// No more has come than the rate, the burst and one frame. What comes late is only less.
+    fn check(self, what: &str, arrived: Arrived) {
+        let (units, one) = if self.bytes { (arrived.bytes, LARGE as u64) } else { (arrived.frames, 1) };
+        let most = self.per_second as f64 * arrived.within.as_secs_f64() + (self.burst + one) as f64;
+        assert!(units as f64 <= most, "{what}: {arrived:?}, {most} at most");
+    }
+}
+
+/// How often a limit has held back each queue of a NIC, and whether frames, or else bytes, were limited.
+fn held_back(daemon: &TestDaemon, nic: &str) -> Vec<(u64, u64)> {
+    let shown = daemon.json(&["nic", "show", nic]);
+    let times = |queue: &Value, reason: &str| {
+        let counts = queue["choice"]["counts"].as_array().unwrap();
+        let of = counts.iter().filter(|count| count["choice"] == "held" && count["reason"] == reason);
+        of.map(|count| count["times"].as_u64().unwrap()).sum()
+    };
+    let queues = shown["queues"].as_array().unwrap().iter();
+    queues.map(|queue| (times(queue, "request_limit"), times(queue, "byte_limit"))).collect()
+}
+
+/// Waits until the daemon says that such a limit has held back `queue` of a NIC; no other queue of it was held back, and by no other limit.
+fn was_held_back(daemon: &TestDaemon, nic: &str, queue: usize, allowed: Allowed) {
+    let is = |(frames, bytes): (u64, u64)| {
+        if allowed.bytes { bytes > 0 && frames == 0 } else { frames > 0 && bytes == 0 }
+    };
+    daemon.until(|| is(held_back(daemon, nic)[queue]));
+    let held = held_back(daemon, nic);
+    let others = held.iter().enumerate().filter(|(at, _)| *at != queue);
+    assert!(others.clone().all(|(_, held)| *held == (0, 0)), "{nic}: {held:?}");
+}
+
+#[test]
+fn frames_pass_at_the_rate_of_a_nic_and_no_faster_in_either_direction() {
+    for (name, allowed, queue) in NIC_LIMITS {
+        let config = ["[[core]]\n[[switch]]\nname = \"lan\"\n", &nic("a", 0, ""), &nic("b", 1, "")].concat();
+        let daemon = TestDaemon::open(&config);
+        let (limited, other) = if queue == 1 { ("a", "b") } else { ("b", "a") };
+        allowed.set(&daemon, &["nic", "set", limited], name, true);
+        let mut guests = ["a", "b"].map(|name| NicGuest::plug_in(&daemon, name));
+        // What the limit is not for passes as it comes, though it is more than the limit.
+        let free = allowed.frames();
+        exchange(&mut guests, &mut [Flow::new(1, 0)], (allowed.frame_bytes(), free), |_| {});
+        assert!(held_back(&daemon, limited).iter().all(|held| *held == (0, 0)), "{name}");
+        let mut flow = [Flow::new(0, 1)];
+        let amount = (allowed.frame_bytes(), allowed.frames());
+        exchange(&mut guests, &mut flow, amount, |arrived| allowed.check(name, arrived));
+        was_held_back(&daemon, limited, queue, allowed);
+        assert!(held_back(&daemon, other).iter().all(|held| *held == (0, 0)), "{name}: {other} has no limit");
+    }
+}
+
+#[test]
+fn a_limit_of_a_nic_goes_while_frames_wait_for_it() {
+    let config = ["[[core]]\n[[switch]]\nname = \"lan\"\n", &nic("a", 0, ""), &nic("b", 1, "")].concat();
+    let daemon = TestDaemon::open(&config);
+    let mut guests = ["a", "b"].map(|name| NicGuest::plug_in(&daemon, name));
+    let mut flow = [Flow::new(0, 1)];
+    for (name, _, queue) in NIC_LIMITS.into_iter().filter(|(_, allowed, _)| !allowed.bytes) {
+        // Four minutes, which is longer than `exchange` waits for a frame in vain after the limit is gone.
+        let allowed = Allowed { per_second: 1, burst: 1, bytes: false };
+        let limited = ["nic", "set", if queue == 1 { "a" } else { "b" }];
+        allowed.set(&daemon, &limited, name, true);
+        let mut waits = true;
+        let began = Instant::now();
+        exchange(&mut guests, &mut flow, (100, 240), |arrived| {
+            if waits {
+                allowed.check(name, arrived);
+                if held_back(&daemon, limited[2])[queue].0 > 0 {
+                    allowed.set(&daemon, &limited, name, false);
+                    waits = false;
+                }
+            }
+        });
+        assert!(!waits && began.elapsed() < Duration::from_secs(230), "{name}: the limit stays");
+    }
+}
+
+#[test]
+fn the_nics_of_a_group_share_its_limit_over_cores() {
+    let config = [
+        "[[core]]\n[[core]]\nid = 1\n[[group]]\nname = \"web\"\n[[switch]]\nname = \"lan\"\n",
+        &nic("a", 0, "core = 0\ngroup = \"web\""),
+        &nic("b", 1, "core = 1\ngroup = \"web\""),
+        &nic("c", 2, ""),
+    ]
+    .concat();
+    for (name, allowed, queue) in NIC_LIMITS {
+        let daemon = TestDaemon::open(&config);
+        allowed.set(&daemon, &["group", "set", "web"], name, true);
+        let mut guests = ["a", "b", "c"].map(|name| NicGuest::plug_in(&daemon, name));
+        let mut flows = match queue {
+            1 => [Flow::new(0, 2), Flow::new(1, 2)],
+            _ => [Flow::new(2, 0), Flow::new(2, 1)],
+        };
+        // Each of both sends half, and together they have one limit and one burst.
+        let amount = (allowed.frame_bytes(), allowed.frames() / 2 + 1);
+        exchange(&mut guests, &mut flows, amount, |arrived| allowed.check(name, arrived));
+        for nic in ["a", "b"] {
+            was_held_back(&daemon, nic, queue, allowed);
+        }
+        assert!(held_back(&daemon, "c").iter().all(|held| *held == (0, 0)), "{name}: c is in no group");
+    }
 }

@@ -351,3 +351,59 @@ fn a_pool_follows_its_configuration() {
         );
     }
 }
+
+#[test]
+fn a_queue_goes_to_the_node_on_which_its_guest_runs() {
+    // A made-up host: processor 0 is on node 0 and processor 1 on node 1, and so does /proc say of the process of the front end, which is this one.
+    let daemon = TestDaemon::new(
+        "[pool]\nmin = 2\nmax = 2\ncpus = \"0-1\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n",
+    );
+    let write = |path: &str, text: &str| {
+        let path = daemon.path(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("sysfs/devices/system/cpu/online", "0-1\n");
+    write("sysfs/devices/system/node/node0/cpulist", "0\n");
+    write("sysfs/devices/system/node/node1/cpulist", "1\n");
+    let process = format!("proc/{}", std::process::id());
+    write(&format!("{process}/status"), "Mems_allowed_list:\t0-1\n");
+    let trees = ["SYSFS", "PROC"]
+        .map(|tree| format!("IOPLANE_TEST_{tree}={}", daemon.path(&tree.to_lowercase()).display()));
+    let daemon = daemon.start_by(&["env", &trees[0], &trees[1]]);
+
+    let cpu_of = |core: &Value| {
+        let list = daemon.json(&["core", "list"]);
+        let one = list.as_array().unwrap().iter().find(|one| one["id"] == *core).unwrap();
+        one["cpu"].as_u64().unwrap()
+    };
+    let mut guest = daemon::reader::Reader::of(&daemon, "a", 128 << 10);
+    guest.submit(1);
+    guest.wait(1);
+    // Wherever the queue is, the guest's thread runs on the other node.
+    let wanted = 1 - cpu_of(&cores_of(&daemon, "a")[0]);
+    let words = format!("its memory is on NUMA node {wanted}");
+    let (began, mut ticks) = (Instant::now(), 0);
+    loop {
+        ticks += 100;
+        let mut fields = ["0"; 50].map(str::to_owned);
+        (fields[11], fields[36]) = (ticks.to_string(), wanted.to_string());
+        let stat = format!("1 (CPU 0/KVM) {}\n", fields.join(" "));
+        std::fs::create_dir_all(daemon.path(&format!("{process}/task/1"))).unwrap();
+        std::fs::write(daemon.path(&format!("{process}/task/1/stat")), stat).unwrap();
+        // More and more to do: enough that the node matters, before there is so much that the queue moves for balance.
+        let pause = Duration::from_millis(40).saturating_sub(began.elapsed() / 1000);
+        for _ in 0..20 {
+            guest.submit(64);
+            guest.wait(64);
+            std::thread::sleep(pause);
+        }
+        if decisions(&daemon).iter().any(|one| one["text"].as_str().unwrap().contains(&words)) {
+            break;
+        }
+        assert!(began.elapsed() < 2 * LIMIT, "it is not said that {words}: {:?}", decisions(&daemon));
+    }
+    daemon.until(|| cpu_of(&cores_of(&daemon, "a")[0]) == wanted);
+    guest.submit(64);
+    guest.wait(64);
+}

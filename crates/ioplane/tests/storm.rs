@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const GUESTS: usize = 200;
 
 /// 200 front ends connect at once: every one of them reads, beside one that is at work already. How long that took is said and not asserted, since
-/// other tests run beside this one; the goal is 5 s.
+/// other tests run beside this one: `boot_storm_s` of `script/bench core` measures it.
 #[test]
 fn every_guest_of_a_boot_storm_has_its_first_read() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! Scheduling of I/O cores: from readings to decisions. No threads, no I/O (but the reading of a sysfs tree), no clock of its own.
+//! Scheduling of I/O cores: from readings to decisions. No threads, no I/O (but the reading of sysfs and `/proc`), no clock of its own.
 //!
 //! ```text
 //!   on a core, at every poll or look at its clock            in the daemon, every 10 to 100 ms
@@ -18,7 +18,7 @@
 //!
 //! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one. A [`ChoiceMeter`] has one writer.
 //!
-//! Must not know: rings, pollers, threads, files but sysfs, the daemon.
+//! Must not know: rings, pollers, threads, files but those of sysfs and `/proc`, the daemon.
 
 mod choice;
 mod disks;
@@ -27,6 +27,7 @@ mod limit;
 mod log;
 mod polling;
 mod pool;
+mod process;
 mod reservation;
 mod split;
 mod topology;
@@ -47,6 +48,7 @@ pub use polling::{
     PollingCosts, QueuePolling, SpinReason,
 };
 pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
+pub use process::ProcessNodes;
 pub use reservation::{Capacity, ReservedRates, Shortage};
 pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};
 pub use topology::{CpuPlace, CpuTopology, TopologyError};

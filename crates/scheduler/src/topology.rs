@@ -81,6 +81,17 @@ impl CpuTopology {
         self.cpu(cpu).map(|place| place.node)
     }
 
+    /// All nodes that have processors.
+    pub fn nodes(&self) -> BTreeSet<u32> {
+        self.cpus.values().map(|place| place.node).collect()
+    }
+
+    /// The node of all processors, where there is only one.
+    pub fn only_node(&self) -> Option<u32> {
+        let nodes = self.nodes();
+        nodes.first().copied().filter(|_| nodes.len() == 1)
+    }
+
     /// The processor for one I/O core more: of those in `allowed` that none of `taken` runs on. Prefers node `near`, then a physical core on which no I/O
     /// core runs, since two that poll on siblings have half a core each, then the lowest number.
     pub fn next_cpu(&self, allowed: &BTreeSet<u32>, taken: &BTreeSet<u32>, near: Option<u32>) -> Option<u32> {

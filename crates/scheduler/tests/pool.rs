@@ -1,5 +1,6 @@
 //! The policy of a pool, on traces: steady, adversarial, and what users ask for. A pool that does as it is told stands between.
 
+mod rules;
 mod sim;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +10,7 @@ use ioplane_scheduler::{
     CoreLoad, CoreUse, CpuTopology, Decision, GroupId, GrowReason, MoveReason, PoolPlanner, PoolReadings,
     PoolSettings, QueueKey, QueueLoad, ShrinkReason, StuckReason,
 };
+use rules::Rules;
 use sim::Rng;
 
 const PERIOD: u64 = 20_000_000;
@@ -30,6 +32,8 @@ struct Queue {
 /// Cores that divide their time among their queues, and carry decisions out between two readings.
 struct Simulation {
     planner: PoolPlanner,
+    settings: PoolSettings,
+    rules: Rules,
     topology: CpuTopology,
     cores: BTreeMap<u32, (Option<u32>, CoreUse)>,
     kept: BTreeSet<u32>,
@@ -47,7 +51,9 @@ fn key(device: u32) -> QueueKey {
 impl Simulation {
     fn new(cores: u32, settings: PoolSettings) -> Self {
         Simulation {
-            planner: PoolPlanner::new(settings),
+            planner: PoolPlanner::new(settings.clone()),
+            settings,
+            rules: Rules::default(),
             topology: CpuTopology::default(),
             cores: (0..cores).map(|core| (core, (None, CoreUse::Open))).collect(),
             kept: BTreeSet::new(),
@@ -57,6 +63,11 @@ impl Simulation {
             now: 0,
             decisions: Vec::new(),
         }
+    }
+
+    fn set(&mut self, settings: PoolSettings) {
+        self.planner.set(settings.clone());
+        self.settings = settings;
     }
 
     fn add(&mut self, device: u32, core: u32, wants: u32) -> &mut Queue {
@@ -118,7 +129,9 @@ impl Simulation {
     fn step(&mut self) {
         self.now += PERIOD;
         let readings = self.readings();
-        for decision in self.planner.plan(&readings, &self.topology) {
+        let plan = self.planner.plan(&readings, &self.topology);
+        self.rules.check(&self.settings, &readings, &plan);
+        for decision in plan {
             self.decisions.push((self.now, decision));
             match decision {
                 Decision::Grow { cpu, .. } => {
@@ -203,7 +216,7 @@ fn a_core_that_a_user_has_asked_for_is_not_ended() {
     pool.add(0, 0, 10);
     pool.run(60 * SECOND);
     assert_eq!(pool.cores.keys().copied().collect::<Vec<_>>(), [0, 2]);
-    pool.planner.set(up_to(1));
+    pool.set(up_to(1));
     pool.run(60 * SECOND);
     assert_eq!(pool.cores.len(), 2, "neither idle nor above the maximum");
 }
@@ -236,7 +249,7 @@ fn the_minimum_and_the_maximum_hold() {
     });
     pool.run(10 * SECOND);
     assert_eq!(pool.cores.len(), 5);
-    pool.planner.set(up_to(2));
+    pool.set(up_to(2));
     pool.run(10 * SECOND);
     assert_eq!(pool.cores.len(), 2);
     let above =
@@ -361,6 +374,108 @@ fn a_silent_disk_is_tried_less_and_less_and_disturbs_nobody() {
     pool.queues.get_mut(&key(0)).unwrap().silent = false;
     pool.run(61 * SECOND);
     assert_eq!(pool.core_of(0), 0);
+}
+
+#[test]
+fn a_load_that_follows_the_queues_that_are_moved_moves_them_less_and_less() {
+    // Whatever is done is wrong a moment later: the core that gets a queue gets all of the load with it.
+    let mut pool = Simulation::new(2, PoolSettings { min_cores: 2, ..up_to(2) });
+    (0..8).for_each(|device| {
+        pool.add(device, device % 2, 50);
+    });
+    let mut seen = 0;
+    for _ in 0..6000 {
+        let last = pool.decisions[seen..].iter().rev().find_map(|(_, decision)| match decision {
+            Decision::Move { to, .. } => Some(*to),
+            _ => None,
+        });
+        seen = pool.decisions.len();
+        let busy = last.or((pool.now == 0).then_some(0));
+        if let Some(busy) = busy {
+            pool.queues
+                .values_mut()
+                .for_each(|queue| queue.wants = if queue.core == busy { 300 } else { 20 });
+        }
+        pool.step();
+    }
+    // Each of the eight may be moved at 0, 0.25, 0.75, 1.75, 3.75 ... 63.75 s, and then every minute.
+    println!("{} moves in two minutes", pool.moves());
+    assert!((1..=8 * 10).contains(&pool.moves()), "{}", pool.moves());
+    let half =
+        pool.decisions.iter().filter(|(at, d)| *at > 60 * SECOND && matches!(d, Decision::Move { .. }));
+    assert!(half.count() <= 8 * 2, "they do not come to rest");
+}
+
+#[test]
+fn a_herd_that_comes_again_and_again_finds_the_cores_that_it_needs() {
+    let mut pool = Simulation::new(1, up_to(8));
+    (0..200).for_each(|device| {
+        pool.add(device, 0, 0);
+    });
+    // Cores go in half a minute of silence, and are there within a second each time.
+    for time in 0..2 {
+        pool.queues.values_mut().for_each(|queue| queue.wants = 25);
+        pool.run(SECOND);
+        assert!(
+            pool.served_permille() >= 990,
+            "time {time}: {} permille after a second",
+            pool.served_permille()
+        );
+        pool.run(4 * SECOND);
+        pool.queues.values_mut().for_each(|queue| queue.wants = 0);
+        pool.run(30 * SECOND);
+        assert!(pool.cores.len() <= 2, "time {time}: {} cores for nothing", pool.cores.len());
+    }
+}
+
+#[test]
+fn the_hottest_queue_changes_and_none_is_starved_for_long() {
+    let mut pool = Simulation::new(1, up_to(3));
+    (0..6).for_each(|device| {
+        pool.add(device, 0, 0);
+    });
+    let mut rng = Rng::new(11);
+    for time in 0..20 {
+        let hot = (rng.next() % 6) as u32;
+        for (key, queue) in &mut pool.queues {
+            queue.wants = if key.device == hot { 5000 } else { 80 };
+        }
+        pool.run(SECOND);
+        // Whoever is moved rests, but not beside one that takes the whole core for longer than the others can bear.
+        let got = pool.loads();
+        let starved = got.iter().filter(|(key, load)| key.device != hot && **load < 70).count();
+        pool.run(4 * SECOND);
+        let got = pool.loads();
+        let later = got.iter().filter(|(key, load)| key.device != hot && **load < 70).count();
+        println!("time {time}: queue {hot} is hot; starved after a second {starved}, after five {later}");
+        assert!(later <= 1, "time {time}: {later} starved beside queue {hot}: {got:?}");
+    }
+    assert!(pool.moves() <= 20 * 6, "{}", pool.moves());
+}
+
+#[test]
+fn disks_that_all_go_silent_at_once_are_tried_rarely_and_come_back() {
+    let mut pool = Simulation::new(4, up_to(4));
+    (0..40).for_each(|device| {
+        pool.add(device, device % 4, 60);
+    });
+    pool.run(SECOND);
+    // Silent, they use nothing, so that cores are to end, and no queue leaves one.
+    for queue in pool.queues.values_mut() {
+        (queue.silent, queue.wants) = (true, 0);
+    }
+    let before = pool.moves();
+    pool.run(120 * SECOND);
+    let tried = pool.moves() - before;
+    assert!((1..=40 * 8).contains(&tried), "{tried} tries");
+    assert!(!pool.cores.is_empty());
+    let used: BTreeSet<u32> = pool.queues.values().map(|queue| queue.core).collect();
+    assert!(used.iter().all(|core| pool.cores.contains_key(core)), "a core ended under its queues");
+    for queue in pool.queues.values_mut() {
+        (queue.silent, queue.wants) = (false, 60);
+    }
+    pool.run(61 * SECOND);
+    assert!(pool.served_permille() >= 990, "{} permille", pool.served_permille());
 }
 
 #[test]

@@ -92,3 +92,11 @@ fn the_tree_of_this_host_is_read() {
     let topology = CpuTopology::read(Path::new("/sys")).unwrap();
     assert!(topology.cpus().count() > 0);
 }
+
+#[test]
+fn the_nodes_of_a_host_are_known() {
+    let (two, one) = (two_nodes(), CpuTopology::read(tree("0-3", &[], &[]).path()).unwrap());
+    assert_eq!((two.nodes(), two.only_node()), (set(&[0, 1]), None));
+    assert_eq!((one.nodes(), one.only_node()), (set(&[0]), Some(0)), "without nodes all is on the first");
+    assert_eq!((CpuTopology::default().nodes(), CpuTopology::default().only_node()), (set(&[]), None));
+}

@@ -18,11 +18,13 @@ mod disks;
 mod divide;
 mod facts;
 mod host_disks;
+mod nodes;
 mod readings;
+#[cfg(feature = "kill-points")]
+mod trace;
 
-use std::collections::{BTreeSet, VecDeque};
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{DecisionReport, DecisionWord, DecisionsReport, InFlightReport, PoolReport};
@@ -41,6 +43,7 @@ use disks::DiskDivision;
 use divide::{Division, GroupUse};
 use facts::{DeviceRef, Facts};
 use host_disks::HostDisks;
+use nodes::GuestNodes;
 use readings::{Meters, Underway};
 
 /// Between two looks while some queue has work.
@@ -90,7 +93,7 @@ pub struct ElasticPool {
 struct Inner {
     spec: Option<PoolSpec>,
     planner: PoolPlanner,
-    topology: CpuTopology,
+    topology: Arc<CpuTopology>,
     facts: Facts,
     meters: Meters,
     division: Division,
@@ -108,6 +111,8 @@ struct Inner {
     failed: u64,
     /// A core could not be started: not again before.
     grow_at: Instant,
+    #[cfg(feature = "kill-points")]
+    trace: Option<trace::PoolTrace>,
 }
 
 /// What the policy goes by. Without a pool it only does what users ask for.
@@ -127,20 +132,21 @@ impl ElasticPool {
     /// A pool that has not looked yet. Reads sysfs: may block for a moment.
     pub fn new() -> Self {
         let sysfs = host_disks::sysfs();
-        let topology = CpuTopology::read(Path::new("/sys")).unwrap_or_else(|error| {
+        let topology = CpuTopology::read(&sysfs).unwrap_or_else(|error| {
             tracing::warn!(%error, "the host's processors: siblings and NUMA nodes are not known");
             CpuTopology::default()
         });
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let nodes = GuestNodes { only: topology.only_node(), ..GuestNodes::default() };
         let inner = Inner {
             spec: None,
             planner: PoolPlanner::new(settings(None)),
-            topology,
+            topology: Arc::new(topology),
             facts: Facts::default(),
             meters: Meters::new(),
             division: Division::default(),
             disks: DiskDivision::new(HostDisks::new(sysfs)),
-            underway: Underway::default(),
+            underway: Underway { nodes, ..Underway::default() },
             moves: VecDeque::new(),
             watch: ChoiceWatch::default(),
             log: DecisionLog::new(LOG),
@@ -152,6 +158,8 @@ impl ElasticPool {
             moved: 0,
             failed: 0,
             grow_at: Instant::now(),
+            #[cfg(feature = "kill-points")]
+            trace: trace::PoolTrace::open(),
         };
         ElasticPool { inner: Mutex::new(inner), changed: Notify::new() }
     }
@@ -218,6 +226,16 @@ impl ElasticPool {
         let mut inner = self.lock();
         inner.underway.ending.remove(&core);
         inner.shrunk += 1;
+    }
+
+    /// The host's processors.
+    fn topology(&self) -> Arc<CpuTopology> {
+        self.lock().topology.clone()
+    }
+
+    /// On which NUMA nodes the memory of guests is, by their devices.
+    fn guests_are_on(&self, nodes: BTreeMap<DeviceRef, u32>) {
+        self.lock().underway.nodes.devices = nodes;
     }
 
     /// Cores that end when their queues have left.
@@ -306,7 +324,12 @@ impl Inner {
             return Todo { next: Some(period), ..Todo::default() };
         }
         let mut todo = Todo::default();
-        for decision in self.planner.plan(&readings, &self.topology) {
+        let plan = self.planner.plan(&readings, &self.topology);
+        #[cfg(feature = "kill-points")]
+        if let Some(trace) = &mut self.trace {
+            trace.enter(&settings(spec), &readings, &plan);
+        }
+        for decision in plan {
             self.take(decision, &readings, cores, &mut todo);
         }
         // Somebody has pinned a queue there meanwhile, or has retired it.

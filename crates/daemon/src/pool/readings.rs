@@ -9,6 +9,7 @@ use ioplane_scheduler::{CoreLoad, CoreUse, DiskLane, PoolReadings, QueueKey, Que
 
 use super::divide::GroupUse;
 use super::facts::{DeviceRef, Facts};
+use super::nodes::GuestNodes;
 use crate::choices::keep_last;
 
 /// Devices that are gone and whose names are kept for the log.
@@ -72,6 +73,8 @@ pub struct Underway {
     pub moving: BTreeSet<QueueKey>,
     /// Queues whose move has failed since the last look.
     pub not_quiet: Vec<QueueKey>,
+    /// On which NUMA nodes the memory of guests is.
+    pub nodes: GuestNodes,
 }
 
 impl Meters {
@@ -179,8 +182,7 @@ impl Meters {
                     load_permille: ((used - before.min(used)).saturating_mul(1000) / period_ns).min(1000)
                         as u32,
                     pinned: device.pin(meter.queue()),
-                    // Where the memory of a guest is, is not known.
-                    node: None,
+                    node: underway.nodes.of(&device.device),
                     moving: underway.moving.contains(&key),
                 };
                 keep_last(&mut queues, key, meter.poller(), load);
