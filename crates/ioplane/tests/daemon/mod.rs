@@ -4,6 +4,7 @@
 
 pub mod load;
 pub mod reader;
+pub mod relay;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
