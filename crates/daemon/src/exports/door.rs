@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::spec::HostList;
-use ioplane_nbd::claim::{CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, LONGEST_NAME, readable_within};
+use ioplane_nbd::claim::{
+    CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, LONGEST_NAME, readable_within,
+};
 use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};

@@ -208,7 +208,7 @@ impl Import {
         match reservation.ask(options, rates).await {
             Ok(()) => {
                 reservation.settle(&mut asked, rates, None);
-                return Ok(before);
+                Ok(before)
             }
             Err(error) => {
                 if !matches!(error, NbdError::Reservation(_)) && !unasked(&error) {
