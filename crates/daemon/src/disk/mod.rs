@@ -38,6 +38,8 @@ use super::state_file::{DiskRecord, Entries};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
+/// How long a disk that is closed is flushed, and then gives back what it has at an exporter.
+const LEAVE: Duration = Duration::from_secs(3);
 /// How long a disk that goes waits for a change of its settings: longer than an exporter may take to answer.
 const SETTINGS: Duration = Duration::from_secs(12);
 /// How often the log says that an image is still being waited for.
@@ -266,7 +268,7 @@ impl Shown {
     async fn end_reservation(shown: &Mutex<Shown>) {
         let import = lock(shown).import.clone();
         if let Some(import) = import {
-            let _ = tokio::time::timeout(remote::LEAVE, import.end_reservation()).await;
+            let _ = tokio::time::timeout(LEAVE, import.end_reservation()).await;
         }
     }
 

@@ -14,12 +14,10 @@ use ioplane_nbd::import::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Opened, reserve};
+use super::{LEAVE, Opened, reserve};
 use crate::context::Opener;
 use crate::refusal::Refusal;
 
-/// How long a disk that is closed is flushed.
-pub(super) const LEAVE: Duration = Duration::from_secs(3);
 /// How long the server of a copy that is only read may be unreachable.
 const READER_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -7,8 +7,7 @@ use ioplane_nbd::NbdError;
 use ioplane_nbd::import::Import;
 use ioplane_nbd::reserve::ReservedRates;
 
-use super::remote::LEAVE;
-use super::{Disk, lock};
+use super::{Disk, LEAVE, lock};
 use crate::refusal::Refusal;
 
 /// As the exporter is asked.
