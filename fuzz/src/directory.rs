@@ -98,7 +98,7 @@ fn message(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let said = match input.int_in_range(0..=11)? {
         0 | 1 => format!(
             r#"{{"say":"hello","version":{},"host":{:?},"daemon":{:?}}}"#,
-            input.int_in_range(0..=2)?,
+            input.int_in_range(0..=3)?,
             text(input)?,
             text(input)?
         ),
@@ -194,11 +194,13 @@ async fn bad_directory(input: &mut Unstructured<'_>, signature: &mut Signature) 
     for _ in 0..4 {
         bytes.extend(message(input).unwrap_or_default());
     }
+    // Whoever is refused comes again with an older version.
     let serve = async {
-        let Ok((mut peer, _)) = listener.accept().await else { return };
-        let _ = peer.write_all(&bytes).await;
-        let _ = peer.shutdown().await;
-        let _ = tokio::io::copy(&mut peer, &mut tokio::io::sink()).await;
+        while let Ok((mut peer, _)) = listener.accept().await {
+            let _ = peer.write_all(&bytes).await;
+            let _ = peer.shutdown().await;
+            let _ = tokio::io::copy(&mut peer, &mut tokio::io::sink()).await;
+        }
     };
     let security = Security::Plain { host: "host-a".to_owned() };
     let ask = async {
@@ -216,5 +218,8 @@ async fn bad_directory(input: &mut Unstructured<'_>, signature: &mut Signature) 
         }
         drop(session);
     };
-    tokio::join!(serve, ask);
+    tokio::select! {
+        () = serve => {}
+        () = ask => {}
+    }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use daemon::TestDaemon;
 use daemon::load::free_port;
 use daemon::reader::Reader;
+use daemon::relay::Relay;
 use serde_json::{Value, json};
 
 /// An exporter that publishes `data`, and where that is.
@@ -444,4 +445,126 @@ fn hostile_reservations_are_refused_and_keep_nobody_out() {
     }
     assert_eq!(reserved(&exporter), [0u64; 0]);
     reserving(&uri, "1000");
+}
+
+/// A relay to the exporter at `uri`, and the URI by way of it.
+fn relayed(uri: &str) -> (Relay, String) {
+    let relay = Relay::to(port(uri));
+    let by_relay = format!("nbd://127.0.0.1:{}/data", relay.port());
+    (relay, by_relay)
+}
+
+/// What a disk says that is kept for it, once it is certain.
+fn certain(host: &TestDaemon) -> u64 {
+    let mut kept = 0;
+    host.until(|| {
+        let remote = host.disk("data")["backing"]["remote"].clone();
+        kept = remote["reserved_iops"].as_u64().unwrap_or_default();
+        remote["reserved_why"].is_null()
+    });
+    kept
+}
+
+/// The exporter is asked for as long as the network takes. What others change meanwhile stays changed.
+#[test]
+fn a_group_does_not_wait_for_the_exporter_of_its_disk_and_may_go_meanwhile() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let (relay, by_relay) = relayed(&uri);
+    let b = importer();
+    assert_eq!(b.cli(&["group", "add", "ours"]).code, 0);
+    let add = [
+        "disk",
+        "add",
+        "data",
+        "--remote",
+        &by_relay,
+        "--read-only",
+        "--reserve-iops",
+        "2000",
+        "--group",
+        "ours",
+    ];
+    let said = b.cli(&add);
+    assert_eq!(said.code, 0, "{}", said.err);
+    // A machine that stops for so long that the exporter is not waited for any more proves nothing: once more.
+    exporter.until(|| {
+        b.cli(&["group", "add", "other"]);
+        relay.hold();
+        let set = ["disk", "set", "data", "--reserve-iops", "1000", "--iops-limit", "7", "--group", "other"];
+        let set = std::thread::spawn(b.later(&set));
+        b.until(|| relay.holds());
+        let changed = b.cli(&["group", "set", "ours", "--weight", "5"]);
+        let removed = b.cli(&["group", "remove", "other"]);
+        let waits = relay.holds();
+        relay.pass();
+        let said = set.join().unwrap();
+        assert_eq!((changed.code, removed.code), (0, 0), "{}{}", changed.err, removed.err);
+        waits && said.code != 0 && said.err.contains("there is no group other")
+    });
+    assert_eq!(certain(&b), 2000);
+    assert_eq!(reserved(&exporter), [2000], "what was granted was given back");
+    let disk = b.disk("data");
+    assert_eq!((&disk["group"], &disk["iops_limit"]), (&json!("ours"), &Value::Null));
+}
+
+#[test]
+fn a_disk_that_is_removed_while_its_exporter_is_asked_stays_removed() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let (relay, by_relay) = relayed(&uri);
+    let mut b = importer();
+    exporter.until(|| {
+        let said =
+            b.cli(&["disk", "add", "data", "--remote", &by_relay, "--read-only", "--reserve-iops", "2000"]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        relay.hold();
+        let set = std::thread::spawn(b.later(&["disk", "set", "data", "--reserve-iops", "1000"]));
+        b.until(|| relay.holds());
+        let remove = std::thread::spawn(b.later(&["disk", "remove", "data"]));
+        b.until(|| !b.path("data.sock").exists());
+        relay.pass();
+        let (said, removed) = (set.join().unwrap(), remove.join().unwrap());
+        assert_eq!(removed.code, 0, "{}", removed.err);
+        said.code != 0 && said.err.contains("removed meanwhile")
+    });
+    exporter.until(|| reserved(&exporter).is_empty());
+    b.kill9();
+    b.start();
+    assert_eq!(b.json(&["status"])["disks"], json!([]));
+}
+
+#[test]
+fn a_replacement_whose_grant_is_lost_leaves_the_reservation_as_it_was() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let (relay, by_relay) = relayed(&uri);
+    let b = reserving(&by_relay, "2000");
+    relay.lose_grants();
+    let said = b.cli(&["disk", "replace", "data", "--remote", &by_relay, "--reserve-iops", "3000"]);
+    assert!(said.code != 0 && relay.has_lost(), "{}{}", said.out, said.err);
+    assert_eq!(reserved(&exporter), [3000]);
+    relay.pass();
+    exporter.until(|| reserved(&exporter) == [2000]);
+    assert_eq!(certain(&b), 2000);
+    let said = b.cli(&["disk", "replace", "data", "--remote", &by_relay, "--reserve-iops", "3000"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!((reserved(&exporter), certain(&b)), (vec![3000], 3000));
+}
+
+#[test]
+fn a_grant_of_which_a_killed_importer_does_not_know_is_given_back() {
+    let (exporter, uri) = exporter("read_only = true\niops_limit = 10000");
+    let (relay, by_relay) = relayed(&uri);
+    let mut b = importer();
+    let said = b.cli(&["disk", "add", "data", "--remote", &by_relay, "--read-only"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    relay.lose_grants();
+    let set = std::thread::spawn(b.later(&["disk", "set", "data", "--reserve-iops", "500"]));
+    b.until(|| relay.has_lost());
+    b.kill9();
+    assert_ne!(set.join().unwrap().code, 0);
+    assert_eq!(reserved(&exporter), [500]);
+    relay.pass();
+    b.start();
+    b.until(|| b.disk("data")["state"] == "served");
+    exporter.until(|| reserved(&exporter).is_empty());
+    assert_eq!(certain(&b), 0);
 }

@@ -12,7 +12,6 @@ const MOST_RATES: usize = 4;
 
 /// How much of something per second all users of a device may have together, and how much of that is promised to some of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DeviceRate {
     /// What is counted, such as `bytes`. The directory knows no units.
     pub unit: String,
@@ -24,7 +23,6 @@ pub struct DeviceRate {
 
 /// A device that a host publishes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DeviceRecord {
     /// Its name, of which there is one in a directory.
     pub name: String,
@@ -56,9 +54,15 @@ pub enum DeviceFlaw {
     /// A text that is too long or has characters that cannot be shown.
     #[error("the {1} of {0} is {2} bytes long, or has characters that cannot be shown")]
     Text(String, &'static str, usize),
-    /// Rates of which there are too many, or a unit that is no name, or is named twice.
-    #[error("the rates of {0} are more than {MOST_RATES}, or {1:?} is no unit, or is named twice")]
-    Rates(String, String),
+    /// More rates than a device may have.
+    #[error("{0} has {1} rates; there are at most {MOST_RATES}")]
+    ManyRates(String, usize),
+    /// A rate whose unit has no name, or none that can be shown.
+    #[error("the rates of {0}: {1:?} is no unit")]
+    Unit(String, String),
+    /// Two rates of one unit.
+    #[error("the rates of {0}: {1} is named twice")]
+    UnitTwice(String, String),
     /// More devices than a host may have.
     #[error("{0} devices of one host; there are at most {MOST_DEVICES}")]
     Many(usize),
@@ -93,10 +97,15 @@ impl DeviceRecord {
     }
 
     fn check_rates(&self) -> Result<(), DeviceFlaw> {
+        if self.rates.len() > MOST_RATES {
+            return Err(DeviceFlaw::ManyRates(self.name.clone(), self.rates.len()));
+        }
         for (at, DeviceRate { unit, .. }) in self.rates.iter().enumerate() {
-            let again = self.rates.iter().take(at).any(|other| other.unit == *unit);
-            if at >= MOST_RATES || again || !is_name(unit) {
-                return Err(DeviceFlaw::Rates(self.name.clone(), shown(unit)));
+            if !is_name(unit) {
+                return Err(DeviceFlaw::Unit(self.name.clone(), shown(unit)));
+            }
+            if self.rates.iter().take(at).any(|other| other.unit == *unit) {
+                return Err(DeviceFlaw::UnitTwice(self.name.clone(), unit.clone()));
             }
         }
         Ok(())
@@ -137,7 +146,6 @@ pub enum HostPresence {
 
 /// A device as the directory lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ListedDevice {
     /// The host that publishes it.
     pub host: String,
@@ -191,9 +199,14 @@ mod tests {
         let rate = |unit: &str| DeviceRate { unit: unit.to_owned(), capacity: 5, reserved: 3 };
         let with = |rates| DeviceRecord { rates, ..DeviceRecord::sample("d") };
         with(["a", "b", "c", "d"].map(rate).to_vec()).check().unwrap();
-        for bad in [&["a", "b", "c", "d", "e"][..], &["a", "a"], &[""], &["a\u{1b}[2J"]] {
-            let bad = with(bad.iter().copied().map(rate).collect());
-            assert!(matches!(bad.check(), Err(DeviceFlaw::Rates(..))), "{bad:?}");
+        for (bad, why) in [
+            (&["a", "b", "c", "d", "e"][..], "d has 5 rates; there are at most 4"),
+            (&["b", "a", "a"], "the rates of d: a is named twice"),
+            (&[""], "the rates of d: \"\" is no unit"),
+            (&["a\u{1b}[2J"], "is no unit"),
+        ] {
+            let flaw = with(bad.iter().copied().map(rate).collect()).check().unwrap_err().to_string();
+            assert!(flaw.contains(why) && !flaw.contains('\u{1b}'), "{flaw}");
         }
         let two = [DeviceRecord::sample("d"), DeviceRecord::sample("d")];
         assert_eq!(check_all(&two), Err(DeviceFlaw::Twice("d".to_owned())));

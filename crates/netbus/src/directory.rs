@@ -11,7 +11,6 @@ use crate::limits::{LEASE, MOST_HOSTS, MOST_NAMES};
 
 /// A name that a host publishes, and that is another's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Taken {
     /// The name.
     pub name: String,
@@ -30,7 +29,7 @@ pub enum NameChange {
 
 /// What came of forgetting a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(rename_all = "snake_case")]
 pub enum Forgotten {
     /// The name is free.
     Done,

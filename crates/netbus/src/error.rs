@@ -44,7 +44,7 @@ pub enum NetbusError {
     #[error("the peer does not speak the protocol of directories: {0}")]
     Malformed(String),
     /// The peer has another version.
-    #[error("the peer speaks version {0} of the protocol of directories, and this host version 1")]
+    #[error("the peer speaks version {0} of the protocol of directories, and this host versions 1 and 2")]
     Version(u32),
     /// The directory does not want to.
     #[error("the directory refuses: {0}")]

@@ -18,7 +18,7 @@ use crate::limits::{LEASE, MOST_HOSTS};
 use crate::names::{is_host, is_name, shown};
 use crate::store::DirectoryStore;
 use crate::stream::{Stream, accept};
-use crate::wire::{PART, Reply, Request, VERSION, receive, send};
+use crate::wire::{OLDEST, PART, RATES, Reply, Request, VERSION, receive, send};
 
 /// How long a host may take to say who it is, and for each message once it has begun.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -155,7 +155,7 @@ async fn serve(
     let (mut stream, known) = accepted.map_err(|_| NetbusError::Slow(PATIENCE))??;
     let Some(hello) = receive(&mut stream, PATIENCE, PATIENCE).await? else { return Ok(()) };
     let entered = enter(hello, known, shared);
-    let (host, replaced) = match entered {
+    let Entered { host, version, replaced } = match entered {
         Ok(entered) => entered,
         Err(error) => {
             send(&mut stream, &Reply::Refused { why: error.to_string() }, PATIENCE).await?;
@@ -163,11 +163,11 @@ async fn serve(
         }
     };
     drop(handshake);
-    let welcome = Reply::Welcome { version: VERSION, host: host.clone() };
+    let welcome = Reply::Welcome { version, host: host.clone() };
     let outcome = async {
         send(&mut stream, &welcome, PATIENCE).await?;
         tokio::select! {
-            ended = answer_all(&mut stream, &host, shared) => ended,
+            ended = answer_all(&mut stream, (&host, version), shared) => ended,
             () = replaced.notified() => Ok(()),
         }
     }
@@ -179,16 +179,21 @@ async fn serve(
     outcome
 }
 
+/// A host that has a session.
+struct Entered {
+    host: String,
+    /// What is spoken with it.
+    version: u32,
+    /// Tells it that another one has its place.
+    replaced: Arc<Notify>,
+}
+
 /// Takes the place of a host's session.
-fn enter(
-    hello: Request,
-    known: Option<String>,
-    shared: &Shared,
-) -> Result<(String, Arc<Notify>), NetbusError> {
+fn enter(hello: Request, known: Option<String>, shared: &Shared) -> Result<Entered, NetbusError> {
     let Request::Hello { version, host, daemon } = hello else {
         return Err(NetbusError::Malformed("it does not say who it is first".to_owned()));
     };
-    if version != VERSION {
+    if version < OLDEST {
         return Err(NetbusError::Version(version));
     }
     let host = known.unwrap_or(host);
@@ -209,12 +214,12 @@ fn enter(
     }
     let replaced = Arc::new(Notify::new());
     sessions.insert(host.clone(), SessionPlace { daemon, replaced: replaced.clone() });
-    Ok((host, replaced))
+    Ok(Entered { host, version: version.min(VERSION), replaced })
 }
 
 async fn answer_all(
     stream: &mut Box<dyn Stream>,
-    host: &str,
+    (host, version): (&str, u32),
     shared: &Arc<Shared>,
 ) -> Result<(), NetbusError> {
     while let Some(request) = receive(stream, SILENCE, PATIENCE).await? {
@@ -225,7 +230,10 @@ async fn answer_all(
                 .await
                 .map(|taken: Vec<Taken>| Reply::Reported { taken }),
             Request::List => match shared.list().await {
-                Ok(entries) => {
+                Ok(mut entries) => {
+                    if version < RATES {
+                        entries.iter_mut().for_each(|entry| entry.device.rates.clear());
+                    }
                     list(stream, entries).await?;
                     continue;
                 }

@@ -11,7 +11,7 @@ use crate::error::NetbusError;
 use crate::limits::MOST_NAMES;
 use crate::names::{is_host, is_name, shown};
 use crate::stream::{Security, Stream, connect};
-use crate::wire::{Reply, Request, VERSION, receive, send};
+use crate::wire::{OLDEST, RATES, Reply, Request, VERSION, receive, send};
 
 /// How long a directory may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -22,6 +22,7 @@ pub struct DirectorySession {
     stream: Box<dyn Stream>,
     host: String,
     local: IpAddr,
+    version: u32,
 }
 
 impl fmt::Debug for DirectorySession {
@@ -40,15 +41,31 @@ impl DirectorySession {
         security: &Security,
         daemon: &str,
     ) -> Result<DirectorySession, NetbusError> {
+        match DirectorySession::begin(address, security, daemon, VERSION).await {
+            // An older one says so of a version that it does not know.
+            Err(NetbusError::Refused(_)) => DirectorySession::begin(address, security, daemon, OLDEST).await,
+            begun => begun,
+        }
+    }
+
+    /// Connects, and speaks `highest` at most.
+    async fn begin(
+        address: &DirectoryAddress,
+        security: &Security,
+        daemon: &str,
+        highest: u32,
+    ) -> Result<DirectorySession, NetbusError> {
         let opened = tokio::time::timeout(PATIENCE, connect(address, security)).await;
         let (stream, local, host) = opened.map_err(|_| NetbusError::Slow(PATIENCE))??;
-        let mut session = DirectorySession { stream, host, local };
+        let mut session = DirectorySession { stream, host, local, version: highest };
         let hello =
-            Request::Hello { version: VERSION, host: session.host.clone(), daemon: daemon.to_owned() };
+            Request::Hello { version: highest, host: session.host.clone(), daemon: daemon.to_owned() };
         match session.ask(&hello).await? {
-            Reply::Welcome { version: VERSION, host } if is_host(&host) => session.host = host,
-            Reply::Welcome { version: VERSION, host } => return Err(NetbusError::Host(shown(&host))),
-            Reply::Welcome { version, .. } => return Err(NetbusError::Version(version)),
+            Reply::Welcome { version, .. } if !(OLDEST..=highest).contains(&version) => {
+                return Err(NetbusError::Version(version));
+            }
+            Reply::Welcome { host, .. } if !is_host(&host) => return Err(NetbusError::Host(shown(&host))),
+            Reply::Welcome { version, host } => (session.version, session.host) = (version, host),
             other => return Err(unexpected(&other)),
         }
         Ok(session)
@@ -68,7 +85,10 @@ impl DirectorySession {
     ///
     /// # Errors
     /// The session is lost, or the directory refuses.
-    pub async fn report(&mut self, devices: Vec<DeviceRecord>) -> Result<Vec<Taken>, NetbusError> {
+    pub async fn report(&mut self, mut devices: Vec<DeviceRecord>) -> Result<Vec<Taken>, NetbusError> {
+        if self.version < RATES {
+            devices.iter_mut().for_each(|device| device.rates.clear());
+        }
         match self.ask(&Request::Report { devices }).await? {
             Reply::Reported { taken } => {
                 match taken.iter().find(|one| !is_name(&one.name) || !is_host(&one.by)) {

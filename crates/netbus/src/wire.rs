@@ -1,4 +1,8 @@
 //! Messages between hosts and a directory: the length in four bytes, the most significant first, then JSON.
+//!
+//! Whoever reads passes over fields that it does not know, so that later programs can say more. Programs of version 1 refuse them: they are told of
+//! no rates. A host says the highest version that it speaks, and the directory answers with the lower one of both; a directory of version 1 refuses
+//! any other, so the host then comes again with that.
 
 use std::time::Duration;
 
@@ -12,17 +16,21 @@ use crate::error::NetbusError;
 use crate::limits::LONGEST_MESSAGE;
 
 /// The version of what is said here.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
+/// The oldest one that is spoken, too.
+pub(crate) const OLDEST: u32 = 1;
+/// The first one in which devices have rates, and unknown fields are passed over.
+pub(crate) const RATES: u32 = 2;
 /// The list of all devices may be longer: it is sent in parts of at most so many devices.
 pub(crate) const PART: usize = 512;
 
 /// What a host says.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "say", rename_all = "snake_case")]
 pub(crate) enum Request {
     /// The first one. Where there is TLS the name in the certificate counts, not this one.
     Hello {
-        /// [`VERSION`].
+        /// The highest that the host speaks.
         version: u32,
         /// How the host is called.
         host: String,
@@ -41,11 +49,11 @@ pub(crate) enum Request {
 
 /// What a directory answers.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "say", rename_all = "snake_case")]
 pub(crate) enum Reply {
     /// To a hello.
     Welcome {
-        /// [`VERSION`].
+        /// What is spoken from here on: the lower of both.
         version: u32,
         /// How the directory calls the host.
         host: String,
@@ -132,8 +140,8 @@ mod tests {
         let extra = br#"{"say":"list","x":1}"#;
         let mut message = (extra.len() as u32).to_be_bytes().to_vec();
         message.extend(extra);
-        let found = read(&message).await;
-        assert!(matches!(found, Err(NetbusError::Malformed(_)) | Ok(Some(Request::List))), "{found:?}");
+        // A later program may say more.
+        assert!(matches!(read(&message).await, Ok(Some(Request::List))));
     }
 
     #[tokio::test]

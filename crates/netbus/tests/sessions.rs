@@ -153,7 +153,7 @@ async fn hostile_hosts_are_refused_and_others_are_served_on() {
     for host in ["", "../x", "a b", "h\u{1b}[2J"] {
         assert!(matches!(join(&server, host).await, Err(NetbusError::Refused(_))), "{host:?}");
     }
-    let hello = br#"{"say":"hello","version":2,"host":"host-b","daemon":"d"}"#;
+    let hello = br#"{"say":"hello","version":0,"host":"host-b","daemon":"d"}"#;
     let mut longest = (hello.len() as u32).to_be_bytes().to_vec();
     longest.extend(hello);
     let messages: [&[u8]; 5] =
@@ -222,6 +222,87 @@ async fn a_directory_that_lies_is_named() {
         let (_peer, found) = tokio::join!(serve, ask);
         assert!(found.is_err(), "{list}");
     }
+}
+
+async fn say(peer: &mut TcpStream, text: &str) {
+    peer.write_all(&(text.len() as u32).to_be_bytes()).await.unwrap();
+    peer.write_all(text.as_bytes()).await.unwrap();
+}
+
+async fn hear(peer: &mut TcpStream) -> String {
+    let heard = async {
+        let mut text = vec![0; peer.read_u32().await.unwrap() as usize];
+        peer.read_exact(&mut text).await.unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    tokio::time::timeout(LIMIT, heard).await.unwrap()
+}
+
+/// A program of version 1 refuses what it does not know.
+#[tokio::test]
+async fn a_host_that_is_older_than_rates_gets_a_list_without_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = plain(folder.path());
+    let mut a = join(&server, "host-a").await.unwrap();
+    a.report(vec![stream("x")]).await.unwrap();
+    assert_eq!(a.list().await.unwrap()[0].device, stream("x"));
+    let mut old = TcpStream::connect(server.address()).await.unwrap();
+    say(&mut old, r#"{"say":"hello","version":1,"host":"host-b","daemon":"d"}"#).await;
+    assert_eq!(hear(&mut old).await, r#"{"say":"welcome","version":1,"host":"host-b"}"#);
+    say(&mut old, r#"{"say":"list"}"#).await;
+    let list = hear(&mut old).await;
+    assert!(list.contains("\"name\":\"x\"") && !list.contains("rates"), "{list}");
+    // One that is newer is answered with what both speak, and may say more.
+    let mut newer = TcpStream::connect(server.address()).await.unwrap();
+    say(&mut newer, r#"{"say":"hello","version":7,"host":"host-c","daemon":"d","more":[1]}"#).await;
+    assert_eq!(hear(&mut newer).await, r#"{"say":"welcome","version":2,"host":"host-c"}"#);
+    let device = r#"{"name":"z","kind":"k","size":null,"location":"l","read_only":true,"users":0,"holder":null,"trouble":null,"rates":[{"unit":"u","capacity":2,"reserved":1,"burst":3}],"colour":"red"}"#;
+    say(&mut newer, &format!(r#"{{"say":"report","devices":[{device}],"more":{{}}}}"#)).await;
+    assert_eq!(hear(&mut newer).await, r#"{"say":"reported","taken":[]}"#);
+    assert_eq!(a.list().await.unwrap()[1].device.rates[0].capacity, 2);
+}
+
+/// A directory that refuses any version but 1 and any rate.
+#[tokio::test]
+async fn a_directory_that_is_older_than_rates_is_told_of_none() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = at(listener.local_addr().unwrap());
+    let directory = tokio::spawn(async move {
+        let (mut peer, _) = listener.accept().await.unwrap();
+        assert!(hear(&mut peer).await.contains("\"version\":2"));
+        say(&mut peer, r#"{"say":"refused","why":"the peer speaks version 2"}"#).await;
+        let (mut peer, _) = listener.accept().await.unwrap();
+        assert!(hear(&mut peer).await.contains("\"version\":1"));
+        say(&mut peer, r#"{"say":"welcome","version":1,"host":"host-a"}"#).await;
+        let report = hear(&mut peer).await;
+        say(&mut peer, r#"{"say":"reported","taken":[]}"#).await;
+        report
+    });
+    let security = Security::Plain { host: "host-a".to_owned() };
+    let mut session = DirectorySession::connect(&address, &security, "d").await.unwrap();
+    session.report(vec![stream("x")]).await.unwrap();
+    let report = directory.await.unwrap();
+    assert!(report.contains("\"name\":\"x\"") && !report.contains("rates"), "{report}");
+}
+
+/// Later programs may say more.
+#[tokio::test]
+async fn what_a_newer_directory_says_besides_is_passed_over() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = at(listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut peer, _) = listener.accept().await.unwrap();
+        hear(&mut peer).await;
+        say(&mut peer, r#"{"say":"welcome","version":2,"host":"host-a","since":5}"#).await;
+        hear(&mut peer).await;
+        let device = r#"{"name":"x","kind":"k","size":null,"location":"l","read_only":true,"users":0,"holder":null,"trouble":null,"rates":[{"unit":"u","capacity":2,"reserved":1,"burst":3}],"colour":"red"}"#;
+        let entry = format!(r#"{{"host":"host-b","seen":"now","device":{device},"rack":7}}"#);
+        say(&mut peer, &format!(r#"{{"say":"listed","entries":[{entry}],"more":false,"total":1}}"#)).await;
+    });
+    let security = Security::Plain { host: "host-a".to_owned() };
+    let mut session = DirectorySession::connect(&address, &security, "d").await.unwrap();
+    let found = session.list().await.unwrap();
+    assert_eq!((found[0].device.name.as_str(), found[0].device.rates[0].reserved), ("x", 1));
 }
 
 /// Identities of two hosts of one authority, and of one host of another.

@@ -87,6 +87,9 @@ pub struct RemoteReport {
     /// Bytes per second that the server keeps for this disk; 0 if none are reserved.
     #[serde(default)]
     pub reserved_bandwidth: u64,
+    /// Why that is less than was asked for, or not certain: then the server keeps at least so much.
+    #[serde(default)]
+    pub reserved_why: Option<String>,
     /// Connections, one for each queue in use.
     pub connections: u64,
     /// Requests that have no reply yet.

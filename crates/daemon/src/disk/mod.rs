@@ -4,6 +4,7 @@ mod mark;
 mod migration_socket;
 mod remote;
 mod reserve;
+mod settings;
 mod swap;
 mod swap_kill;
 mod verify;
@@ -19,10 +20,9 @@ use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueRe
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, QUEUE_SIZE_MAX, ServedSpec,
-    set_group,
 };
 use ioplane_device::QuiescenceProof;
-use ioplane_nbd::import::{ClaimWish, Import};
+use ioplane_nbd::import::{ClaimWish, Import, LentReservation};
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::blk::{Blk, BlkOptions};
@@ -38,6 +38,10 @@ use super::state_file::{DiskRecord, Entries};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
+/// How long a disk that is closed is flushed, and then gives back what it has at an exporter.
+const LEAVE: Duration = Duration::from_secs(3);
+/// How long a disk that goes waits for a change of its settings: longer than an exporter may take to answer.
+const SETTINGS: Duration = Duration::from_secs(12);
 /// How often the log says that an image is still being waited for.
 const NEWS: Duration = Duration::from_secs(2);
 
@@ -231,6 +235,9 @@ pub struct Disk {
     pub(super) swap: Mutex<Option<Arc<swap::Swap>>>,
     /// The comparison that is under way, or the last one.
     pub(super) verify: Mutex<Option<Arc<verify::Verify>>>,
+    /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
+    settings: tokio::sync::Mutex<()>,
+    left: Mutex<bool>,
 }
 
 /// What a report says of a disk's backing.
@@ -253,7 +260,15 @@ impl Shown {
     async fn give_back_reservation(shown: &Mutex<Shown>) {
         let import = lock(shown).import.clone();
         if let Some(import) = import {
-            import.give_back_reservation().await;
+            reserve::give_back(&import).await;
+        }
+    }
+
+    /// Another import of the same export will say what is reserved.
+    async fn end_reservation(shown: &Mutex<Shown>) {
+        let import = lock(shown).import.clone();
+        if let Some(import) = import {
+            let _ = tokio::time::timeout(LEAVE, import.end_reservation()).await;
         }
     }
 
@@ -271,49 +286,15 @@ fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 }
 
 impl Disk {
-    /// Changes the limits of its guest, what an exporter keeps for it, and its group: what is left out stays. They are written down first.
-    pub async fn set(
-        &self,
-        limits: LimitsSpec,
-        reserved: LimitsSpec,
-        group: Option<String>,
-    ) -> Result<(), Refusal> {
-        let _changing = self.served.changing.lock().await;
-        let mut next = self.served.note.read();
-        next.now.set_limits(next.now.limits().changed(limits));
-        next.now.backing.set_reserved(next.now.backing.reserved().changed(reserved));
-        set_group(&mut next.now.group, group);
-        next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
-        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
-        if !flaws.is_empty() {
-            return Err(Refusal::flaws(&flaws));
-        }
-        self.limit(next, reserved != LimitsSpec::default()).await
+    /// One that is served from now on.
+    pub(super) fn new(served: Served<Disk>, backing: Arc<Mutex<Shown>>) -> Disk {
+        let (swap, verify, settings, left) = Default::default();
+        Disk { served, backing, swap, verify, settings, left }
     }
 
-    /// Writes the record down, and has its guest limited and its queues in a group as that says. `reserves`: first the exporter is asked to keep what it says.
-    async fn limit(&self, next: DiskRecord, reserves: bool) -> Result<(), Refusal> {
-        let spec = next.now.limits();
-        let Membership { share, limits: [shared, ..] } = self.served.groups.membership(&next.now);
-        let before = if reserves { Some(self.reserve(next.now.backing.reserved()).await?) } else { None };
-        if let Err(refused) = self.served.note.change(|record| *record = next) {
-            if let Some(before) = before {
-                self.restore(before).await;
-            }
-            return Err(refused);
-        }
-        let mut limits = self.served.handle.change(|model| (model.limits().clone(), false)).await?;
-        limit(&mut limits, &spec);
-        limits.join(shared);
-        for handle in self.served.handles() {
-            let limits = limits.clone();
-            let change = move |model: &mut Blk| {
-                model.set_limits(limits);
-                model.set_share(share);
-            };
-            handle.change_limits(change).await?;
-        }
-        Ok(())
+    /// Whether it is served no more. Whoever writes its record holds that.
+    pub(super) fn left(&self) -> MutexGuard<'_, bool> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A person takes the export as it is: requests that failed are sent to it again.
@@ -381,15 +362,20 @@ impl Disk {
         }
         let owner = context.opener(&spec);
         let next = spec.backing.clone();
-        let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
-        let image = opened.image;
-        // The same export has one claim, whichever of the two it was opened by.
+        // The same export has one claim, and one reservation, whichever of the two it was opened by.
         let stays = self.served.note.read().now.backing.same_content(&next);
         let (before, same) = match lock(&self.backing).import.clone() {
             Some(import) if stays => (None, Some(import)),
             import => (import, None),
         };
-        let unreserved = next.reserved() == LimitsSpec::default();
+        let reserved = reserve::rates(next.reserved());
+        // If the disk stays as it is, what it had is asked for again: the exporter may have granted what the new one reserves.
+        let lent = match same {
+            Some(same) => Some(same.lend_reservation(reserved).await),
+            None => None,
+        };
+        let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
+        let image = opened.image;
         let fresh_import = opened.import.clone();
         let came = fresh_import.clone().filter(|_| !stays);
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
@@ -427,13 +413,10 @@ impl Disk {
                 if let Some(came) = came {
                     remote::leave(&came, true).await;
                 }
-                // It was opened with another reservation of the same holder.
-                if let Some(same) = same {
-                    reserve::restore(&same, same.status().reserved).await;
-                }
                 return Err(refused);
             }
         };
+        let taken_over = lent.map(LentReservation::pass_on).is_some();
         // Closing an image may wait for its last I/O.
         blocking(move || {
             drop(old);
@@ -443,9 +426,8 @@ impl Disk {
         if let Some(before) = before {
             remote::leave(&before, true).await;
         }
-        // The same holder does not ask for any.
-        if let Some(same) = same.filter(|_| unreserved) {
-            same.give_back_reservation().await;
+        if let Some(import) = fresh_import.as_ref().filter(|_| taken_over && reserved.is_none()) {
+            reserve::reserve_nothing(import).await;
         }
         if let Some(import) = fresh_import {
             import.rest_if_unused();
@@ -537,20 +519,12 @@ impl ServedKind for Disk {
     }
 
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
-        let _changing = self.served.changing.lock().await;
-        let record = self.note().read();
-        let mut now = next.now;
-        // It may have been swapped since somebody found that nothing but limits changes.
-        if !now.backing.same_content(&record.now.backing) {
-            now.backing = record.now.backing.clone();
-        }
-        let reserves = now.backing.reserved() != record.now.backing.reserved();
-        self.limit(DiskRecord { configured: next.configured, now, ..record }, reserves).await
+        self.follow_configuration(next).await
     }
 
     async fn rejoin(&self) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
-        self.limit(self.note().read(), false).await
+        self.follow(&self.note().read()).await
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -589,7 +563,7 @@ impl ServedKind for Disk {
                 return Err(refused);
             }
         };
-        Ok(Disk { served, backing, swap: Mutex::default(), verify: Mutex::default() })
+        Ok(Disk::new(served, backing))
     }
 
     fn may_be_removed(&self) -> Result<(), Refusal> {
@@ -598,10 +572,17 @@ impl ServedKind for Disk {
 
     async fn leave(&self, next: Option<&DiskSpec>) {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
+        *self.left() = true;
+        // A change of settings that waits for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
+        let _settled = tokio::time::timeout(SETTINGS, self.settings.lock()).await;
         Shown::leave(&self.backing, !stays).await;
-        // The next one does not ask for any.
-        if stays && next.is_some_and(|next| next.backing.reserved() == LimitsSpec::default()) {
-            Shown::give_back_reservation(&self.backing).await;
+        match next.filter(|_| stays) {
+            // The next one does not ask for any.
+            Some(next) if next.backing.reserved() == LimitsSpec::default() => {
+                Shown::give_back_reservation(&self.backing).await;
+            }
+            Some(_) => Shown::end_reservation(&self.backing).await,
+            None => {}
         }
     }
 

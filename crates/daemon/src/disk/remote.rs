@@ -14,12 +14,10 @@ use ioplane_nbd::import::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Opened, reserve};
+use super::{LEAVE, Opened, reserve};
 use crate::context::Opener;
 use crate::refusal::Refusal;
 
-/// How long a disk that is closed is flushed.
-const LEAVE: Duration = Duration::from_secs(3);
 /// How long the server of a copy that is only read may be unreachable.
 const READER_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -163,9 +161,7 @@ pub async fn leave(import: &Import, gives_back: bool) {
     if !gives_back {
         return;
     }
-    if tokio::time::timeout(LEAVE, import.give_back_reservation()).await.is_err() {
-        tracing::warn!(address, "a reservation was not given back: no answer");
-    }
+    reserve::give_back(import).await;
     let kept = |error: String| {
         tracing::warn!(
             address,
@@ -221,6 +217,7 @@ pub fn report(import: &Import) -> RemoteReport {
         generation: status.generation,
         reserved_iops: status.reserved.requests,
         reserved_bandwidth: status.reserved.bytes,
+        reserved_why: status.reserved_why,
         connections: open().count() as u64,
         in_flight: sum(|one| one.in_flight as u64),
         requests: sum(|one| one.requests),

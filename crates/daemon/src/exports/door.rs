@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::spec::HostList;
-use ioplane_nbd::claim::{CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, readable};
+use ioplane_nbd::claim::{
+    CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, LONGEST_NAME, readable_within,
+};
 use ioplane_nbd::export::{Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
@@ -220,7 +222,10 @@ impl Door {
 fn in_the_name_of(who: &ClientOrigin, holder: String, name: String) -> (String, String) {
     match who {
         ClientOrigin::Host(host) => {
-            (joined(host, &holder), readable(&format!("{name} (certificate of {host})")))
+            // Whatever the client calls itself, its certificate is named.
+            let certificate = format!(" (certificate of {host})");
+            let name = readable_within(&name, LONGEST_NAME.saturating_sub(certificate.len()));
+            (joined(host, &holder), readable_within(&(name + &certificate), LONGEST_NAME))
         }
         ClientOrigin::Local | ClientOrigin::Anybody => (holder, name),
     }
@@ -346,6 +351,18 @@ mod tests {
         assert!(
             matches!(some.admits(&host("host-c")), Err(ExportRefusal::Policy(why)) if why.contains("host-c"))
         );
+    }
+
+    #[test]
+    fn a_host_cannot_hide_its_certificate_behind_a_long_name() {
+        let host = ClientOrigin::Host("host-b".to_owned());
+        let called = |name: &str| in_the_name_of(&host, "3f".to_owned(), name.to_owned()).1;
+        assert_eq!(called("disk web"), "disk web (certificate of host-b)");
+        for name in ["disk of host-c ".repeat(40), "\u{e9}".repeat(LONGEST_NAME)] {
+            let called = called(&name);
+            assert!(called.len() <= LONGEST_NAME && called.ends_with(" (certificate of host-b)"), "{called}");
+            assert!(called.starts_with(&name[..200]), "{called}");
+        }
     }
 
     #[test]

@@ -320,11 +320,11 @@ impl Owner {
         let reply = tokio::task::block_in_place(|| self.capacity.reserve(query, since_1970()));
         let (export, by) = (&self.running.info().name, &query.name);
         match &reply {
+            // Asked for anew after each start of the client.
+            ReserveReply::Granted(rates) if *rates == before => {}
             ReserveReply::Granted(rates) => {
                 tracing::info!(export, by, iops = rates.requests, bandwidth = rates.bytes, "reserved");
-                if *rates != before {
-                    self.limit_again().await;
-                }
+                self.limit_again().await;
             }
             ReserveReply::Refused(why) => tracing::warn!(export, by, why, "a reservation was refused"),
         }

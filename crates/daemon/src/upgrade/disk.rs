@@ -60,6 +60,6 @@ impl HandoverKind for Disk {
         {
             tracing::warn!(%error, "writing down which image it is");
         }
-        Disk { served, backing: Shown::new(&opened), swap: Default::default(), verify: Default::default() }
+        Disk::new(served, Shown::new(&opened))
     }
 }

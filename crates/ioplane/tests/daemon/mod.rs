@@ -5,6 +5,7 @@
 pub mod load;
 pub mod nic;
 pub mod reader;
+pub mod relay;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

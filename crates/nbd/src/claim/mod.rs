@@ -37,7 +37,7 @@ pub fn readable(text: &str) -> String {
 }
 
 /// The same, of at most so many bytes.
-pub(crate) fn readable_within(text: &str, most: usize) -> String {
+pub fn readable_within(text: &str, most: usize) -> String {
     let mut text: String = text.chars().filter(|c| !c.is_control()).collect();
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.truncate(end);

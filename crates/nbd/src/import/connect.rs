@@ -16,7 +16,7 @@ use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
-use crate::reserve::ReserveReply;
+use crate::reserve::{RESERVE, ReserveReply};
 use crate::tls;
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -30,6 +30,10 @@ pub const EPOCH: &str = "ioplane:epoch";
 pub(super) fn image_of(instance: &str) -> &str {
     instance.rsplit_once('@').map_or("", |(image, _)| image)
 }
+
+/// In an error: there was no connection yet.
+pub(super) const CONNECTING: &str = "connecting";
+const SETTING_UP: &str = "setting up the socket";
 
 /// Longest name of an instance.
 pub(super) const LONGEST_INSTANCE: usize = 128;
@@ -51,9 +55,11 @@ pub(super) struct Reached {
     pub claim: Option<ClaimReply>,
     /// What it says of the reservation.
     pub reserved: Option<ReserveReply>,
+    /// It knows reservations, and was asked for one, or whether it does.
+    pub knows_reservations: bool,
 }
 
-/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`crate::reserve::RESERVE`].
+/// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
     match tokio::time::timeout(limit, connect(options, epoch)).await {
@@ -74,11 +80,11 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     let mut handshake = handshake(options, &epoch)?;
     let (socket, connected) = match &address.endpoint {
         ServerAddress::Tcp { host, port } => {
-            let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os("connecting"))?;
-            stream.set_nodelay(true).map_err(os("connecting"))?;
+            let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os(CONNECTING))?;
+            stream.set_nodelay(true).map_err(os(CONNECTING))?;
             match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
                 (Talked::Connected(connected), None) => {
-                    let fd = stream.into_std().map_err(os("connecting"))?.into();
+                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
                     (Socket::new(fd, dead_after), connected)
                 }
                 (Talked::StartTls, Some(name)) => {
@@ -98,15 +104,15 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
             }
         }
         ServerAddress::Unix { path } => {
-            let mut stream = UnixStream::connect(path).await.map_err(os("connecting"))?;
+            let mut stream = UnixStream::connect(path).await.map_err(os(CONNECTING))?;
             let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut Vec::new()).await?
             else {
                 return Err(NbdError::TlsRequired);
             };
-            (Socket::new(stream.into_std().map_err(os("connecting"))?.into(), dead_after), connected)
+            (Socket::new(stream.into_std().map_err(os(SETTING_UP))?.into(), dead_after), connected)
         }
     };
-    let socket = socket.map_err(os("setting up the socket"))?;
+    let socket = socket.map_err(os(SETTING_UP))?;
     let facts = facts(&connected)?;
     let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
     let instance = connected.contexts.iter().find_map(|context| name(&context.name));
@@ -118,6 +124,7 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     let keeps_claims = connected.contexts.iter().any(|context| context.name == CLAIM);
     let claim = connected.contexts.iter().find_map(|context| ClaimReply::of(&context.name));
     let reserved = connected.contexts.iter().find_map(|context| ReserveReply::of(&context.name));
+    let knows_reservations = connected.contexts.iter().any(|context| context.name.starts_with(RESERVE));
     Ok(Reached {
         socket: Arc::new(socket),
         facts,
@@ -127,6 +134,7 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
         keeps_claims,
         claim,
         reserved,
+        knows_reservations,
     })
 }
 

@@ -68,6 +68,7 @@ pub use options::{
     AtStart, ClaimKeeper, ClaimOptions, ClaimTime, ClaimWish, Confirmed, Fence, ImportOptions,
     RememberedClaim, ReserveOptions, Unfenced,
 };
+pub use reserve::LentReservation;
 pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
 use crate::claim::ClaimReply;
@@ -144,7 +145,7 @@ impl Import {
         let claim = match claim::begin(&options, &reached).await {
             Ok(claim) => claim,
             Err(error) => {
-                reservation.give_back(&options).await;
+                reservation.undo(&options).await;
                 return Err(error);
             }
         };
@@ -190,12 +191,14 @@ impl Import {
     pub fn status(&self) -> ImportStatus {
         let shared = &self.shared;
         let links = shared.links.load();
+        let reserved = shared.reservation.standing();
         ImportStatus {
             address: shared.options.address.to_string(),
             instance: shared.instance.load().as_deref().cloned(),
             claim: shared.claim.standing(),
             generation: shared.claim.held().map(|claim| claim.generation),
-            reserved: shared.reservation.rates(),
+            reserved: reserved.rates,
+            reserved_why: reserved.why.clone(),
             claim_lost: shared.claim.lost().as_deref().cloned(),
             dirty: shared.writes.dirty(),
             retained: !shared.writes.incomplete(),
@@ -265,6 +268,11 @@ impl Import {
         self.shared.release().await?;
         self.shared.forget_claim();
         Ok(())
+    }
+
+    /// Nobody will use it any more, but another import of the same holder may: nothing is asked for from now on, and no question is under way.
+    pub async fn end_reservation(&self) {
+        self.shared.reservation.end().await;
     }
 
     /// Nobody will use it any more: what the exporter keeps for it of its capacity is for others. If that fails it is kept until a person takes it back there.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ioplane_identity::IdentityDirectory;
 
 use super::address::Address;
-use crate::reserve::{ReserveQuery, ReservedRates};
+use crate::reserve::{RESERVE, ReserveQuery, ReservedRates};
 
 /// What becomes of writes and flushes in flight when a connection is lost and nobody can say whether the server still works on them:
 /// a server of others, or one of ours without a [`Fence`]. Reads are always sent again.
@@ -199,9 +199,19 @@ impl ImportOptions {
         Some(ReserveQuery { holder: self.holder.clone(), rates, name: name.clone() }.to_string())
     }
 
-    /// The same for what is reserved when it is opened, if anything is.
+    /// The same for what is reserved when it is opened. An import that was there before asks for nothing, too: what it was granted before it was killed, and
+    /// has not written down, is given back. Others that reserve nothing ask whether the exporter knows reservations, and leave what the holder has.
     pub(super) fn opening_query(&self) -> Option<String> {
         let rates = self.reserve.as_ref()?.rates;
-        self.reserve_query(rates).filter(|_| !rates.is_none())
+        if rates.is_none() && !self.resumes() {
+            return Some(RESERVE.to_owned());
+        }
+        self.reserve_query(rates)
+    }
+
+    /// Whether it goes on with a disk that was there before.
+    pub(super) fn resumes(&self) -> bool {
+        let wish = self.claim.as_ref().map(|claim| claim.wish);
+        matches!(wish, Some(ClaimWish::Own | ClaimWish::Inherit))
     }
 }

@@ -140,8 +140,10 @@ pub struct ImportStatus {
     pub claim: ClaimStanding,
     /// The generation of that claim, while it has one.
     pub generation: Option<u64>,
-    /// What the exporter keeps for it of its capacity.
+    /// What the exporter keeps for it of its capacity; while that is not certain, the least that it may keep.
     pub reserved: ReservedRates,
+    /// Why that is not what was asked for, or not certain.
+    pub reserved_why: Option<String>,
     /// Why the exporter refuses that claim: nothing is written any more.
     pub claim_lost: Option<ClaimRefusal>,
     /// Writes have been acknowledged that no flush has made durable yet.

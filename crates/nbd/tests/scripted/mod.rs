@@ -24,9 +24,11 @@ pub struct Terms {
     pub reservations: Option<Reservations>,
 }
 
-/// A server that keeps up to 1000 requests per second for its client.
-#[derive(Debug, Clone, Default)]
+/// A server that keeps requests per second for its client.
+#[derive(Debug, Clone)]
 pub struct Reservations {
+    /// What it has for that client: more than that is refused.
+    pub free: Arc<AtomicU32>,
     /// What it was asked to keep, and what it keeps: requests per second.
     pub asked: Arc<Mutex<Vec<u64>>>,
     pub kept: Arc<AtomicU32>,
@@ -34,14 +36,25 @@ pub struct Reservations {
     pub silent: Arc<AtomicBool>,
 }
 
+impl Default for Reservations {
+    fn default() -> Self {
+        let (asked, kept, silent) = Default::default();
+        Reservations { free: Arc::new(AtomicU32::new(1000)), asked, kept, silent }
+    }
+}
+
 impl Reservations {
     /// The name of the context in its reply, if its query is among these; nothing more if it does not answer.
     fn answer(&self, queries: &str) -> Option<String> {
-        let Some((_, query)) = queries.split_once("ioplane:reserve=") else { return Some(String::new()) };
+        let Some((_, query)) = queries.split_once("ioplane:reserve=") else {
+            let asks = queries.contains("ioplane:reserve");
+            return Some(if asks { "ioplane:reserve".to_owned() } else { String::new() });
+        };
         let requests: u64 = query.split('/').nth(1).unwrap().parse().unwrap();
         self.asked.lock().unwrap().push(requests);
-        if requests > 1000 {
-            return Some("ioplane:reserve=refused/1000 are free".to_owned());
+        let free = self.free.load(Ordering::Acquire);
+        if requests > u64::from(free) && requests != u64::from(self.kept.load(Ordering::Acquire)) {
+            return Some(format!("ioplane:reserve=refused/{free} are free"));
         }
         self.kept.store(requests as u32, Ordering::Release);
         let answers = !self.silent.load(Ordering::Acquire);

@@ -159,6 +159,8 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
     text += &fact("", claim(name, remote));
     let reserved = remote.reserved().rates("requests");
     text.extend(reserved.map(|words| fact("", format!("{words} are reserved there"))));
+    let why = remote.reserved_why.as_ref();
+    text.extend(why.map(|why| fact("", format!("its reservation is not as it was asked for: {why}"))));
     if remote.rewritten > 0 {
         text += &fact("", format!("{} writes written again after its host lost power", remote.rewritten));
     }
