@@ -237,7 +237,7 @@ operations! {
     Health: Get "/v1/health" => 200 HealthReport;
     /// What happens from now on, one JSON object a line, until the client goes.
     Events: Get "/v1/events" => 200 DaemonEvent as JSON_LINES;
-    /// Looks for a while at a disk, a NIC or the devices of a VM, and says where the time of their requests goes.
+    /// Looks for a while at a disk, a NIC, a VM or a group, and says where the time of their requests goes.
     Explain: Get "/v1/explain/{name}" [SECONDS] => 200 ExplainReport;
     /// This document.
     OpenApi: Get "/v1/openapi.json" => 200 Document;

@@ -112,7 +112,7 @@ pub enum Command {
     Status,
     /// The same, live: rates, kicks taken and avoided, interrupts, latency
     Top(TopArgs),
-    /// Look for a while at a disk, a NIC or the devices of a VM, and say in words where the time goes and what would help
+    /// Look for a while at a disk, a NIC, a VM or a group, and say in words where the time goes and what would help
     Explain {
         /// Its name
         name: String,

@@ -19,8 +19,8 @@ use crate::split::InFlightSettings;
 const IDLE_NS: u64 = 100_000_000;
 /// For how long a group that has gone idle still counts as one that uses the disk, ns.
 const GONE_NS: u64 = 1_000_000_000;
-/// What keeps a disk busy, bytes: eight of the largest slices.
-const BUSY: u64 = 1 << 20;
+/// What keeps a disk busy, bytes: four of the largest slices.
+const BUSY: u64 = 512 << 10;
 
 /// A disk of the host, by a number of the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
