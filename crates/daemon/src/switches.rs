@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, LearnedReport, PortReport, SwitchReport, SwitchTableReport};
 use ioplane_api::spec::{SpecFields, SwitchSpec};
-use ioplane_device::{Lifecycle, OnMiss, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking};
+use ioplane_device::{
+    Lifecycle, MoveError, OnMiss, QueueSet, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking,
+};
 use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
 
 use super::context::DaemonContext;
@@ -448,9 +450,14 @@ impl Switches {
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
         let uplink = slot.uplink.as_mut().ok_or_else(|| no_queue(name, 0))?;
-        uplink
-            .move_queue(0, &placement, Instant::now() + REST)
-            .map_err(|error| Refusal::failed(error.to_string(), "see `ioplane core list`"))
+        let moved = match uplink.move_queue(0, &placement, Instant::now() + REST) {
+            // It has stopped, since both cores were gone: from here on it runs again.
+            Err(MoveError::NotRunning(_) | MoveError::Stopped(_)) => {
+                uplink.start(&QueueSet::from([0]), &placement).map_err(|error| error.to_string())
+            }
+            moved => moved.map_err(|error| error.to_string()),
+        };
+        moved.map_err(|said| Refusal::failed(said, "see `ioplane core list`"))
     }
 
     pub fn report(&self) -> Vec<SwitchReport> {

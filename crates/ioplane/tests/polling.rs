@@ -161,7 +161,7 @@ fn that_cores_come_and_go_and_queues_move_is_in_status_and_top_with_the_reason()
         let hit = |one: &Value| one["decision"] == word && one["text"].as_str().unwrap().contains(text);
         status().iter().any(hit)
     };
-    assert!(says("grow", "one core more: there are fewer than the minimum"), "{:?}", status());
+    daemon.until(|| says("grow", "one core more: there are fewer than the minimum"));
     daemon.until(|| {
         read();
         says("move", "its core is being drained")

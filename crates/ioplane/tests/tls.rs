@@ -89,7 +89,10 @@ fn each_host_shows_who_it_is_and_keeps_its_key_to_itself() {
     let renewed = json(&["renew", "--days", "10"]);
     assert!((9..=10).contains(&left(&renewed)), "{renewed}");
     assert_ne!(renewed["host"]["serial"], shown["host"]["serial"]);
-    assert_eq!(renewed["authority"], shown["authority"]);
+    // It may have a day less left by now.
+    for field in ["name", "fingerprint", "not_after"] {
+        assert_eq!(renewed["authority"][field], shown["authority"][field], "{renewed}");
+    }
     let soon = identity(&a, &["show"]);
     assert!(soon.err.contains("days: renew it"), "{}", soon.err);
 

@@ -43,7 +43,9 @@ impl DirectorySession {
     ) -> Result<DirectorySession, NetbusError> {
         match DirectorySession::begin(address, security, daemon, VERSION).await {
             // An older one says so of a version that it does not know.
-            Err(NetbusError::Refused(_)) => DirectorySession::begin(address, security, daemon, OLDEST).await,
+            Err(NetbusError::Refused(why)) if why.contains("version") => {
+                DirectorySession::begin(address, security, daemon, OLDEST).await
+            }
             begun => begun,
         }
     }

@@ -308,7 +308,7 @@ mod tests {
     fn a_weight_does_not_leave_a_disk_idle() {
         // It needs 64 KiB of its 3996 KiB.
         let lanes = [lane(1, 1, 0, 1, 128 << 10, true), lane(2, 999, 1, 1, 64 << 10, false)];
-        assert_eq!(bounds(&lanes)[0], MIB - (64 << 10));
+        assert_eq!(bounds(&lanes)[0], BUSY - (64 << 10));
         // Those that lack share what is left by weight.
         let lanes = [
             lane(1, 1, 0, 1, 128 << 10, true),
@@ -316,7 +316,7 @@ mod tests {
             lane(3, 3, 0, 1, 128 << 10, true),
         ];
         let got = bounds(&lanes);
-        assert_eq!((got[0], got[2]), (192 << 10, 576 << 10));
+        assert_eq!((got[0], got[2]), (128 << 10, 192 << 10));
         // Where all lack nothing is raised.
         let lanes = [lane(1, 1, 0, 1, 128 << 10, true), lane(2, 999, 1, 1, 64 << 10, true)];
         assert_eq!(bounds(&lanes)[0], 128 << 10);

@@ -70,6 +70,8 @@ impl ProcessNode {
         }
         let all = by_node.values().fold(0u64, |all, ticks| all.saturating_add(*ticks));
         if all < FEWEST_TICKS {
+            // Counted until there are enough.
+            self.ticks = before;
             return;
         }
         let most = by_node.into_iter().max_by_key(|(_, ticks)| *ticks);

@@ -504,8 +504,8 @@ fn pins_reservations_and_drains_are_obeyed_and_kept() {
     assert!([Some(0), Some(2)].contains(&place(99)));
 }
 
-#[test]
-fn cores_and_queues_stay_on_the_node_of_the_memory() {
+/// Eight processors, two to a physical core, on two nodes: 0, 1, 4, 5 and 2, 3, 6, 7.
+fn two_nodes() -> CpuTopology {
     let root = tempfile::tempdir().unwrap();
     let system = root.path().join("devices/system");
     let write = |path: &str, text: &str| {
@@ -519,7 +519,27 @@ fn cores_and_queues_stay_on_the_node_of_the_memory() {
     });
     write("node/node0/cpulist", "0-1,4-5");
     write("node/node1/cpulist", "2-3,6-7");
-    let topology = CpuTopology::read(root.path()).unwrap();
+    CpuTopology::read(root.path()).unwrap()
+}
+
+#[test]
+fn a_queue_that_a_full_core_sends_away_is_not_fetched_again() {
+    // More than a calm core has, and less than a full one.
+    for permille in [700, 720, 750, 780, 800] {
+        let mut pool = Simulation::new(2, PoolSettings { min_cores: 2, ..up_to(2) });
+        pool.topology = two_nodes();
+        pool.cores.insert(0, (Some(0), CoreUse::Open));
+        pool.cores.insert(1, (Some(2), CoreUse::Open));
+        (0..10).for_each(|device| pool.add(device, 0, permille / 10).node = Some(0));
+        pool.run(300 * SECOND);
+        let moves = pool.decisions.iter().filter(|(_, d)| matches!(d, Decision::Move { .. })).count();
+        assert!(moves <= 10, "{permille}: {moves} moves of 10 queues in 5 minutes");
+    }
+}
+
+#[test]
+fn cores_and_queues_stay_on_the_node_of_the_memory() {
+    let topology = two_nodes();
     let settings = PoolSettings { cpus: (0..8).collect(), ..up_to(4) };
     let mut pool = Simulation::new(1, settings);
     pool.topology = topology;

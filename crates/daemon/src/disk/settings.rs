@@ -14,6 +14,14 @@ use crate::refusal::Refusal;
 use crate::served::ServedKind;
 use crate::state_file::DiskRecord;
 
+/// Who changes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Command,
+    /// It may leave a burst that a command has set without the limit that it belonged to.
+    Configuration,
+}
+
 impl Disk {
     /// Changes the limits of its guest, what an exporter keeps for it, and its group: what is left out stays. They are written down first.
     pub async fn set(
@@ -28,7 +36,7 @@ impl Disk {
             now.backing.set_reserved(now.backing.reserved().changed(reserved));
             set_group(&mut now.group, group.clone());
         };
-        self.change_settings(&change, reserved != LimitsSpec::default()).await
+        self.change_settings(&change, Source::Command, reserved != LimitsSpec::default()).await
     }
 
     /// Becomes what the configuration says, where that differs in nothing else.
@@ -59,20 +67,21 @@ impl Disk {
                 }
             }
         };
-        self.change_settings(&change, reserves).await
+        self.change_settings(&change, Source::Configuration, reserves).await
     }
 
     /// Makes that change, which assigns what it is about and nothing else. `reserves`: first the exporter is asked to keep what it says.
     async fn change_settings(
         &self,
         change: &(impl Fn(&mut DiskRecord) + Send + Sync),
+        source: Source,
         reserves: bool,
     ) -> Result<(), Refusal> {
         let _settings = self.settings.lock().await;
-        let next = self.changed(change)?;
+        let next = self.changed(change, source)?;
         let granted = if reserves { Some(self.reserve(next.now.backing.reserved()).await?) } else { None };
         let changing = self.served.changing.lock().await;
-        match self.write_settings(change, granted.as_ref()) {
+        match self.write_settings(change, source, granted.as_ref()) {
             Ok(next) => self.follow(&next).await,
             Err(refused) => {
                 drop(changing);
@@ -85,11 +94,14 @@ impl Disk {
     }
 
     /// Its record as it is now, with that change, if it is a good one.
-    fn changed(&self, change: &impl Fn(&mut DiskRecord)) -> Result<DiskRecord, Refusal> {
+    fn changed(&self, change: &impl Fn(&mut DiskRecord), source: Source) -> Result<DiskRecord, Refusal> {
         let mut next = self.note().read();
         change(&mut next);
         next.now.group().map_or(Ok(()), |group| self.served.groups.check(group))?;
-        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
+        let flaws = match source {
+            Source::Command => [next.now.flaws(), next.now.limit_flaws()].concat(),
+            Source::Configuration => next.now.flaws(),
+        };
         if flaws.is_empty() { Ok(next) } else { Err(Refusal::flaws(&flaws)) }
     }
 
@@ -97,6 +109,7 @@ impl Disk {
     fn write_settings(
         &self,
         change: &impl Fn(&mut DiskRecord),
+        source: Source,
         granted: Option<&Granted>,
     ) -> Result<DiskRecord, Refusal> {
         // Held until it is written: it would bring back the record of a disk that is removed.
@@ -111,7 +124,7 @@ impl Disk {
         if let Some(granted) = granted {
             granted.still_holds(self)?;
         }
-        let next = self.changed(change)?;
+        let next = self.changed(change, source)?;
         self.note().change(change)?;
         Ok(next)
     }

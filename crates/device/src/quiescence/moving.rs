@@ -22,7 +22,7 @@ pub enum MoveError {
     #[error("queue {0} is not running")]
     NotRunning(u16),
     /// Its requests in flight did not end in time; it takes new ones again, where it was.
-    #[error("queue {0} still has requests in flight: move it when its disk answers again")]
+    #[error("queue {0} still has something in flight: move it when what it stands on answers again")]
     Busy(u16),
     /// The new core did not take it; it runs where it was.
     #[error("the queue stays where it was: {0}")]

@@ -343,7 +343,8 @@ impl PoolPlanner {
                 continue;
             }
             let away = outlook.core(load.core).is_some_and(|core| core.node.is_some_and(|here| here != node));
-            let room = self.settings.high_permille.saturating_sub(permille);
+            // Not so full that queues would be sent away again.
+            let room = self.settings.high_permille.min(CALM_PERMILLE - 1).saturating_sub(permille);
             let home = outlook
                 .cores
                 .iter()
