@@ -237,7 +237,15 @@ pub struct Disk {
     pub(super) verify: Mutex<Option<Arc<verify::Verify>>>,
     /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
     settings: tokio::sync::Mutex<()>,
-    left: Mutex<bool>,
+    left: Mutex<Option<Leaving>>,
+}
+
+/// What becomes of the backing of a disk that is served no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leaving {
+    ForGood,
+    /// The next disk of that name has it, or the next daemon.
+    BackingStays,
 }
 
 /// What a report says of a disk's backing.
@@ -292,8 +300,8 @@ impl Disk {
         Disk { served, backing, swap, verify, settings, left }
     }
 
-    /// Whether it is served no more. Whoever writes its record holds that.
-    pub(super) fn left(&self) -> MutexGuard<'_, bool> {
+    /// Set once it is served no more. Whoever writes its record holds that.
+    pub(super) fn left(&self) -> MutexGuard<'_, Option<Leaving>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -572,7 +580,7 @@ impl ServedKind for Disk {
 
     async fn leave(&self, next: Option<&DiskSpec>) {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
-        *self.left() = true;
+        *self.left() = Some(if stays { Leaving::BackingStays } else { Leaving::ForGood });
         // A change of settings that waits for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
         let _settled = tokio::time::timeout(SETTINGS, self.settings.lock()).await;
         Shown::leave(&self.backing, !stays).await;

@@ -7,7 +7,7 @@ use ioplane_nbd::NbdError;
 use ioplane_nbd::import::Import;
 use ioplane_nbd::reserve::ReservedRates;
 
-use super::{Disk, LEAVE, lock};
+use super::{Disk, LEAVE, Leaving, lock};
 use crate::refusal::Refusal;
 
 /// As the exporter is asked.
@@ -66,7 +66,8 @@ impl Granted {
     /// Has the exporter keep what it kept before; nothing, if the disk is gone from there.
     pub async fn undo(self, disk: &Disk) {
         let Granted { import, before } = &self;
-        if *disk.left() || !self.is_used(disk) {
+        let gone = *disk.left() == Some(Leaving::ForGood);
+        if gone || !self.is_used(disk) {
             return give_back(import).await;
         }
         if let Err(error) = import.reserve(*before).await {

@@ -114,7 +114,7 @@ impl Disk {
     ) -> Result<DiskRecord, Refusal> {
         // Held until it is written: it would bring back the record of a disk that is removed.
         let left = self.left();
-        if *left {
+        if left.is_some() {
             let name = self.note().read().now.name;
             return Err(Refusal::missing(
                 format!("disk {name} has been removed meanwhile"),
