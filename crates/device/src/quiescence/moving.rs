@@ -41,13 +41,6 @@ pub struct Left {
     parked: Option<Parked>,
 }
 
-impl Left {
-    /// Whether its poller goes along as it is.
-    pub fn goes_on(&self) -> bool {
-        self.parked.is_some()
-    }
-}
-
 impl<D: Device> Running<D> {
     /// Moves `queue` to the core that `to` names: drained here, attached there. No request is lost, done twice or overtaken,
     /// since there is one poller at any time and it looks at the ring again when it is attached (invariant 2).
@@ -105,7 +98,7 @@ impl<D: Device> Running<D> {
     }
 
     /// Starts a queue, unless its guest has stopped it for good.
-    fn start_active(&mut self, queue: u16, to: &dyn Placement) -> Result<(), DeviceError> {
+    pub fn start_active(&mut self, queue: u16, to: &dyn Placement) -> Result<(), DeviceError> {
         let one: QueueSet = self.device.active().intersection(&QueueSet::from([queue])).copied().collect();
         self.start(&one, to)
     }

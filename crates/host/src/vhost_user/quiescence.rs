@@ -120,10 +120,8 @@ impl<V: VirtioDevice> Session<V> {
         };
         let Err(error) = tokio::task::block_in_place(|| running.arrive(left, &new)) else { return Ok(()) };
         // Where it was, or if that core has ended too, where any is.
-        let queues: QueueSet =
-            running.device().active().intersection(&QueueSet::from([ring])).copied().collect();
         let back = tokio::task::block_in_place(|| {
-            running.start(&queues, &here).or_else(|_| running.start(&queues, &*old.pool))
+            running.start_active(ring, &here).or_else(|_| running.start_active(ring, &*old.pool))
         });
         if back.is_err() {
             tracing::error!(queue = ring, "a queue that was to be moved has stopped");
