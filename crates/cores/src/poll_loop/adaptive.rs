@@ -11,6 +11,7 @@ use ioplane_scheduler::{
 };
 
 use super::PollLoop;
+use crate::settings::Notify;
 use crate::shared::CoreShared;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
@@ -96,6 +97,11 @@ impl Adaptive {
         self.queue.spin().0 > 0
     }
 
+    /// Whether it is looked at for kicks while its requests wait for a disk.
+    pub(super) fn spins_beside_a_disk(&self) -> bool {
+        self.queue.spin_for_latency() > 0
+    }
+
     /// A poll had work, of so many requests, `now_ns` after the core was started.
     #[inline]
     pub(super) fn worked(
@@ -125,8 +131,8 @@ impl Adaptive {
     }
 
     /// When looking on ends, if nothing comes.
-    pub(super) fn spin_ends(&mut self, now_ns: u64) -> u64 {
-        self.queue.spin_ends(now_ns)
+    pub(super) fn spin_ends(&mut self, now_ns: u64, trials: &PollTrials) -> u64 {
+        self.queue.spin_ends(now_ns, trials)
     }
 
     /// The slot rests, and the look after it was armed has found nothing.
@@ -150,6 +156,20 @@ impl PollLoop {
     /// What a wake-up takes, ns, if one was measured: by a message, else by a timer.
     pub(super) fn wake_ns(&self) -> Option<u64> {
         self.wake_ups.median_ns().or(self.wait_policy.wake_ns())
+    }
+
+    /// Where queues are being compared: how much processor time the thread has had.
+    #[inline]
+    pub(super) fn sample_trials(&mut self, now: Instant) {
+        if self.notify != Notify::Adaptive {
+            return;
+        }
+        let now_ns = self.age.at(now, &self.shared);
+        if self.trials.wants_sample(now_ns)
+            && let Some(cpu) = self.context.thread_cpu()
+        {
+            self.trials.sample(now_ns, cpu.as_nanos() as u64);
+        }
     }
 
     /// What looking costs each slot, from what the core did since the last call.

@@ -549,6 +549,7 @@ impl PollLoop {
         self.spend(now, now.saturating_duration_since(self.account.looked()));
         let ns = self.account.look(now);
         self.settle(ns);
+        self.sample_trials(now);
         while let Some(timer) = self.timers.due(now) {
             match timer {
                 Timer::Tidy => {

@@ -134,7 +134,7 @@ impl SlotEntry {
         self.adaptive.waits();
         if !may_poll {
             Some(ArmReason::Ceiling)
-        } else if !self.adaptive.spins() {
+        } else if !self.adaptive.spins_beside_a_disk() {
             Some(ArmReason::LongGaps)
         } else {
             (idle >= spin).then_some(ArmReason::SlowDisk)
@@ -149,6 +149,7 @@ impl SlotEntry {
         notify: Notify,
         spin: Duration,
         shared: &CoreShared,
+        trials: &PollTrials,
     ) -> Option<u64> {
         let since = self.idle_since.filter(|_| self.state.is_awake())?;
         let spin_ns = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
@@ -158,9 +159,9 @@ impl SlotEntry {
         }
         if self.state == SlotState::Waiting {
             self.adaptive.waits();
-            return Some(if self.adaptive.spins() { longest } else { now_ns });
+            return Some(if self.adaptive.spins_beside_a_disk() { longest } else { now_ns });
         }
-        let ends = self.adaptive.spin_ends(now_ns);
+        let ends = self.adaptive.spin_ends(now_ns, trials);
         Some(if self.adaptive.spins_for_objective() { ends.min(longest) } else { ends })
     }
 

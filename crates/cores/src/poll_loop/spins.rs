@@ -61,7 +61,7 @@ impl PollLoop {
     pub(super) fn enter_spin(&mut self, index: usize, now_ns: u64) {
         let Some(entry) = &mut self.slots[index] else { return };
         entry.enters = false;
-        if let Some(ends_ns) = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared) {
+        if let Some(ends_ns) = entry.spin_ends(now_ns, self.notify, self.spin, &self.shared, &self.trials) {
             self.spins.earliest_ns = self.spins.earliest_ns.min(ends_ns);
         }
     }

@@ -57,6 +57,7 @@ impl Default for GapHistogram {
 }
 
 /// What looking and being found armed cost.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
     /// What an ns of looking in vain costs, in thousandths of an ns of a processor.
     pub(super) polling_permille: u64,
@@ -66,7 +67,7 @@ pub(super) struct Prices {
 
 impl Prices {
     /// What looking in vain for so long costs, ns of a processor.
-    fn polled_ns(&self, ns: u64) -> u64 {
+    pub(super) fn polled_ns(&self, ns: u64) -> u64 {
         ns.saturating_mul(self.polling_permille) / 1000
     }
 }

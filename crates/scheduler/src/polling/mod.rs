@@ -6,7 +6,7 @@
 //! all longer is armed at once; and one that has both (a load that comes in bursts) is looked at for as long as the short ones last.
 //!
 //! Two things count for more than their time. A request that waits for a wake-up waits: its latency counts [`PollingCosts::latency_weight`]
-//! times the processor time that polling would have taken. And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
+//! times the processor time that polling would have taken, as long as it is not known that it brings no requests ([`worth`]). And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
 //! than some 3 % of the burst that follows, gaps of up to twice the burst are polled through.
 //!
 //! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 to 64 gaps.
@@ -22,6 +22,7 @@ mod ceiling;
 mod gaps;
 mod spare;
 mod trial;
+mod worth;
 
 pub use ceiling::{CoreObjective, CpuCeiling, ObjectiveMeter, ObjectiveReport};
 
@@ -29,6 +30,7 @@ pub use trial::PollTrials;
 
 use gaps::{GapHistogram, Prices, edge};
 use spare::SpareTime;
+use worth::Worth;
 
 /// What notifications and looking cost on a core, and what the core would do otherwise. One per core; times in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +155,11 @@ const BURST_PARTS: u64 = 32;
 pub struct QueuePolling {
     gaps: GapHistogram,
     spin_ns: u64,
+    /// The spin that saves processor time, if latency were worth nothing; never longer than the other.
+    plain_ns: u64,
+    /// Whether the difference is worth asking about.
+    doubts: bool,
+    worth: Worth,
     spare: SpareTime,
     /// The bucket at whose end the spin ends; none if the queue is armed at once.
     last: Option<usize>,
@@ -176,6 +183,9 @@ impl QueuePolling {
         let mut queue = QueuePolling {
             gaps: GapHistogram::default(),
             spin_ns: 0,
+            plain_ns: 0,
+            doubts: false,
+            worth: Worth::default(),
             spare: SpareTime::default(),
             last: None,
             reason: SpinReason::FewGaps,
@@ -203,18 +213,24 @@ impl QueuePolling {
         trials: &mut PollTrials,
     ) -> bool {
         self.gaps.arrived(requests);
+        let told = self.worth.worked(now_ns, requests, self.doubts, &mut trials.comparison);
         match self.idle_since.take() {
             None => {
                 self.armed = false;
-                false
+                told
             }
             Some(since) => {
                 let armed = std::mem::take(&mut self.armed);
                 let seen = now_ns.saturating_sub(since);
+                if self.worth.tries_arming(now_ns, &trials.comparison) {
+                    // Gaps of a loop are longer now, and it will be polled again in a moment.
+                    self.spare.waits();
+                    return told;
+                }
                 if armed {
                     self.spare.armed();
                 } else {
-                    self.spare.polled(since, now_ns, seen.saturating_sub(self.spin_ns));
+                    self.spare.polled(since, now_ns, seen.saturating_sub(self.spin().0));
                     trials.polled(now_ns, seen >= costs.long_ns());
                 }
                 // The request was there before the core was: what a wake-up takes is no part of the gap.
@@ -225,15 +241,18 @@ impl QueuePolling {
                     trials.doubt(now_ns, costs);
                 }
                 let other = self.gap_ended(since, gap, now_ns, costs);
-                if other && !self.long {
-                    trials.helped();
+                if other {
+                    self.worth.forget(now_ns, &mut trials.comparison);
+                    if !self.long {
+                        trials.helped();
+                    }
                 }
                 let chooses = other || self.may_choose();
                 let changed = chooses && self.choose(costs, objective);
                 if chooses && !self.knows_few() {
                     self.gaps_since_choice = (now_ns / CHOICES_APART_NS % GAPS_APART) as u32;
                 }
-                changed
+                changed || told
             }
         }
     }
@@ -278,10 +297,11 @@ impl QueuePolling {
     #[cold]
     fn choose(&mut self, costs: &PollingCosts, objective: &CoreObjective) -> bool {
         self.gaps_since_choice = 0;
-        let before = (self.spin_ns, self.reason);
+        let before = self.spin();
         if self.gaps.len() < FEWEST_GAPS {
             let spin = costs.long_ns() * 1000 / u64::from(costs.polling_permille.max(1));
             (self.spin_ns, self.reason) = (spin.min(costs.most_spin_ns), SpinReason::FewGaps);
+            (self.plain_ns, self.doubts) = (self.spin_ns, false);
         } else {
             let prices = Prices {
                 polling_permille: costs.polling_permille.into(),
@@ -302,6 +322,7 @@ impl QueuePolling {
             let tail =
                 if through.is_some_and(|last| self.gaps.none_beyond(last)) { costs.long_ns() } else { 0 };
             self.spin_ns = through.map_or(0, edge).saturating_add(tail);
+            self.choose_plain(through, &prices, costs);
         }
         if objective.p99_ns.is_some_and(|p99| costs.wake_ns > p99) {
             // Few requests say nothing about one in a hundred: polled until more have come.
@@ -310,8 +331,22 @@ impl QueuePolling {
             if spin > self.spin_ns {
                 (self.spin_ns, self.reason) = (spin, SpinReason::Objective);
             }
+            // Latency is what the user has asked for.
+            (self.plain_ns, self.doubts) = (self.spin_ns, false);
         }
-        before != (self.spin_ns, self.reason)
+        before != self.spin()
+    }
+
+    /// Chooses the spin for a latency that is worth nothing, where `through` is the last bucket of the other spin.
+    fn choose_plain(&mut self, through: Option<usize>, prices: &Prices, costs: &PollingCosts) {
+        let prices = Prices { armed_ns: costs.armed_ns(0), ..*prices };
+        (self.plain_ns, self.doubts) = (self.spin_ns, false);
+        // Shorter gaps are polled through for the sake of the processor, too. A busy queue has no others, and chooses often.
+        if through.is_some_and(|last| prices.polled_ns(edge(last)) > prices.armed_ns) {
+            let (last, least) = self.gaps.cheapest(&prices, costs.most_spin_ns);
+            self.plain_ns = last.map_or(0, edge).min(self.spin_ns);
+            self.doubts = self.gaps.cost(through, &prices).saturating_mul(7) > least.saturating_mul(8);
+        }
     }
 
     /// What waiting for a wake-up is worth, ns of processor time.
@@ -324,14 +359,16 @@ impl QueuePolling {
     #[inline]
     pub fn idle(&mut self, now_ns: u64, may_poll: bool, trials: &PollTrials) -> IdleChoice {
         let idle = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
+        let plain = self.worth.is_plain(now_ns, &trials.comparison);
+        let spin_ns = if plain { self.plain_ns } else { self.spin_ns };
         if !may_poll {
             IdleChoice::Arm(ArmReason::Ceiling)
-        } else if idle < self.spin_ns
-            || self.may_spare(idle)
-            || (self.near >= FEWEST_GAPS && trials.polls(now_ns, idle))
+        } else if idle < spin_ns
+            || (!plain && self.may_spare(idle))
+            || (!plain && self.near >= FEWEST_GAPS && trials.polls(now_ns, idle))
         {
             IdleChoice::Poll
-        } else if self.spin_ns == 0 {
+        } else if spin_ns == 0 {
             IdleChoice::Arm(ArmReason::LongGaps)
         } else {
             IdleChoice::Arm(ArmReason::SpunInVain)
@@ -340,8 +377,10 @@ impl QueuePolling {
 
     /// A poll has found nothing, by `now_ns`. When its spin ends, if nothing comes: before that [`QueuePolling::idle`] says to poll, unless there is a ceiling. `u64::MAX`: never.
     #[inline]
-    pub fn spin_ends(&mut self, now_ns: u64) -> u64 {
-        self.idle_since.get_or_insert(now_ns).saturating_add(self.spin_ns)
+    pub fn spin_ends(&mut self, now_ns: u64, trials: &PollTrials) -> u64 {
+        let plain = self.worth.is_plain(now_ns, &trials.comparison);
+        let spin_ns = if plain { self.plain_ns } else { self.spin_ns };
+        self.idle_since.get_or_insert(now_ns).saturating_add(spin_ns)
     }
 
     /// Whether a gap that is longer than the spin is polled through all the same. One that is armed at once is not.
@@ -362,7 +401,12 @@ impl QueuePolling {
 
     /// For how long it is looked at in vain, ns, and why. `u64::MAX`: for ever.
     pub fn spin(&self) -> (u64, SpinReason) {
-        (self.spin_ns, self.reason)
+        (if self.worth.found_plain() { self.plain_ns } else { self.spin_ns }, self.reason)
+    }
+
+    /// For how long it is looked at where latency is worth what the costs say, ns: what was found out about that is of gaps, and not of disks.
+    pub fn spin_for_latency(&self) -> u64 {
+        self.spin_ns
     }
 
     /// The same queue on another core, whose clock and costs are others: what is known of its gaps stays.
@@ -372,6 +416,7 @@ impl QueuePolling {
             idle_since: None,
             armed: false,
             burst_since: None,
+            worth: self.worth.elsewhere(),
             ..self.clone()
         };
         queue.choose(costs, objective);

@@ -6,6 +6,7 @@
 //! gaps that are polled through are long as well.
 
 use super::PollingCosts;
+use super::worth::Comparison;
 
 /// Gaps that are longer than a long one by this factor would stay long whatever is polled: an answer goes over some four queues.
 const DOUBT: u64 = 4;
@@ -26,9 +27,22 @@ pub struct PollTrials {
     long: u32,
     /// Longer than this no gap is looked at in vain.
     most_ns: u64,
+    /// What tells whether polling brings requests.
+    pub(super) comparison: Comparison,
 }
 
 impl PollTrials {
+    /// Whether the thread's processor time is to be told to [`PollTrials::sample`]: queues are being compared, and a part of that has ended.
+    #[inline]
+    pub fn wants_sample(&self, now_ns: u64) -> bool {
+        self.comparison.wants_sample(now_ns)
+    }
+
+    /// The core's thread has had so much processor time by now, ns.
+    pub fn sample(&mut self, now_ns: u64, cpu_ns: u64) {
+        self.comparison.sample(now_ns, cpu_ns);
+    }
+
     /// Whether a gap that a wake-up makes long may be short otherwise.
     pub(super) fn may_be_short(gap_ns: u64, costs: &PollingCosts) -> bool {
         gap_ns < DOUBT * costs.long_ns()
