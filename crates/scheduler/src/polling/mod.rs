@@ -6,7 +6,7 @@
 //! all longer is armed at once; and one that has both (a load that comes in bursts) is looked at for as long as the short ones last.
 //!
 //! Two things count for more than their time. A request that waits for a wake-up waits: its latency counts [`PollingCosts::latency_weight`]
-//! times the processor time that polling would have taken, as long as it is not known that it brings no requests ([`worth`]). And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
+//! times the processor time that polling would have taken, as long as it is not known that it brings no requests (`worth`). And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
 //! than some 3 % of the burst that follows, gaps of up to twice the burst are polled through.
 //!
 //! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 to 64 gaps.
