@@ -90,8 +90,14 @@ impl CoreContext {
     /// Says that the work of this poll ends now, and looks at the clock for it.
     #[inline]
     pub fn work_ends(&mut self) -> Instant {
-        self.work_ended = 2;
+        self.work_ended();
         self.look()
+    }
+
+    /// Says that the work of this poll has ended with its last look at the clock.
+    #[inline]
+    pub fn work_ended(&mut self) {
+        self.work_ended = 2;
     }
 
     /// Memory for what a poller needs within one poll. Holds whatever the last one left there.
