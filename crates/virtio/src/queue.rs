@@ -40,7 +40,8 @@ pub struct Queue {
     fault: Option<RingFault>,
     polling: bool,
     awake: bool,
-    /// Whatever is in the ring now came after this moment, or after the guest's kick if the core slept then.
+    /// Whatever is in the ring now came after this moment: the last look that found the ring empty or, if a kick was asked for then, about the
+    /// earliest at which it can have come.
     dry: Instant,
     /// The next requests were announced by a kick.
     kicked: bool,
@@ -261,11 +262,12 @@ impl Queue {
     /// [`ioplane_device::Poller::disarm`].
     #[inline]
     pub fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        // What is found now was kicked for, perhaps long after the last look.
+        if !self.awake && !self.limited {
+            self.dry = self.dry.max(context.kicked());
+        }
         self.awake = true;
         self.polling = polling;
-        if !self.limited {
-            self.dry = context.now();
-        }
         self.ring.set_polled(polling);
         self.empty_kick();
     }

@@ -109,6 +109,7 @@ impl IoChannel for SlowLane {
 /// All of a queue's times at one moment.
 struct Times {
     latency: Vec<u64>,
+    wait: Vec<u64>,
     interrupt: Vec<u64>,
 }
 
@@ -120,12 +121,17 @@ fn between(before: &[u64], after: &[u64]) -> (u64, u64, u64) {
 
 impl Times {
     fn of(meter: &Meter) -> Self {
-        let [latency, interrupt] = [&meter.latency, &meter.interrupt].map(Histogram::snapshot);
-        Times { latency, interrupt }
+        let [latency, wait, interrupt] =
+            [&meter.latency, &meter.wait, &meter.interrupt].map(Histogram::snapshot);
+        Times { latency, wait, interrupt }
     }
 
     fn latency_since(&self, before: &Times) -> (u64, u64, u64) {
         between(&before.latency, &self.latency)
+    }
+
+    fn wait_since(&self, before: &Times) -> (u64, u64, u64) {
+        between(&before.wait, &self.wait)
     }
 
     fn interrupt_since(&self, before: &Times) -> (u64, u64, u64) {
@@ -306,6 +312,38 @@ fn requests_that_are_found_behind_what_was_reaped_begin_after_its_interrupt() {
         let interrupts = after.interrupt_since(&before).0;
         are(after.interrupt_since(&before), interrupts, CALL);
         assert!(interrupts == 1 || interrupts == 2);
+    });
+}
+
+#[test]
+fn a_request_that_was_kicked_for_has_waited_for_the_wake_up_and_not_since_the_last_look() {
+    const WAKE_UP: u64 = 60_000;
+    every_ring(|mut scene| {
+        for asleep in [1_000_000_000, 10_000] {
+            let before = scene.times();
+            assert_eq!(scene.turn(), 0);
+            assert!(scene.rig.core.arm());
+            scene.later(asleep);
+            scene.submit();
+            scene.rig.core.disarm_after(Duration::from_nanos(WAKE_UP));
+            assert_eq!(scene.turn(), 1);
+            // It cannot have come before the last look, however long wake-ups take as a rule.
+            are(scene.times().wait_since(&before), 1, asleep.min(WAKE_UP));
+        }
+    });
+}
+
+#[test]
+fn a_request_to_a_ring_that_is_polled_has_waited_since_the_last_look() {
+    every_ring(|mut scene| {
+        assert_eq!(scene.turn(), 0);
+        let before = scene.times();
+        scene.later(5_000);
+        // Nobody had asked for a kick, so this says nothing of when it came.
+        scene.rig.core.disarm_after(Duration::from_nanos(60_000));
+        scene.submit();
+        assert_eq!(scene.turn(), 1);
+        are(scene.times().wait_since(&before), 1, 5_000);
     });
 }
 
