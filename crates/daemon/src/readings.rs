@@ -12,7 +12,8 @@ use ioplane_device::{Histogram, Meter, MeterReading};
 use ioplane_host::vhost_user::{QueueStatus, Status};
 use ioplane_network::{Learned, PortReading, SideReading};
 
-fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
+fn counts(meter: &MeterReading, times: Times) -> Counts {
+    let Times { latency, wait, interrupt } = times;
     let per = |count: u64| if meter.requests == 0 { 0.0 } else { count as f64 / meter.requests as f64 };
     let us = |times: &[u64], part| Histogram::quantile(times, part) as f64 / 1000.0;
     Counts {
@@ -39,47 +40,59 @@ fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
         p99_us: us(&latency, 0.99),
         wait_p50_us: us(&wait, 0.5),
         wait_p99_us: us(&wait, 0.99),
+        interrupt_p50_us: us(&interrupt, 0.5),
+        interrupt_p99_us: us(&interrupt, 0.99),
         latency,
         wait,
+        interrupt,
     }
 }
 
-/// Counts, times in the device and waiting times of some queues, added up.
+/// Buckets of the histograms of a queue: in the device, waiting for the core, to the interrupt.
 #[derive(Default)]
-struct Added {
-    meter: MeterReading,
+struct Times {
     latency: Vec<u64>,
     wait: Vec<u64>,
+    interrupt: Vec<u64>,
 }
 
-impl Added {
-    fn add(mut self, meter: &MeterReading, latency: &[u64], wait: &[u64]) -> Self {
+impl Times {
+    fn of(meter: &Meter) -> Self {
+        let [latency, wait, interrupt] =
+            [&meter.latency, &meter.wait, &meter.interrupt].map(Histogram::snapshot);
+        Times { latency, wait, interrupt }
+    }
+
+    fn add(&mut self, latency: &[u64], wait: &[u64], interrupt: &[u64]) {
         let add = |all: &mut Vec<u64>, one: &[u64]| {
             all.resize(all.len().max(one.len()), 0);
             all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
         };
-        self.meter.add(meter);
         add(&mut self.latency, latency);
         add(&mut self.wait, wait);
-        self
-    }
-
-    fn counts(self) -> Counts {
-        counts(&self.meter, self.latency, self.wait)
+        add(&mut self.interrupt, interrupt);
     }
 }
 
 /// The counts of some queues together.
 pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Counts {
-    let queues = queues.into_iter();
-    queues.fold(Added::default(), |all, one| all.add(&one.counts, &one.latency, &one.wait)).counts()
+    let (mut meter, mut times) = (MeterReading::default(), Times::default());
+    for queue in queues {
+        meter.add(&queue.counts);
+        times.add(&queue.latency, &queue.wait, &queue.interrupt);
+    }
+    counts(&meter, times)
 }
 
 /// The counts of some queues together, from their meters.
 pub fn sum_of_meters<'m>(meters: impl IntoIterator<Item = &'m Arc<Meter>>) -> Counts {
-    let add =
-        |all: Added, one: &Arc<Meter>| all.add(&one.read(), &one.latency.snapshot(), &one.wait.snapshot());
-    meters.into_iter().fold(Added::default(), add).counts()
+    let (mut all, mut times) = (MeterReading::default(), Times::default());
+    for meter in meters {
+        let Times { latency, wait, interrupt } = Times::of(meter);
+        all.add(&meter.read());
+        times.add(&latency, &wait, &interrupt);
+    }
+    counts(&all, times)
 }
 
 /// The queues of a NIC with one role together.
@@ -92,17 +105,19 @@ fn fault((name, text): (&'static str, String)) -> FaultReport {
 }
 
 pub fn queue(queue: QueueStatus) -> QueueReport {
+    let times = Times { latency: queue.latency, wait: queue.wait, interrupt: queue.interrupt };
     QueueReport {
         index: queue.index,
         size: queue.size,
         core: queue.core,
         fault: queue.fault.map(fault),
         choice: None,
-        counts: counts(&queue.counts, queue.latency, queue.wait),
+        counts: counts(&queue.counts, times),
     }
 }
 
 pub fn nic_queue(queue: QueueStatus) -> NicQueueReport {
+    let times = Times { latency: queue.latency, wait: queue.wait, interrupt: queue.interrupt };
     NicQueueReport {
         index: queue.index,
         role: Role::of(queue.index),
@@ -110,7 +125,7 @@ pub fn nic_queue(queue: QueueStatus) -> NicQueueReport {
         core: queue.core,
         fault: queue.fault.map(fault),
         choice: None,
-        counts: counts(&queue.counts, queue.latency, queue.wait).into(),
+        counts: counts(&queue.counts, times).into(),
     }
 }
 

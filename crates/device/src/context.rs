@@ -29,6 +29,7 @@ pub struct CoreContext {
     submitted: u64,
     completed: u64,
     lacked_room: bool,
+    kicked: Instant,
     /// Not 0 while `now` is when work ended: 2 in the poll that has done the work, 1 in the poll after it.
     work_ended: u8,
 }
@@ -52,6 +53,7 @@ impl CoreContext {
             submitted: 0,
             completed: 0,
             lacked_room: false,
+            kicked: now,
             work_ended: 0,
         }
     }
@@ -75,6 +77,19 @@ impl CoreContext {
         self.now
     }
 
+    /// What has woken an armed queue just now, its driver's kick as a rule, came at about this time or later. While the core was awake that is
+    /// when it had asked for kicks last; after a sleep it is as long before its end as a wake-up takes on this core.
+    #[inline]
+    pub fn kicked(&self) -> Instant {
+        self.kicked
+    }
+
+    /// The core's side: see [`CoreContext::kicked`].
+    #[inline]
+    pub fn set_kicked(&mut self, kicked: Instant) {
+        self.kicked = kicked;
+    }
+
     /// Processor time of this thread, if the clock knows it. Costs a system call.
     pub fn thread_cpu(&self) -> Option<Duration> {
         self.clock.thread_cpu()
@@ -90,8 +105,14 @@ impl CoreContext {
     /// Says that the work of this poll ends now, and looks at the clock for it.
     #[inline]
     pub fn work_ends(&mut self) -> Instant {
-        self.work_ended = 2;
+        self.work_ended();
         self.look()
+    }
+
+    /// Says that the work of this poll has ended with its last look at the clock.
+    #[inline]
+    pub fn work_ended(&mut self) {
+        self.work_ended = 2;
     }
 
     /// Memory for what a poller needs within one poll. Holds whatever the last one left there.

@@ -15,12 +15,20 @@ macro_rules! meters {
         #[derive(Debug, Default)]
         pub struct Meter {
             $($name: AtomicU64,)*
-            /// Device time: from taking a request to using it.
+            /// Device time: from taking a request to having its result. The time for which the result of a disk lies with the kernel until the core
+            /// looks is part of it, since nobody notes when it ended.
             pub latency: Histogram,
             /// Waiting for the core: how long a request may have been in the ring before it was taken. While the ring is polled
-            /// that is an upper bound, the time since the core saw it empty. After a sleep it begins when the core woke: the
-            /// guest's kick and the host's wake-up come before that and cannot be seen from here.
+            /// that is an upper bound, the time since the core saw it empty. Of a request whose kick the core was asked for nobody
+            /// knows when it came, and the last look at the ring may be long ago. It counts from [`crate::CoreContext::kicked`] on: what a
+            /// wake-up of this core takes, as it was measured, is part of it.
             pub wait: Histogram,
+            /// Time to the interrupt: from when the core has the last of the results that it is about to show the driver until the call that
+            /// interrupts the driver for them has returned. One count for each interrupt, whatever the number of results. Nothing is
+            /// counted where the driver does not ask for an interrupt (VIRTIO_F_EVENT_IDX or its flag, virtio 1.3, 2.7.7 and 2.8.10),
+            /// where it has none, and for the one interrupt of a queue that resumes. What follows cannot be seen from here: the wake-up of
+            /// the vCPU, and of the VMM where that forwards interrupts.
+            pub interrupt: Histogram,
         }
 
         /// Counts at one moment.

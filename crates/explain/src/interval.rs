@@ -63,6 +63,7 @@ pub struct QueueActivity {
     pub limited: u64,
     pub waited: Times,
     pub took: Times,
+    pub to_interrupt: Times,
     /// How its core learned of its requests.
     pub chosen: ChoiceParts,
     /// Why it has stopped, in words.
@@ -134,6 +135,7 @@ macro_rules! queue {
             limited: of(&|queue| queue.counts.limited),
             waited: Times::between(was(|queue| &queue.counts.wait), &after.counts.wait),
             took: Times::between(was(|queue| &queue.counts.latency), &after.counts.latency),
+            to_interrupt: Times::between(was(|queue| &queue.counts.interrupt), &after.counts.interrupt),
             chosen: chosen(before.and_then(|queue| queue.choice.as_ref()), after.choice.as_ref()),
             fault: after.fault.as_ref().map(|fault| fault.text.clone()),
         }
@@ -309,6 +311,7 @@ impl DeviceActivity {
 
     pub fn times(&self, seconds: f64) -> DeviceTimes {
         let (waited, took, units) = (self.waited(), self.took(), self.units());
+        let to_interrupt = self.all(|queue| &queue.to_interrupt);
         let sum = |value: fn(&QueueActivity) -> u64| self.queues.iter().map(value).sum::<u64>() as f64;
         let per_unit = |value| if units == 0 { 0.0 } else { sum(value) / units as f64 };
         DeviceTimes {
@@ -320,6 +323,8 @@ impl DeviceActivity {
             wait_p99_us: waited.quantile(0.99),
             device_p50_us: took.quantile(0.5),
             device_p99_us: took.quantile(0.99),
+            interrupt_p50_us: to_interrupt.quantile(0.5),
+            interrupt_p99_us: to_interrupt.quantile(0.99),
             kicks_per_unit: per_unit(|queue| queue.kicks),
             interrupts_per_unit: per_unit(|queue| queue.interrupts),
         }

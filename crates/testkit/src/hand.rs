@@ -126,9 +126,15 @@ impl HandCore {
 
     /// Wakes every slot.
     pub fn disarm(&self) {
+        self.disarm_after(Duration::ZERO);
+    }
+
+    /// Wakes every slot. `wake_up`: what the core believes a wake-up takes.
+    pub fn disarm_after(&self, wake_up: Duration) {
         self.with(|inner| {
             let Inner { slots, context, polling, .. } = inner;
-            context.look();
+            let now = context.look();
+            context.set_kicked(now - wake_up);
             slots.iter_mut().for_each(|slot| slot.disarm(context, *polling));
         });
     }

@@ -40,7 +40,8 @@ pub struct Queue {
     fault: Option<RingFault>,
     polling: bool,
     awake: bool,
-    /// Whatever is in the ring now came after this moment, or after the guest's kick if the core slept then.
+    /// Whatever is in the ring now came after this moment: the last look that found the ring empty or, if a kick was asked for then, about the
+    /// earliest at which it can have come.
     dry: Instant,
     /// The next requests were announced by a kick.
     kicked: bool,
@@ -165,12 +166,14 @@ impl Queue {
         self.fault
     }
 
-    /// Shows the driver what was completed, and interrupts it if it asked for that.
+    /// Shows the driver what was completed, and interrupts it if it asked for that. `had` is when the last of the results was there, and
+    /// `None` that it is now. Returns that time if the driver was interrupted: the last look at the clock is then behind the interrupt
+    /// ([`Meter::interrupt`]). Otherwise the clock is not looked at.
     #[inline]
-    pub fn publish(&mut self) {
+    pub fn publish(&mut self, context: &mut CoreContext, had: Option<Instant>) -> Option<Instant> {
         let count = self.ring.unpublished();
         if count == 0 {
-            return;
+            return None;
         }
         self.tally.requests += u64::from(count);
         self.ring.publish();
@@ -178,28 +181,39 @@ impl Queue {
             // A notified queue asks for a kick with every batch, as event-driven backends do.
             self.ring.ask_for_kick();
         }
-        self.interrupt();
+        self.interrupt(context, had)
     }
 
     /// As [`Queue::publish`], for a queue whose driver makes room available and not work: `frames` are in what is
     /// published, and no kick is asked for.
     #[inline]
-    pub fn publish_frames(&mut self, frames: u64) {
+    pub fn publish_frames(&mut self, context: &mut CoreContext, frames: u64) -> Option<Instant> {
         self.tally.requests += frames;
-        if self.ring.unpublished() > 0 {
-            self.ring.publish();
-            self.interrupt();
+        if self.ring.unpublished() == 0 {
+            return None;
         }
+        self.ring.publish();
+        self.interrupt(context, None)
     }
 
+    /// Interrupts the driver if it asked for that. An interrupt is a system call as a rule: the one or two looks at the clock are little beside it.
     #[inline]
-    fn interrupt(&mut self) {
-        if self.ring.wants_interrupt() {
-            self.signal();
-        } else {
+    fn interrupt(&mut self, context: &mut CoreContext, had: Option<Instant>) -> Option<Instant> {
+        let wanted = self.ring.wants_interrupt();
+        let had = if !wanted {
             self.tally.interrupts_avoided += 1;
-        }
+            None
+        } else if self.call.is_some() {
+            let had = had.unwrap_or_else(|| context.look());
+            self.signal();
+            let took = context.look().saturating_duration_since(had);
+            self.meter.interrupt.record(took.as_nanos() as u64, 1);
+            Some(had)
+        } else {
+            None
+        };
         kill::here(KillPoint::Signalled);
+        had
     }
 
     /// Interrupts the driver, whatever it asked for.
@@ -248,11 +262,12 @@ impl Queue {
     /// [`ioplane_device::Poller::disarm`].
     #[inline]
     pub fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        // What is found now was kicked for, perhaps long after the last look.
+        if !self.awake && !self.limited {
+            self.dry = self.dry.max(context.kicked());
+        }
         self.awake = true;
         self.polling = polling;
-        if !self.limited {
-            self.dry = context.now();
-        }
         self.ring.set_polled(polling);
         self.empty_kick();
     }

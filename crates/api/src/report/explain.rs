@@ -51,6 +51,12 @@ pub struct DeviceTimes {
     pub device_p50_us: f64,
     /// 99 of 100 were.
     pub device_p99_us: f64,
+    /// To the interrupt: half of the interrupts were sent within this from when the core had the results that they announce, microseconds.
+    #[serde(default)]
+    pub interrupt_p50_us: f64,
+    /// 99 of 100 were.
+    #[serde(default)]
+    pub interrupt_p99_us: f64,
     /// Kicks for each unit.
     pub kicks_per_unit: f64,
     /// Interrupts for each unit.

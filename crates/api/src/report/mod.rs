@@ -408,7 +408,7 @@ pub struct Counts {
     pub faults: u64,
     /// Requests done again after a crash of the daemon.
     pub replayed: u64,
-    /// Device time: half of the requests were answered within this, from when they were taken.
+    /// Device time: half of the requests had their results within this, from when they were taken.
     pub p50_us: f64,
     /// 99 of 100 were.
     pub p99_us: f64,
@@ -419,12 +419,22 @@ pub struct Counts {
     /// 99 of 100 were.
     #[serde(default)]
     pub wait_p99_us: f64,
+    /// Time to the interrupt: half of the interrupts were sent within this, from when the core had the results that they announce. Only
+    /// interrupts count, since where the driver asks for none there is none to wait for.
+    #[serde(default)]
+    pub interrupt_p50_us: f64,
+    /// 99 of 100 were.
+    #[serde(default)]
+    pub interrupt_p99_us: f64,
     /// Buckets of `Histogram` of ioplane-device for the device time, for the metrics.
     #[serde(skip)]
     pub latency: Vec<u64>,
     /// The same for the waiting.
     #[serde(skip)]
     pub wait: Vec<u64>,
+    /// The same for the time to the interrupt.
+    #[serde(skip)]
+    pub interrupt: Vec<u64>,
 }
 
 /// Requests that failed, by cause.

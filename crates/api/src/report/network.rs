@@ -284,12 +284,21 @@ pub struct FrameCounts {
     pub wait_p50_us: f64,
     /// 99 of 100 were.
     pub wait_p99_us: f64,
+    /// Time to the interrupt: half of the interrupts were sent within this, from when the core had done the frames that they announce.
+    #[serde(default)]
+    pub interrupt_p50_us: f64,
+    /// 99 of 100 were.
+    #[serde(default)]
+    pub interrupt_p99_us: f64,
     /// Buckets of the device time, for the metrics.
     #[serde(skip)]
     pub latency: Vec<u64>,
     /// The same for the waiting.
     #[serde(skip)]
     pub wait: Vec<u64>,
+    /// The same for the time to the interrupt.
+    #[serde(skip)]
+    pub interrupt: Vec<u64>,
 }
 
 impl From<Counts> for FrameCounts {
@@ -309,8 +318,11 @@ impl From<Counts> for FrameCounts {
             p99_us: counts.p99_us,
             wait_p50_us: counts.wait_p50_us,
             wait_p99_us: counts.wait_p99_us,
+            interrupt_p50_us: counts.interrupt_p50_us,
+            interrupt_p99_us: counts.interrupt_p99_us,
             latency: counts.latency,
             wait: counts.wait,
+            interrupt: counts.interrupt,
         }
     }
 }

@@ -29,6 +29,10 @@ pub struct QueueWork {
     pub wait_p50_us: f64,
     /// 99 of 100.
     pub wait_p99_us: f64,
+    /// From having results to having sent the interrupt for them, half of the interrupts, microseconds.
+    pub interrupt_p50_us: f64,
+    /// 99 of 100.
+    pub interrupt_p99_us: f64,
 }
 
 /// A queue of a disk or of a NIC.
@@ -97,6 +101,8 @@ macro_rules! device_queue {
                     p99_us: counts.p99_us,
                     wait_p50_us: counts.wait_p50_us,
                     wait_p99_us: counts.wait_p99_us,
+                    interrupt_p50_us: counts.interrupt_p50_us,
+                    interrupt_p99_us: counts.interrupt_p99_us,
                 }
             }
         }

@@ -125,6 +125,8 @@ pub(crate) struct PollLoop {
     untidy: bool,
     last_tidy: Instant,
     last_event_check: Instant,
+    /// When the kicks of all resting slots were asked for last, by a check or at the end of a sleep.
+    kicks_known: Instant,
     /// Turns and work since the last look at the clock.
     unlooked_turns: u32,
     unlooked_units: u64,
@@ -175,6 +177,7 @@ impl PollLoop {
             untidy: false,
             last_tidy: now,
             last_event_check: now,
+            kicks_known: now,
             unlooked_turns: 0,
             unlooked_units: 0,
             idle_run: 0,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::clock::since_epoch;
 use ioplane_device::{Armed, PollOutcome, PollState};
-use ioplane_scheduler::QueueMode;
+use ioplane_scheduler::{PollingCosts, QueueMode};
 
 use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
@@ -175,6 +175,9 @@ impl PollLoop {
     #[cold]
     pub(super) fn take_fired(&mut self, looked: bool) {
         let set_due = self.event_check_due(looked);
+        // The ring tells of a kick in the next turn, and the set is asked at most this much later.
+        let now = self.context.now();
+        self.context.set_kicked(now.checked_sub(EVENT_CHECK_INTERVAL).unwrap_or(now));
         if let Some(ring) = ring(&mut self.context) {
             self.account.counts.event_checks += u64::from(self.watch.check_ring(ring, set_due));
             self.handle_unlooked_events();
@@ -203,6 +206,7 @@ impl PollLoop {
         };
         if due {
             self.last_event_check = now;
+            self.context.set_kicked(std::mem::replace(&mut self.kicks_known, now));
         }
         due
     }
@@ -354,7 +358,7 @@ impl PollLoop {
         }
     }
 
-    /// The core has slept from `from` to `to`. If a message ended that, it tells what a wake-up takes.
+    /// The core has slept from `from` to `to`. If a message ended that, it tells what a wake-up takes. A kick that ended it was about that long ago.
     fn learn_wake_up(&mut self, from: Instant, to: Instant) {
         if self.watch.fired().contains(&Readable::Mailbox) {
             let asked_ns = self.mailbox.asked_ns();
@@ -362,6 +366,9 @@ impl PollLoop {
                 self.wake_ups.took(since_epoch(to).saturating_sub(asked_ns));
             }
         }
+        let wake_up = Duration::from_nanos(self.wake_ns().unwrap_or(PollingCosts::default().wake_ns));
+        self.context.set_kicked(to.checked_sub(wake_up).unwrap_or(to));
+        self.kicks_known = to;
     }
 
     /// Every slot rests: sleeps until a descriptor is readable or a timer is due, then wakes the slots concerned.

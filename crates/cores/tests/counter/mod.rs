@@ -31,6 +31,8 @@ pub struct Line {
     pub tidied: AtomicU64,
     pub armed: AtomicU64,
     pub disarmed: AtomicU64,
+    /// How long before it was last disarmed its core said that a kick had come, ns.
+    pub kicked_ns: AtomicU64,
     wanted: AtomicBool,
     kick: Arc<OwnedFd>,
     /// What is below tells by `completion` that something has ended. To be chosen before the queue runs.
@@ -84,6 +86,7 @@ impl Line {
             tidied: AtomicU64::new(0),
             armed: AtomicU64::new(0),
             disarmed: AtomicU64::new(0),
+            kicked_ns: AtomicU64::new(0),
             wanted: AtomicBool::new(true),
             kick: Arc::new(event()),
             tells: AtomicBool::new(false),
@@ -325,7 +328,9 @@ impl Poller for Server {
         if (waits && !self.drain) || untold || kickless { Armed::WorkLeft } else { Armed::Armed }
     }
 
-    fn disarm(&mut self, _context: &CoreContext, polling: bool) {
+    fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        let kicked_ns = context.now().saturating_duration_since(context.kicked()).as_nanos() as u64;
+        self.line.kicked_ns.store(kicked_ns, Ordering::Release);
         self.line.disarmed.fetch_add(1, Ordering::Relaxed);
         self.line.rests.store(false, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);

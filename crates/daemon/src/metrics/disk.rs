@@ -52,13 +52,18 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     families.counters(Family::new("ioplane_disk_errors", "Requests that failed, by cause"), errors)?;
     families.durations(
         "ioplane_disk_request_duration",
-        "Time from taking a request to answering it; the sum is computed from the buckets",
+        "Time from taking a request to having its result; the sum is computed from the buckets",
         queues().map(|(labels, counts)| (labels, counts.latency.as_slice())),
     )?;
     families.durations(
         "ioplane_disk_wait_duration",
         "Time that a request may have waited for the core; see docs/guide/status.md",
         queues().map(|(labels, counts)| (labels, counts.wait.as_slice())),
+    )?;
+    families.durations(
+        "ioplane_disk_interrupt_duration",
+        "Time from having results to having sent the interrupt for them; see docs/guide/status.md",
+        queues().map(|(labels, counts)| (labels, counts.interrupt.as_slice())),
     )?;
     let mut gauge = |family, of: fn(&DiskReport) -> i64| {
         families

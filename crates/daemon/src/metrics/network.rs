@@ -48,6 +48,11 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
         "Time that a frame may have waited for the core; see docs/guide/status.md",
         queues().map(|(labels, counts)| (labels, counts.wait.as_slice())),
     )?;
+    families.durations(
+        "ioplane_nic_interrupt_duration",
+        "Time from having done frames to having sent the interrupt for them; see docs/guide/status.md",
+        queues().map(|(labels, counts)| (labels, counts.interrupt.as_slice())),
+    )?;
     let mut gauge = |family, of: fn(&NicReport) -> bool| {
         let samples = status.nics.iter().map(|nic| (vec![("device", nic.name.clone())], of(nic).into()));
         families.gauges(family, samples)

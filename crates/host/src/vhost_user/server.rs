@@ -61,6 +61,8 @@ pub struct QueueStatus {
     pub latency: Vec<u64>,
     /// Histogram of waiting times: [`Meter::wait`].
     pub wait: Vec<u64>,
+    /// Histogram of times to the interrupt: [`Meter::interrupt`].
+    pub interrupt: Vec<u64>,
 }
 
 /// What a device looks like from outside.
@@ -411,6 +413,7 @@ impl<V: VirtioDevice> Server<V> {
                 counts: meter.read(),
                 latency: meter.latency.snapshot(),
                 wait: meter.wait.snapshot(),
+                interrupt: meter.interrupt.snapshot(),
             }
         };
         let meters = device.map_or(&[][..], |device| device.device().meters());

@@ -32,6 +32,8 @@ const NUMBERS: &[&str] = &[
 ];
 /// Numbers that differ while a guest does something.
 const TRAFFIC: &[&str] = &[
+    "interrupt_p50_us",
+    "interrupt_p99_us",
     "interrupts",
     "interrupts_avoided",
     "interrupts_per_frame",

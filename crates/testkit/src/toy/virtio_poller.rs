@@ -70,7 +70,7 @@ impl AdderPoller {
     }
 
     /// Answers everything in flight; says how many.
-    fn answer(&mut self) -> Result<u32, RingFault> {
+    fn answer(&mut self, context: &mut CoreContext) -> Result<u32, RingFault> {
         let count = self.held.0.len() as u32;
         while let Some(Held { taken, number, into }) = self.held.0.pop_front() {
             self.queue.ring.touch(&taken);
@@ -81,7 +81,7 @@ impl AdderPoller {
             }
             self.queue.ring.complete(taken, if into.is_some() { 8 } else { 0 });
         }
-        self.queue.publish();
+        self.queue.publish(context, None);
         Ok(count)
     }
 
@@ -91,7 +91,7 @@ impl AdderPoller {
 }
 
 impl Poller for AdderPoller {
-    fn poll(&mut self, _context: &mut CoreContext, budget: Budget) -> PollOutcome {
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         if self.queue.phase == Phase::Suspending {
             return PollOutcome::PARKED;
         }
@@ -100,7 +100,7 @@ impl Poller for AdderPoller {
             (self.delay, done) = (self.delay - 1, 1);
             if self.delay == 0 {
                 self.delay = DELAY;
-                done += self.answer().unwrap_or_else(|fault| {
+                done += self.answer(context).unwrap_or_else(|fault| {
                     self.queue.stop_with(fault);
                     1
                 });

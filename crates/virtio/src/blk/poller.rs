@@ -115,6 +115,10 @@ struct Work {
     /// Requests completed and not yet counted in the histogram, all taken at `since`.
     fresh: u64,
     since: Option<Instant>,
+    /// When this poll took up what the storage has ended, while that is answered.
+    reaped: Option<Instant>,
+    /// The poll has done something since the last look at the clock.
+    worked: bool,
 }
 
 impl BlkPoller {
@@ -140,6 +144,8 @@ impl BlkPoller {
             ended: Vec::with_capacity(size),
             fresh: 0,
             since: None,
+            reaped: None,
+            worked: false,
         };
         BlkPoller { queue: Queue::new(start), work }
     }
@@ -176,7 +182,8 @@ impl Work {
             let Some((taken, replayed)) = queue.ring.take(&mut scratch.chain)? else { break };
             count += 1;
             self.charge(u64::from(scratch.chain.descriptors()) * COST_OF_BUFFER);
-            let now = *now.get_or_insert_with(Instant::now);
+            let now = *now.get_or_insert_with(|| self.begins(context));
+            self.worked = true;
             let head = taken.head();
             match scratch.parser.parse(queue.ring.view(), &scratch.chain, head) {
                 Ok(ask)
@@ -202,6 +209,12 @@ impl Work {
             }
         }
         Ok(count)
+    }
+
+    /// When what this poll does next begins. Looks at the clock, unless nothing was done since the last look.
+    #[inline]
+    fn begins(&self, context: &mut CoreContext) -> Instant {
+        if self.worked { context.look() } else { context.work_begins() }
     }
 
     /// Asks for what the next requests need, at most `most`, of all of them before the first is taken: rings, tables, headers, and
@@ -431,6 +444,7 @@ impl Work {
                 continue;
             };
             count += 1;
+            self.worked = true;
             queue.ring.touch(&pending.taken);
             self.submit_slice(scratch, context, queue, pending);
         }
@@ -503,7 +517,10 @@ impl Work {
             }
         }
         if self.since != Some(pending.started) {
-            self.flush_times(queue);
+            if self.fresh > 0 {
+                let had = self.reaped.unwrap_or_else(|| context.look());
+                self.flush_times(queue, had);
+            }
             self.since = Some(pending.started);
         }
         self.fresh += 1;
@@ -537,6 +554,10 @@ impl Work {
             && let Some((tag, outcome)) = self.ended.pop()
         {
             count += 1;
+            if self.reaped.is_none() {
+                self.reaped = Some(self.begins(context));
+                self.worked = true;
+            }
             let Some(pending) = self.pending[usize::from(tag.0)].take() else {
                 debug_assert!(false, "the channel ended {tag:?}, which is not in flight");
                 continue;
@@ -564,23 +585,25 @@ impl Work {
         count
     }
 
-    /// Counts the times of what was completed since the last publication: all began at one moment.
+    /// Counts the times of what was completed since the last publication: all began at one moment, and were done at `had`.
     #[inline]
-    fn flush_times(&mut self, queue: &mut Queue) {
-        if let Some(since) = self.since.take()
-            && self.fresh > 0
-        {
-            queue.meter().latency.record(since.elapsed().as_nanos() as u64, self.fresh);
+    fn flush_times(&mut self, queue: &mut Queue, had: Instant) {
+        if let Some(since) = self.since.take() {
+            let took = had.saturating_duration_since(since);
+            queue.meter().latency.record(took.as_nanos() as u64, std::mem::take(&mut self.fresh));
         }
-        self.fresh = 0;
     }
 
     /// Publishes what has been completed.
     #[inline]
-    fn publish(&mut self, queue: &mut Queue) {
+    fn publish(&mut self, context: &mut CoreContext, queue: &mut Queue) {
+        let reaped = self.reaped.take();
         if queue.ring.unpublished() > 0 {
-            queue.publish();
-            self.flush_times(queue);
+            let had = reaped.unwrap_or_else(|| context.look());
+            self.flush_times(queue, had);
+            let interrupted = queue.publish(context, Some(had)).is_some();
+            // What was reaped was answered after that look.
+            self.worked = reaped.is_some() && !interrupted;
         }
     }
 }
@@ -612,8 +635,9 @@ impl BlkPoller {
         work.left = whole;
         work.room = (budget.room != Budget::UNBOUNDED).then_some(budget.room.into());
         work.roomless = false;
+        work.worked = false;
         let mut done = work.reap(scratch, context, queue);
-        work.publish(queue);
+        work.publish(context, queue);
         let mut left = budget.requests;
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still; of a poll that is not worth
         // two slices, every other one.
@@ -640,7 +664,7 @@ impl BlkPoller {
                         break;
                     }
                 }
-                work.publish(queue);
+                work.publish(context, queue);
             }
             let limited = context.limited().is_some();
             queue.set_limited(limited);
@@ -656,7 +680,7 @@ impl BlkPoller {
         done += work.go_on(scratch, context, queue, 0);
         work.roomless |= slices_wait && work.has_more(queue);
         if done > 0 {
-            work.publish(queue);
+            work.publish(context, queue);
             if let Err(fault) = queue.ring.check_memory() {
                 queue.stop_with(fault);
             }
@@ -665,6 +689,10 @@ impl BlkPoller {
             context.lacked_room();
         }
         let waits = work.channel.in_flight() > 0;
+        // What the core does for requests in flight before it polls the next queue is none of that queue's time.
+        if done > 0 && !work.worked && !waits {
+            context.work_ended();
+        }
         if waits {
             work.channel.push(context);
         } else if queue.phase == Phase::Draining && done == 0 && !work.has_more(queue) {

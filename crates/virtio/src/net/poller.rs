@@ -5,6 +5,7 @@
 //! receivers: those are taken back before the queue parks, and never wait for more than one copy.
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 
@@ -42,9 +43,9 @@ pub(super) trait Work: Send + 'static {
     fn withdraw(&mut self, _queue: &mut Queue) -> bool {
         true
     }
-    /// Shows the driver what is done.
-    fn publish(&mut self, queue: &mut Queue) {
-        queue.publish();
+    /// Shows the driver what is done: [`Queue::publish`].
+    fn publish(&mut self, context: &mut CoreContext, queue: &mut Queue) -> Option<Instant> {
+        queue.publish(context, None)
     }
     /// The last batch of this poll is done.
     fn finish(&mut self) {}
@@ -101,6 +102,7 @@ impl<W: Work> NetPoller<W> {
         } else {
             let (began, whole) = (context.work_begins(), cost::of_a_poll(budget) as usize);
             let mut left = whole;
+            let mut interrupted = None;
             while done < budget.requests
                 && left > 0
                 && !(LIMITED && context.limited().is_some())
@@ -109,7 +111,7 @@ impl<W: Work> NetPoller<W> {
                 // Published in batches: the driver can go on with the first while we do the next.
                 let outcome =
                     work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut left);
-                work.publish(queue);
+                interrupted = work.publish(context, queue);
                 match outcome {
                     Ok(0) => break,
                     Ok(taken) => done += taken,
@@ -132,7 +134,15 @@ impl<W: Work> NetPoller<W> {
                     let left = work.ready(queue);
                     queue.took(done, began, left);
                 }
-                let took = context.work_ends().saturating_duration_since(began);
+                // An interrupt that ends the poll is none of the frames' time, and the look behind it ends the work as well.
+                let ended = match interrupted {
+                    Some(had) => {
+                        context.work_ended();
+                        had
+                    }
+                    None => context.work_ends(),
+                };
+                let took = ended.saturating_duration_since(began);
                 queue.meter().latency.record(took.as_nanos() as u64, done.into());
                 if let Err(fault) = queue.ring.check_memory() {
                     queue.stop_with(fault);

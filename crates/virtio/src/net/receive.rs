@@ -11,6 +11,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::GuestRange;
@@ -400,8 +401,8 @@ impl Work for Receive {
     }
 
     #[inline]
-    fn publish(&mut self, queue: &mut Queue) {
-        queue.publish_frames(std::mem::take(&mut self.fresh));
+    fn publish(&mut self, context: &mut CoreContext, queue: &mut Queue) -> Option<Instant> {
+        queue.publish_frames(context, std::mem::take(&mut self.fresh))
     }
 
     fn arm(&mut self, queue: &mut Queue) -> Armed {

@@ -36,7 +36,9 @@ fn queue<Q: DeviceQueue>(queue: &Q) -> String {
     };
     if size > 0 || queue.fault().is_some() {
         let QueueWork { units, bytes, kicks, kicks_avoided, interrupts, interrupts_avoided, .. } = work;
-        let QueueWork { p50_us, p99_us, wait_p50_us, wait_p99_us, .. } = work;
+        let QueueWork {
+            p50_us, p99_us, wait_p50_us, wait_p99_us, interrupt_p50_us, interrupt_p99_us, ..
+        } = work;
         text += &fact("", format!("{units} {}, {}", Q::UNITS, Size(bytes)));
         text += &fact(
             "",
@@ -47,7 +49,8 @@ fn queue<Q: DeviceQueue>(queue: &Q) -> String {
         text += &fact(
             "",
             format!(
-                "device time p50 {p50_us:.0} us, p99 {p99_us:.0} us; wait p50 {wait_p50_us:.0} us, p99 {wait_p99_us:.0} us"
+                "wait p50 {wait_p50_us:.0} us, p99 {wait_p99_us:.0} us; device time p50 {p50_us:.0} us, p99 {p99_us:.0} us; \
+                 to the interrupt p50 {interrupt_p50_us:.0} us, p99 {interrupt_p99_us:.0} us"
             ),
         );
         text += &queue.choice().map_or(String::new(), choice);

@@ -145,6 +145,8 @@ pub struct QueueRates {
     pub p50_us: f64,
     /// Device time, 99 of 100.
     pub p99_us: f64,
+    /// From having results to having sent the interrupt for them, 99 of 100 interrupts.
+    pub interrupt_p99_us: f64,
     /// Part of the time in which its core asked its driver to kick, percent; nothing where its core decides nothing for it.
     pub armed_percent: Option<f64>,
     /// Part of the time in which a limit held its requests back, percent.
@@ -244,6 +246,7 @@ fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> Looke
         wait_p99_us: work.wait_p99_us,
         p50_us: work.p50_us,
         p99_us: work.p99_us,
+        interrupt_p99_us: work.interrupt_p99_us,
         armed_percent: None,
         held_percent: 0.0,
         why: None,

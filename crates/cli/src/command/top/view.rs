@@ -14,9 +14,9 @@ const CORES: [&str; 9] =
     ["CORE", "MODE", "QUEUES", "BUSY %", "EMPTY %", "ASLEEP %", "CPU %", "UNITS/S", "SLEEPS/S"];
 const GROUPS: [&str; 7] = ["GROUP", "CORES", "UNITS/S", "MB/S", "BUSY %", "EMPTY %", "EMPTY/S"];
 const DECISIONS: [&str; 2] = ["S AGO", "DECIDED"];
-const QUEUES: [&str; 16] = [
+const QUEUES: [&str; 17] = [
     "DEVICE", "KIND", "Q", "VM", "CORE", "UNITS/S", "MB/S", "KICKS/S", "AVOIDED", "INTR/S", "AVOIDED",
-    "WAIT99", "P50", "P99", "ARMED %", "WHY",
+    "WAIT99", "P50", "P99", "INT99", "ARMED %", "WHY",
 ];
 const FUNCTIONS: [&str; 9] =
     ["PCI", "MODE", "VM", "ACCESSES/S", "HOOKED %", "INTR/S", "DMA/S", "DENIED", "STATE"];
@@ -88,6 +88,7 @@ fn queues(rates: &Rates) -> Vec<Cells> {
             whole(queue.wait_p99_us),
             whole(queue.p50_us),
             whole(queue.p99_us),
+            whole(queue.interrupt_p99_us),
             queue.armed_percent.map_or("-".to_owned(), whole),
             queue.why.clone().unwrap_or("-".to_owned()),
         ]
@@ -214,7 +215,7 @@ mod tests {
             format!(
                 r#""{unit}": {count}, "bytes": {}, "kicks": {}, "kicks_avoided": {}, "kicks_per_{one}": 0, "interrupts": {},
                    "interrupts_per_{one}": 0, "interrupts_avoided": 7, "faults": 0, "p50_us": 12, "p99_us": 340,
-                   "wait_p50_us": 1, "wait_p99_us": 9"#,
+                   "wait_p50_us": 1, "wait_p99_us": 9, "interrupt_p50_us": 2, "interrupt_p99_us": 6"#,
                 count * 4096,
                 count / 100,
                 count / 10,
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(words(&lines[6]), ["lan", "net0", "10000", "0", "2500"]);
         let nic = [
             "net0", "transmit", "1", "web", "0", "10000", "41.0", "100", "1000", "5000", "0", "9", "12",
-            "340", "-", "-",
+            "340", "6", "-", "-",
         ];
         let disk = [
             "root",
@@ -298,6 +299,7 @@ mod tests {
             "9",
             "12",
             "340",
+            "6",
             "75",
             "long_gaps",
         ];
