@@ -28,6 +28,9 @@ const STARVED: f64 = 0.2;
 /// See [`STARVED`].
 const DELAYED: f64 = 0.05;
 
+/// Kicks for each unit from which a device waits for wake-ups of its core: more than the one of a hundred that no other time is asked of.
+const WOKEN: f64 = 0.05;
+
 /// The part of a core's work from which a neighbour is greedy.
 const GREEDY: f64 = 0.6;
 
@@ -63,15 +66,17 @@ pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
     }
     let bites = limits::biting(device, interval.seconds);
     findings.extend(limited(device, &bites, interval.seconds));
-    let slow = slow_disk(device);
+    let slow = slow_disk(device, interval.seconds);
     if !bites.is_empty() {
         // What a limit holds back waits in the ring: neither its waiting nor a full ring says more.
         findings.extend(slow);
     } else {
-        findings.extend(cores(device, interval));
+        let by_cores = cores(device, interval);
+        let waits_for_core = !by_cores.is_empty();
+        findings.extend(by_cores);
         findings.extend(ceiling(device));
         findings.extend(slow);
-        findings.extend(full_ring(device, interval));
+        findings.extend(full_ring(device, interval, waits_for_core));
         findings.extend(one_queue(device, interval));
     }
     if !bites.iter().any(|(limit, _)| limit.side == Side::Receives) {
@@ -129,9 +134,6 @@ fn limited(device: &DeviceActivity, bites: &[(&LimitActivity, u64)], seconds: f6
 /// What the waiting for a core comes from: it is starved, or a neighbour has it.
 fn cores(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
     let wait = device.waited().quantile(0.99);
-    if wait < LONG_WAIT_US {
-        return Vec::new();
-    }
     let its = device.cores().into_iter().filter_map(|core| interval.core(core));
     let said =
         its.filter_map(|core| starved(device, core, wait).or_else(|| greedy(device, core, interval, wait)));
@@ -143,8 +145,17 @@ fn starved(device: &DeviceActivity, core: &CoreActivity, wait: f64) -> Option<Sl
     if core.delayed < DELAYED || core.delayed < STARVED * runnable {
         return None;
     }
+    // The time from a kick until the core runs is in no histogram.
+    let woken = device.kicks_for_each(core.id) >= WOKEN && core.delay_per_wake_us >= LONG_WAIT_US;
+    let waits = if wait >= LONG_WAIT_US {
+        format!("requests wait for it for up to {wait:.0} us (99 of 100)")
+    } else if woken {
+        format!("it waits for {:.0} us each time that it is woken", core.delay_per_wake_us)
+    } else {
+        return None;
+    };
     let text = format!(
-        "core {} wanted a processor for {:.0} % of the time and had it for {:.0} %; requests wait for it for up to {wait:.0} us (99 of 100)",
+        "core {} wanted a processor for {:.0} % of the time and had it for {:.0} %; {waits}",
         core.id,
         runnable * 100.0,
         core.ran * 100.0,
@@ -159,7 +170,7 @@ fn starved(device: &DeviceActivity, core: &CoreActivity, wait: f64) -> Option<Sl
 }
 
 fn greedy(device: &DeviceActivity, core: &CoreActivity, interval: &Interval, wait: f64) -> Option<Slowdown> {
-    if core.busy < BUSY {
+    if wait < LONG_WAIT_US || core.busy < BUSY {
         return None;
     }
     let all: u64 = interval.devices.iter().map(|one| one.cost_on(core.id)).sum();
@@ -199,16 +210,17 @@ fn ceiling(device: &DeviceActivity) -> Option<Slowdown> {
     Some(finding(SlowdownCause::Ceiling, device, text, remedy))
 }
 
-fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {
+fn slow_disk(device: &DeviceActivity, seconds: f64) -> Option<Slowdown> {
     let backing = device.backing.as_ref()?;
     let took = device.took();
     let (p50, p99) = (took.quantile(0.5), took.quantile(0.99));
     if p50 < SLOW_US && p99 < SLOW_P99_US {
         return None;
     }
-    let wait = device.waited().quantile(0.5);
+    // Little's law.
+    let in_flight = took.sum_s() / seconds;
     let text = format!(
-        "the disk below takes {:.1} ms for half of the requests and {:.1} ms for 99 of 100; they wait for the core for {wait:.0} us",
+        "the disk below takes {:.1} ms for half of the requests and {:.1} ms for 99 of 100, with {in_flight:.1} of them in flight on average",
         p50 / 1000.0,
         p99 / 1000.0,
     );
@@ -225,14 +237,19 @@ fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {
     Some(finding(SlowdownCause::SlowDisk, device, text, remedy))
 }
 
-fn full_ring(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
+/// A ring whose entries are all in the device. Of those that wait for a busy core a larger ring would only have more.
+fn full_ring(device: &DeviceActivity, interval: &Interval, waits_for_core: bool) -> Option<Slowdown> {
     if device.kind != "disk" {
         return None;
     }
     let per_request = if device.features & INDIRECT_DESC == 0 { CHAIN } else { 1.0 };
     let queue = device.queues.iter().find(|queue| {
+        let core = queue.core.and_then(|core| interval.core(core));
+        let busy = waits_for_core || core.is_some_and(|core| core.busy >= BUSY);
+        let unknown = busy || queue.is_never_empty(interval.seconds);
+        let waited = if unknown { 0.0 } else { queue.waited_s(interval.seconds) };
         // Little's law: mean number in the ring.
-        let inside = (queue.took.sum_s() + queue.waited.sum_s()) / interval.seconds;
+        let inside = (queue.took.sum_s() + waited) / interval.seconds;
         queue.size > 0 && inside * per_request >= FULL * f64::from(queue.size)
     })?;
     let text = format!(
@@ -255,7 +272,7 @@ fn one_queue(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
         if queues().count() < 2 || all < FEWEST || (most.units as f64) < ALL * all as f64 || !busy {
             continue;
         }
-        let what = if device.kind == "disk" { "requests" } else { "frames" };
+        let what = device.units_word();
         let text = format!(
             "queue {} has {:.0} % of the {what}, and its core is busy; {} further queues are idle",
             most.index,

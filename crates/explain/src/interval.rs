@@ -40,9 +40,16 @@ impl Times {
         Histogram::quantile(&self.0, part) as f64 / 1000.0
     }
 
-    /// Their sum, s: what lies in a bucket counts as its upper edge.
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Their sum, s: what lies in a bucket counts as the middle of it.
     pub fn sum_s(&self) -> f64 {
-        self.0.iter().enumerate().map(|(at, count)| Histogram::edge_ns(at) as f64 / 1e9 * *count as f64).sum()
+        let edge = |at: usize| Histogram::edge_ns(at) as f64;
+        let middle = |at: usize| (at.checked_sub(1).map_or(0.0, edge) + edge(at)) / 2.0;
+        self.0.iter().enumerate().map(|(at, count)| middle(at) / 1e9 * *count as f64).sum()
     }
 }
 
@@ -107,6 +114,8 @@ pub struct CoreActivity {
     pub busy: f64,
     pub ran: f64,
     pub delayed: f64,
+    /// How long it was without a processor for each time that it was woken, us. It may have been without one at other times too.
+    pub delay_per_wake_us: f64,
 }
 
 /// What there was between two readings.
@@ -216,13 +225,15 @@ fn core(before: Option<&CoreReport>, after: &CoreReport) -> CoreActivity {
     let of = |value: fn(&CoreReport) -> u64| value(after).saturating_sub(before.map_or(0, value)) as f64;
     // By the core's own clock: its counts and its age are read at one moment.
     let age = of(|core| core.age_us).max(1.0);
+    let (wakes, delay_us) = (of(|core| core.wakes), of(|core| core.run_delay_us));
     CoreActivity {
         id: after.id,
         cpu: after.cpu,
         yield_policy: after.yield_policy.clone(),
         busy: (of(|core| core.busy_us) / age).min(1.0),
         ran: of(|core| core.cpu_us) / age,
-        delayed: of(|core| core.run_delay_us) / age,
+        delayed: delay_us / age,
+        delay_per_wake_us: delay_us / wakes.max(1.0),
     }
 }
 
@@ -242,6 +253,24 @@ impl Interval {
     }
 }
 
+impl QueueActivity {
+    /// How long its units have waited in the ring at most, all together, s. Of a ring that is never empty the histogram says nothing, but no more of
+    /// them can have been there at once than it has entries.
+    pub fn waited_s(&self, seconds: f64) -> f64 {
+        let seen = self.waited.sum_s();
+        if self.size == 0 {
+            seen
+        } else {
+            seen.min((f64::from(self.size) * seconds - self.took.sum_s()).max(0.0))
+        }
+    }
+
+    /// Whether more would have waited in the ring than fit into it, by what the histogram says: it was not empty for long.
+    pub fn is_never_empty(&self, seconds: f64) -> bool {
+        self.waited_s(seconds) < self.waited.sum_s()
+    }
+}
+
 impl DeviceActivity {
     /// Whether `name` is its, its VM's, or its group's.
     pub fn is(&self, name: &str) -> bool {
@@ -253,7 +282,8 @@ impl DeviceActivity {
         (self.kind == "disk") == (side == Side::Disk)
     }
 
-    fn side(&self, side: Side) -> impl Iterator<Item = &QueueActivity> {
+    /// The queues of one side.
+    pub fn side(&self, side: Side) -> impl Iterator<Item = &QueueActivity> {
         let has = self.has(side);
         self.queues.iter().filter(move |queue| has && queue.receives == (side == Side::Receives))
     }
@@ -267,6 +297,11 @@ impl DeviceActivity {
     /// How often a limit left something in the rings of one side.
     pub fn held(&self, side: Side) -> u64 {
         self.side(side).map(|queue| queue.limited).sum()
+    }
+
+    /// What its units are called.
+    pub fn units_word(&self) -> &'static str {
+        if self.kind == "disk" { "requests" } else { "frames" }
     }
 
     pub fn units(&self) -> u64 {
@@ -294,6 +329,14 @@ impl DeviceActivity {
         self.queues.iter().filter(|queue| queue.units > 0).filter_map(|queue| queue.core).collect()
     }
 
+    /// Kicks for each unit of its queues on a core.
+    pub fn kicks_for_each(&self, core: u32) -> f64 {
+        let there = self.queues.iter().filter(|queue| queue.core == Some(core));
+        let (kicks, units) =
+            there.fold((0, 0), |(kicks, units), queue| (kicks + queue.kicks, units + queue.units));
+        kicks as f64 / units.max(1) as f64
+    }
+
     /// What its queues cost a core, in bytes that could have been copied meanwhile.
     pub fn cost_on(&self, core: u32) -> u64 {
         let there = self.queues.iter().filter(|queue| queue.core == Some(core));
@@ -309,6 +352,7 @@ impl DeviceActivity {
         })
     }
 
+    /// Its times, without words.
     pub fn times(&self, seconds: f64) -> DeviceTimes {
         let (waited, took, units) = (self.waited(), self.took(), self.units());
         let to_interrupt = self.all(|queue| &queue.to_interrupt);
@@ -327,6 +371,7 @@ impl DeviceActivity {
             interrupt_p99_us: to_interrupt.quantile(0.99),
             kicks_per_unit: per_unit(|queue| queue.kicks),
             interrupts_per_unit: per_unit(|queue| queue.interrupts),
+            text: String::new(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Where the time of requests went: from two readings of the daemon to words.
 //!
 //! ```text
-//!   status, then status again --interval--> what each device and core did in between --findings--> causes and remedies
+//!   status, then status again --interval--> what each device and core did in between --parts--> where its time went
+//!                                                                                            --findings--> causes and remedies
 //! ```
 //!
 //! Pure: no clock, no I/O. Each finding needs what a reader could check in `ioplane status` or `ioplane top`, and its thresholds
@@ -13,11 +14,12 @@
 mod findings;
 mod interval;
 mod limits;
+mod parts;
 mod side;
 
-use ioplane_api::report::{ExplainReport, StatusReport};
+use ioplane_api::report::{DeviceTimes, ExplainReport, StatusReport};
 
-use interval::Interval;
+use interval::{DeviceActivity, Interval};
 
 /// The longest that somebody may look, and how long if nobody says, in seconds.
 pub const SECONDS: std::ops::RangeInclusive<u64> = 1..=600;
@@ -40,6 +42,10 @@ pub fn explain(
     let mut findings: Vec<_> = devices.iter().flat_map(|device| findings::of(device, &interval)).collect();
     findings.sort_by_key(|finding| finding.cause);
     let choices = devices.iter().flat_map(|device| device.choices()).collect();
-    let devices = devices.iter().map(|device| device.times(seconds)).collect();
+    let times = |device: &&DeviceActivity| {
+        let text = parts::sentences(device, seconds);
+        DeviceTimes { text, ..device.times(seconds) }
+    };
+    let devices = devices.iter().map(times).collect();
     Some(ExplainReport { name: name.to_owned(), seconds, devices, choices, findings })
 }

@@ -50,6 +50,7 @@ struct Daemon {
     busy: u64,
     delayed: u64,
     ran: u64,
+    wakes: u64,
     /// How each of web's queues was served: polled, and armed for this reason, percent.
     chosen: Option<(u64, u64, ChoiceReason)>,
 }
@@ -68,6 +69,7 @@ fn healthy() -> Daemon {
         busy: 3_000_000,
         delayed: 100_000,
         ran: 4_000_000,
+        wakes: 0,
         chosen: None,
     }
 }
@@ -157,7 +159,7 @@ impl Daemon {
             "nics": [nic],
             "cores": [{
                 "id": 0, "cpu": 3, "cpu_refused": null, "notify": "polled", "spin_us": 1, "yield_policy": "yields",
-                "queues": 4, "awake": 1, "busy_percent": 0.0, "sleeps": 0, "wakes": 0, "units": 0,
+                "queues": 4, "awake": 1, "busy_percent": 0.0, "sleeps": 0, "wakes": core(self.wakes), "units": 0,
                 "cpu_us": core(self.ran), "age_us": core(10_000_000), "busy_us": core(self.busy),
                 "run_delay_us": core(self.delayed),
             }],
@@ -180,7 +182,17 @@ impl Daemon {
                 queue.counts.latency = times(load.took_us, load.units);
             }
         }
+        if after {
+            status.nics[0].queues[0].counts.latency = times(self.received.took_us, self.received.units);
+        }
         status
+    }
+
+    /// Where the time of a device's requests went, in words.
+    fn said(&self, name: &str) -> String {
+        let report = explain(&self.status(false), &self.status(true), 10.0, name).unwrap();
+        let [device] = &report.devices[..] else { panic!("{report:?}") };
+        device.text.clone()
     }
 
     fn causes(&self, name: &str) -> Vec<SlowdownCause> {
@@ -245,6 +257,36 @@ fn a_starved_core() {
     let little =
         Daemon { web: vec![Load { wait_us: 4_000, ..HEALTHY }], delayed: 100_000, ran: 300_000, ..healthy() };
     assert_eq!(little.causes("web"), []);
+}
+
+#[test]
+fn a_starved_core_that_is_woken_for_its_requests() {
+    // What a request waits from its kick until the core runs is in no histogram.
+    let load = Load { units: 5_000, bytes: 5_000 << 12, events: 10_000, ..HEALTHY };
+    let starved = Daemon { web: vec![load], delayed: 5_000_000, ran: 300_000, wakes: 5_000, ..healthy() };
+    assert_eq!(starved.causes("web"), [SlowdownCause::StarvedCore]);
+    // Each time for a few microseconds only.
+    let often = Daemon { wakes: 500_000, ..starved };
+    assert_eq!(often.causes("web"), []);
+    // Others are starved by that, and this device's requests are found by looking.
+    let other = Daemon { web: vec![Load { events: 0, ..load }], wakes: 5_000, ..often };
+    assert_eq!(other.causes("web"), []);
+}
+
+#[test]
+fn a_ring_that_waits_for_a_busy_core_is_not_called_full() {
+    // It is never empty, so that each request seems to wait for seconds.
+    let load = Load { units: 200_000, wait_us: 3_000_000, took_us: 40, ..HEALTHY };
+    let busy = Daemon { web: vec![load], busy: 9_900_000, ran: 9_900_000, ..healthy() };
+    assert_eq!(busy.causes("web"), []);
+    // One of several queues is a cause, and its ring is not another.
+    let one = Daemon { web: vec![load, IDLE], ..busy };
+    assert_eq!(one.causes("web"), [SlowdownCause::OneQueue]);
+    // All of a ring waits for a core that has no processor.
+    let waits = Load { units: 20_000, wait_us: 60_000, took_us: 40, ..HEALTHY };
+    let starved =
+        Daemon { web: vec![waits], busy: 2_000_000, ran: 2_000_000, delayed: 8_000_000, ..healthy() };
+    assert_eq!(starved.causes("web"), [SlowdownCause::StarvedCore]);
 }
 
 #[test]
@@ -428,4 +470,45 @@ fn a_ceiling_that_forbids_polling() {
     assert_eq!(ceiling(70, ChoiceReason::Ceiling).causes("web"), [SlowdownCause::Ceiling]);
     assert_eq!(ceiling(10, ChoiceReason::Ceiling).causes("web"), []);
     assert_eq!(ceiling(70, ChoiceReason::LongGaps).causes("web"), []);
+}
+
+#[test]
+fn where_the_time_of_a_request_goes_is_said_of_a_healthy_device() {
+    let said = "A request of web takes at most 32 us on average: at most 2.0 us until the core takes it, 30 us in the device (/img).";
+    assert_eq!(healthy().said("web"), said);
+    let kicked = Daemon { web: vec![Load { events: 100_000, ..HEALTHY }], ..healthy() };
+    let more = " The time from a kick (0.50 for each) until the core runs is not included.";
+    assert_eq!(kicked.said("web"), format!("{said}{more}"));
+    // Each queue counts by its requests.
+    let queues = vec![HEALTHY, Load { units: 300_000, took_us: 8_000, wait_us: 0, ..HEALTHY }, IDLE];
+    let said = Daemon { web: queues, ..healthy() }.said("web");
+    assert!(said.starts_with("A request of web takes at most 610"), "{said}");
+    assert!(said.contains(": at most 0.5 us until the core takes it, 610"), "{said}");
+    let nic = Daemon { received: HEALTHY, ..healthy() }.said("lan");
+    assert!(nic.starts_with("A frame for lan takes 30 us on average to copy"), "{nic}");
+}
+
+#[test]
+fn what_waits_for_a_limit_is_said_to() {
+    // Its ring is never empty, so the histogram says nothing: 128 of them are in the ring at most.
+    let load = Load { units: 20_000, wait_us: 5_000_000, limited: 500, events: 0, ..HEALTHY };
+    let daemon = Daemon { web: vec![load], iops_limit: Some(2_000), ..healthy() };
+    let said = daemon.said("web");
+    assert!(
+        said.contains("takes at most 64 ms on average: at most 64 ms in the ring, since a limit"),
+        "{said}"
+    );
+    assert!(said.contains(", 30 us in the device"), "{said}");
+}
+
+#[test]
+fn a_device_without_requests_is_said_to_have_none() {
+    assert_eq!(healthy().said("other"), "other had no requests in this time.");
+    assert_eq!(healthy().said("lan"), "lan had no frames in this time.");
+    let silent = Daemon { web: vec![IDLE], ..healthy() };
+    assert_eq!(silent.said("web"), "web had no requests in this time.");
+    let (before, mut after) = (silent.status(false), silent.status(true));
+    after.disks[0].queues[0].counts.wait = times(3, 7);
+    let report = explain(&before, &after, 10.0, "web").unwrap();
+    assert_eq!(report.devices[0].text, "7 requests of web were taken in this time, and none was answered.");
 }

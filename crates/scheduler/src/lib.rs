@@ -36,8 +36,8 @@ mod watch;
 pub use choice::{ChoiceMeter, ModeCount, QueueChoices, QueueMode};
 pub use disks::{DiskLane, DiskNumber, DiskPart, DiskShares};
 pub use fair::{
-    BackingUse, BlockDevice, FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_PER_POLL, Polled,
-    QUANTUM, REQUEST_COST, TenantReading, WHOLE, poll_cost,
+    BackingUse, BlockDevice, FairTurns, Grant, GroupId, IN_FLIGHT, LARGEST_SLICE, MOST_IN_FLIGHT,
+    MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST, TenantReading, WHOLE, poll_cost,
 };
 pub use limit::{LimitPlace, LimitSet, LimitUnit, RateBucket, RateLimit};
 pub use log::{

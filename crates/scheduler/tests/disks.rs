@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use ioplane_scheduler::{
     BlockDevice, DiskLane, DiskNumber, DiskShares, FairTurns, GroupId, IN_FLIGHT, LARGEST_SLICE,
+    MOST_IN_FLIGHT,
 };
 use sim::Rng;
 
@@ -295,4 +296,22 @@ fn random_loads_never_have_more_in_flight_than_may_be_and_leave_no_disk_idle() {
         }
         assert!(host.idle_ns < SECOND / 20, "the disk idles for {} ns", host.idle_ns);
     }
+}
+
+#[test]
+fn a_newcomer_waits_for_no_more_than_what_a_group_alone_may_have_in_flight() {
+    // As much as deep rings of several queues hold: 256 MiB, which this disk needs a quarter of a second for.
+    let mut queues = vec![Queue::new(1, 1, 1 << 20, Asks::Always), Queue::new(2, 1, 4096, Asks::Seldom(MS))];
+    queues[1].next = SECOND;
+    let mut host = Host::new(queues);
+    host.run(SECOND);
+    let alone = host.queues[0].in_flight;
+    assert!(alone <= MOST_IN_FLIGHT && alone > MOST_IN_FLIGHT / 2, "{alone} in flight");
+    assert_eq!(host.told[0], u64::MAX);
+    assert!(host.idle_ns < SECOND / 100, "the disk idles for {} ns", host.idle_ns);
+    // 64 MiB take 67 ms.
+    host.run(SECOND + 70 * MS);
+    assert!(host.queues[1].served.iter().sum::<u64>() > 0, "the newcomer still waits");
+    host.run(2 * SECOND);
+    assert!(host.queues[0].in_flight <= IN_FLIGHT, "{} in flight", host.queues[0].in_flight);
 }

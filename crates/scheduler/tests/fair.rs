@@ -5,8 +5,8 @@ mod sim;
 use std::collections::VecDeque;
 
 use ioplane_scheduler::{
-    FairTurns, GroupId, GroupOnCore, InFlightSettings, LARGEST_SLICE, Polled, QUANTUM, REQUEST_COST, divide,
-    poll_cost,
+    BlockDevice, FairTurns, GroupId, GroupOnCore, InFlightSettings, LARGEST_SLICE, MOST_IN_FLIGHT, Polled,
+    QUANTUM, REQUEST_COST, divide, poll_cost,
 };
 use sim::{Rng, quantile};
 
@@ -597,4 +597,38 @@ fn a_group_on_two_cores_gets_what_its_weight_is_worth_in_all() {
             }
         }
     }
+}
+
+#[test]
+fn a_group_that_is_alone_is_told_its_room_when_it_comes_near_the_most_there_is() {
+    const MIB: u64 = 1 << 20;
+    let mut turns = FairTurns::default();
+    // Two queues of a group on one device, one of it on another, and one whose backing's place is not known.
+    for (slot, device) in [Some(1), Some(1), Some(2), None].into_iter().enumerate() {
+        turns.attach_on(slot, GroupId(1), 1, device.map(BlockDevice));
+        turns.wake(slot);
+    }
+    // More than a poll takes is as good as no bound.
+    const FREE: u64 = u32::MAX as u64;
+    let room = |turns: &FairTurns, slot| turns.room(slot).min(FREE);
+    let rooms = |turns: &FairTurns| [0, 1, 2, 3].map(|slot| room(turns, slot));
+    turns.moved(0, MOST_IN_FLIGHT / 2, 0);
+    turns.moved(3, 4 * MOST_IN_FLIGHT, 0);
+    assert_eq!((rooms(&turns), turns.bounds_lanes()), ([FREE; 4], false));
+    turns.moved(1, MOST_IN_FLIGHT / 4, 0);
+    assert_eq!(rooms(&turns), [MOST_IN_FLIGHT / 4, MOST_IN_FLIGHT / 4, FREE, FREE]);
+    assert!(turns.bounds_lanes());
+    // Whatever else it is told: the least holds.
+    turns.bound_on(GroupId(1), BlockDevice(1), u64::MAX);
+    assert_eq!(rooms(&turns)[..2], [MOST_IN_FLIGHT / 4; 2]);
+    turns.bound_on(GroupId(1), BlockDevice(1), 4 * MIB);
+    assert_eq!(rooms(&turns)[..2], [0; 2]);
+    turns.bound_on(GroupId(1), BlockDevice(1), u64::MAX);
+    turns.moved(0, 0, MOST_IN_FLIGHT / 2);
+    assert_eq!((rooms(&turns), turns.bounds_lanes()), ([FREE; 4], false));
+    // What a queue had in flight goes with it.
+    turns.moved(0, MOST_IN_FLIGHT, 0);
+    assert_eq!((room(&turns, 1), turns.bounds_lanes()), (0, true));
+    turns.detach(0);
+    assert_eq!((room(&turns, 1), turns.bounds_lanes()), (FREE, false));
 }

@@ -61,6 +61,9 @@ pub struct DeviceTimes {
     pub kicks_per_unit: f64,
     /// Interrupts for each unit.
     pub interrupts_per_unit: f64,
+    /// Where the time of a unit goes on average, in words: a sentence for each direction that had some. Empty from a daemon that does not say.
+    #[serde(default)]
+    pub text: String,
 }
 
 /// What slows a device down.

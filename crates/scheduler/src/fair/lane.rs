@@ -1,6 +1,6 @@
 //! Lanes: what the queues of one group have in flight on one block device of the host from this core, and how much that may be.
 
-use super::{FairTurns, GroupId};
+use super::{FairTurns, GroupId, MOST_IN_FLIGHT};
 
 /// The number of the block device of the host on which a backing lies, as `stat` gives it (`st_dev`, or `st_rdev` of the device itself). What
 /// disk that is part of is the control plane's business.
@@ -48,18 +48,48 @@ impl Lane {
         self.bound.map(|bound| bound.saturating_sub(self.in_flight))
     }
 
+    /// What may be submitted before [`MOST_IN_FLIGHT`] is reached, whoever uses the device; `u64::MAX` while that is far, so that a queue need not
+    /// be told and what it submits need not be cut into slices.
     #[inline]
-    pub(super) fn moved(&mut self, before: u64, now: u64) {
+    pub(super) fn below_most(&self) -> u64 {
+        if self.is_near_most() { MOST_IN_FLIGHT.saturating_sub(self.in_flight) } else { u64::MAX }
+    }
+
+    /// A backing of which it is not known where it lies may be any of several: one that is silent must not take the room of the others.
+    #[inline]
+    fn is_near_most(&self) -> bool {
+        self.in_flight > MOST_IN_FLIGHT / 2 && self.device.is_some()
+    }
+
+    #[inline]
+    fn moved(&mut self, before: u64, now: u64) {
         self.in_flight = self.in_flight - before + now;
         self.used.peak = self.used.peak.max(self.in_flight);
     }
 
+    #[inline]
     fn may_be_reached(&self) -> bool {
-        self.bound.is_some_and(|bound| bound != u64::MAX)
+        self.bound.is_some_and(|bound| bound != u64::MAX) || self.is_near_most()
     }
 }
 
 impl FairTurns {
+    /// Changes a lane, and counts whether its bound may be reached then.
+    #[inline]
+    fn change_lane<T>(&mut self, at: usize, change: impl FnOnce(&mut Lane) -> T) -> T {
+        let lane = &mut self.lanes[at];
+        let before = lane.may_be_reached();
+        let got = change(lane);
+        self.bounded = self.bounded + usize::from(lane.may_be_reached()) - usize::from(before);
+        got
+    }
+
+    /// A member of the lane has so much in flight, and had that much before.
+    #[inline]
+    pub(super) fn move_lane(&mut self, lane: u32, before: u64, now: u64) {
+        self.change_lane(lane as usize, |lane| lane.moved(before, now));
+    }
+
     /// A place for a member of that group whose backing lies there. Allocates.
     pub(super) fn enter_lane(&mut self, group: u32, device: Option<BlockDevice>) -> u32 {
         let same = |lane: &Lane| lane.members > 0 && lane.group == group && lane.device == device;
@@ -83,16 +113,17 @@ impl FairTurns {
 
     /// A member that has so much in flight goes; what its lane was told goes with the last one.
     pub(super) fn leave_lane(&mut self, lane: u32, in_flight: u64) {
-        let lane = &mut self.lanes[lane as usize];
-        if lane.is_told() {
-            self.tenants[lane.group as usize].told -= in_flight;
+        let at = lane as usize;
+        if self.lanes[at].is_told() {
+            self.tenants[self.lanes[at].group as usize].told -= in_flight;
         }
-        lane.in_flight -= in_flight;
-        lane.members -= 1;
-        if lane.members == 0 {
-            self.bounded -= usize::from(lane.may_be_reached());
-            lane.bound = None;
-        }
+        self.change_lane(at, |lane| {
+            lane.in_flight -= in_flight;
+            lane.members -= 1;
+            if lane.members == 0 {
+                lane.bound = None;
+            }
+        });
     }
 
     /// The most that the group may have in flight on that device from this core, bytes, from the next poll on and whoever competes for the core;
@@ -104,16 +135,15 @@ impl FairTurns {
             lane.members > 0 && lane.device == Some(device) && tenant.id == group && tenant.attached > 0
         };
         let Some(at) = self.lanes.iter().position(is_it) else { return };
-        let lane = &mut self.lanes[at];
+        let lane = &self.lanes[at];
         if !lane.is_told() {
             self.tenants[lane.group as usize].told += lane.in_flight;
         }
-        self.bounded -= usize::from(lane.may_be_reached());
-        lane.bound = Some(bytes);
-        self.bounded += usize::from(lane.may_be_reached());
+        self.change_lane(at, |lane| lane.bound = Some(bytes));
     }
 
-    /// Whether some group has a bound on some device, so that a queue has to be told its room although its group has the core to itself.
+    /// Whether some group has a bound on some device, or comes near [`MOST_IN_FLIGHT`], so that a queue has to be told its room although its group has
+    /// the core to itself.
     #[inline]
     pub fn bounds_lanes(&self) -> bool {
         self.bounded > 0

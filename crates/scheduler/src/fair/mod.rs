@@ -41,6 +41,11 @@ pub const IN_FLIGHT: u64 = 4 << 20;
 /// The largest transfer that is handed to a backing in one piece. Each group may have this in flight at least.
 pub const LARGEST_SLICE: u64 = 128 << 10;
 
+/// The most that a group has in flight on one block device from one core, also if it is alone there, bytes: what the first request of another
+/// waits for. A disk does not feel it: one of 7 GB/s that answers within a millisecond is busy with 7 MB. What one poll of each queue submits may
+/// come on top.
+pub const MOST_IN_FLIGHT: u64 = 64 << 20;
+
 /// The whole of a group's weight, as [`FairTurns::part`] counts it.
 pub const WHOLE: u32 = 4096;
 
@@ -201,17 +206,18 @@ impl FairTurns {
         if let Some(Some(member)) = self.members.get_mut(slot) {
             let before = member.in_flight;
             member.in_flight = (before + submitted).saturating_sub(completed);
-            let (tenant, lane) =
-                (&mut self.tenants[member.group as usize], &mut self.lanes[member.lane as usize]);
-            tenant.in_flight = tenant.in_flight - before + member.in_flight;
-            if lane.is_told() {
-                tenant.told = tenant.told - before + member.in_flight;
+            let (now, lane) = (member.in_flight, member.lane);
+            let tenant = &mut self.tenants[member.group as usize];
+            tenant.in_flight = tenant.in_flight - before + now;
+            if self.lanes[lane as usize].is_told() {
+                tenant.told = tenant.told - before + now;
             }
-            lane.moved(before, member.in_flight);
+            self.move_lane(lane, before, now);
         }
     }
 
-    /// What the queue may hand to its backing now; `u64::MAX` where nobody competes with its group for the core or the backing.
+    /// What the queue may hand to its backing now; `u64::MAX` where nobody competes with its group for the core or the backing, and the group is far from
+    /// [`MOST_IN_FLIGHT`].
     #[inline]
     pub fn room(&self, slot: usize) -> u64 {
         match self.members.get(slot) {
@@ -222,14 +228,16 @@ impl FairTurns {
 
     #[inline]
     fn room_of(&self, member: &Member) -> u64 {
-        match self.lanes[member.lane as usize].room() {
+        let lane = &self.lanes[member.lane as usize];
+        let room = match lane.room() {
             Some(room) => room,
             None if self.competes() => {
                 let tenant = &self.tenants[member.group as usize];
                 tenant.room(tenant.bound_among(self.weights))
             }
             None => u64::MAX,
-        }
+        };
+        room.min(lane.below_most())
     }
 
     /// Whether the group of this queue would use more of the core than it may while others compete with it, or have more in flight where that is

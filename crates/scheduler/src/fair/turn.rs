@@ -135,7 +135,8 @@ impl FairTurns {
             }
             let part = if alone { deficit } else { member.deficit.min(deficit) };
             let bytes = (part as u64).min(MOST_PER_POLL);
-            let room = self.lanes[member.lane as usize].room().unwrap_or(undivided);
+            let lane = &self.lanes[member.lane as usize];
+            let room = lane.room().unwrap_or(undivided).min(lane.below_most());
             self.tenants[group as usize].throttled += u64::from(room == 0);
             return Some(Grant { slot, bytes, room });
         }

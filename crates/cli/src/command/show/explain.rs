@@ -28,6 +28,11 @@ pub fn explain(report: &ExplainReport) -> String {
     let mut table = Table::new(&DEVICES);
     report.devices.iter().for_each(|device| table.row(row(device)));
     let mut text = format!("{table}\n");
+    let said = report.devices.iter().filter(|device| !device.text.is_empty());
+    let said: String = said.map(|device| format!("{}\n", device.text)).collect();
+    if !said.is_empty() {
+        text += &format!("{said}\n");
+    }
     let several = report.devices.len() > 1;
     for ChoiceText { device, queue, text: how } in &report.choices {
         let whose = if several { format!("{device} ") } else { String::new() };
@@ -42,11 +47,8 @@ pub fn explain(report: &ExplainReport) -> String {
     }
     if report.devices.is_empty() {
         text += "it has no devices\n";
-    } else if report.findings.is_empty() {
-        text += match report.devices.iter().all(|device| device.units_per_s == 0.0) {
-            true => "no requests in this time\n",
-            false => "nothing stands out\n",
-        };
+    } else if report.findings.is_empty() && report.devices.iter().any(|device| device.units_per_s > 0.0) {
+        text += "nothing stands out\n";
     }
     text
 }
