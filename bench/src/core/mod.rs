@@ -9,13 +9,13 @@
 
 mod boot;
 mod devices;
-mod drive;
+pub mod drive;
 mod fair;
 mod file;
 mod idle;
 mod limits;
 mod moving;
-mod offered;
+pub mod offered;
 mod stage;
 mod taken;
 mod turns;

@@ -13,6 +13,7 @@
 
 pub mod backend;
 pub mod check;
+mod competing;
 pub mod ioplane;
 pub mod load;
 mod null;
