@@ -16,6 +16,7 @@ mod idle;
 mod limits;
 mod moving;
 pub mod offered;
+mod shares;
 mod stage;
 mod taken;
 mod turns;
@@ -42,7 +43,7 @@ pub const ROUNDS: u32 = 6;
 const MODE: Mode = Mode::Adaptive;
 
 /// Keys of `figures`.
-pub const FIGURES: [&str; 19] = [
+pub const FIGURES: [&str; 20] = [
     "idle_cpu_percent",
     "idle_queues_loss_percent",
     "idle_queue_bytes",
@@ -53,6 +54,7 @@ pub const FIGURES: [&str; 19] = [
     "core_bound_share_ratio",
     "backing_bound_share_ratio",
     "weight_error_percent",
+    "weighted_share_ratio",
     "modest_p99_ratio",
     "core_bound_p99_ratio",
     "backing_bound_p99_ratio",
@@ -165,7 +167,7 @@ impl Bench {
 type Measurement = fn(&Bench) -> Result<Vec<(&'static str, Figure)>>;
 
 /// Each with the keys of its figures.
-const MEASUREMENTS: [(&[&str], Measurement); 11] = [
+const MEASUREMENTS: [(&[&str], Measurement); 12] = [
     (&["idle_cpu_percent", "idle_queues_loss_percent", "idle_queue_bytes"], idle::measure),
     (&["wakeup_ratio"], turns::wakeup),
     (&["slow_load_cpu_ratio"], turns::slow_load),
@@ -185,6 +187,7 @@ const MEASUREMENTS: [(&[&str], Measurement); 11] = [
         fair::measure,
     ),
     (&["weight_error_percent"], weights::measure),
+    (&["weighted_share_ratio"], shares::measure),
     (&["devices8_ratio"], devices::measure),
     (&["boot_storm_s"], boot::measure),
 ];
