@@ -98,6 +98,9 @@ struct Pace {
     /// First requests in each run.
     wakeups: u32,
     slow_round: Duration,
+    /// Starts of the daemons that square waves compare: where a process lies in memory can change its speed by more than its mode does.
+    wave_starts: u32,
+    /// Pairs of runs of each period in each start; half as many of the longest.
     wave_pairs: u32,
     /// Of a wave, at least; a whole period if that is longer.
     wave_round: Duration,
@@ -121,8 +124,9 @@ impl Options {
                 round: ms(150),
                 wakeups: 3,
                 slow_round: ms(500),
+                wave_starts: 2,
                 wave_pairs: 6,
-                wave_round: ms(100),
+                wave_round: ms(80),
                 limit_span: s(3),
                 file_bytes: 32 << 20,
                 moves: 20,
@@ -137,8 +141,9 @@ impl Options {
             round: ms(300),
             wakeups: 10,
             slow_round: s(1),
+            wave_starts: 3,
             wave_pairs: 10,
-            wave_round: ms(200),
+            wave_round: ms(150),
             limit_span: s(10),
             file_bytes: 256 << 20,
             moves: 60,
