@@ -9,7 +9,7 @@ use anyhow::Result;
 use ioplane_figures::report::median;
 use ioplane_testkit::driver::{DiskPlan, Shape};
 
-use super::drive::{Flow, drive};
+use super::drive::{Flow, drive, ns};
 use super::fair::Clocks;
 use super::offered::{Arrivals, Offered};
 use super::stage::{FORM, Stage};
@@ -46,6 +46,9 @@ const ASKERS: [Asker; 5] = [
 
 const WEIGHTS: u32 = 13;
 
+/// In a second in which all together did not want this many times what they got, there was enough for all, and nothing to judge.
+const WANT: f64 = 1.2;
+
 pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     eprintln!("guests of unequal weights");
     let configuration = ASKERS.iter().fold(Configuration::new(bench.mode), |all, one| {
@@ -58,22 +61,27 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
         let plan = DiskPlan { slots: one.slots, max_bytes: one.bytes, segments: 1, shape: Shape::Indirect };
         stage.connect(one.name, Form { plan, ..FORM })?;
     }
-    let capacity = stage.turn(|stage| capacity(stage, bench.pace.round))?;
     let mut seen = Seen::default();
     for round in 0..ROUNDS {
+        // Before each run: the machine's speed changes.
+        let capacity = stage.turn(|stage| capacity(stage, bench.pace.round))?;
         let (seconds, undisturbed) = run(&mut stage, bench, capacity, u64::from(round) * 100)?;
-        seen.add(&seconds, &undisturbed);
+        seen.add(&seconds, &undisturbed, capacity);
     }
-    Ok(vec![("weighted_share_ratio", seen.figure(capacity))])
+    Ok(vec![("weighted_share_ratio", seen.figure())])
 }
 
-/// What there is to share while all always ask, bytes per second.
-fn capacity(stage: &mut Stage, time: Duration) -> Result<f64> {
+/// What there is to share while all always ask, bytes per second. The first half of the time is to warm up: memory is touched for the first time.
+fn capacity(stage: &mut Stage, half: Duration) -> Result<f64> {
     let flow = |(guest, one): (_, &Asker)| Flow::new(guest, 0, Offered::Backlog(one.slots), one.bytes, 1);
     let mut flows: Vec<_> = stage.guests.iter_mut().zip(&ASKERS).map(flow).collect();
-    let mut moved = 0u64;
-    drive(&mut flows, time, |completion| moved += u64::from(ASKERS[completion.flow].bytes))?;
-    Ok(moved as f64 / time.as_secs_f64())
+    let (mut moved, warm) = (0u64, ns(half));
+    drive(&mut flows, 2 * half, |completion| {
+        if completion.at >= warm {
+            moved += u64::from(ASKERS[completion.flow].bytes);
+        }
+    })?;
+    Ok(moved as f64 / half.as_secs_f64())
 }
 
 /// What each guest asked for and got in a second, bytes.
@@ -147,28 +155,40 @@ fn max_min(wanted: [f64; ASKERS.len()], available: f64) -> [f64; ASKERS.len()] {
     }
 }
 
-/// Of what each guest should have got in each second of a run, the part that it got. What there is to share is what all got in that second: the machine's
-/// speed is not the same in each.
-fn parts(seconds: &[Second]) -> Vec<[f64; ASKERS.len()]> {
+/// What there was to say of a second.
+struct Judged {
+    /// Of what each guest should have got, the part that it got.
+    parts: [f64; ASKERS.len()],
+    /// What all wanted, as a multiple of what all got.
+    want: f64,
+}
+
+/// Judges each second of a run. What there is to share is what all got in that second: the machine's speed is not the same in each.
+fn judge(seconds: &[Second]) -> Vec<Judged> {
     let mut left = [0.0; ASKERS.len()];
-    let part = |second: &Second| {
+    let one = |second: &Second| {
         let wanted: [f64; ASKERS.len()] = std::array::from_fn(|one| left[one] + second.arrived[one]);
         left = std::array::from_fn(|one| (wanted[one] - second.served[one]).max(0.0));
-        let shares = max_min(wanted, second.served.iter().sum());
-        std::array::from_fn(|one| if shares[one] > 0.0 { second.served[one] / shares[one] } else { 1.0 })
+        let served: f64 = second.served.iter().sum();
+        let shares = max_min(wanted, served);
+        let part = |one: usize| if shares[one] > 0.0 { second.served[one] / shares[one] } else { 1.0 };
+        Judged { parts: std::array::from_fn(part), want: wanted.iter().sum::<f64>() / served }
     };
-    seconds.iter().map(part).collect()
+    seconds.iter().map(one).collect()
 }
 
 #[derive(Default)]
 struct Seen {
-    /// By guest, in each second that was not disturbed.
-    judged: Vec<[f64; ASKERS.len()]>,
+    /// Parts of each guest, in each second that counts.
+    parts: Vec<[f64; ASKERS.len()]>,
+    /// Seconds that do not count: others had the processors; there was enough for all.
     disturbed: u32,
-    /// The smallest of all, with the seconds that were disturbed.
+    enough: u32,
+    /// The smallest part of all, with the seconds that were disturbed.
     least_of_all: Option<f64>,
-    /// What all got together in each judged second, bytes.
+    /// In the seconds that count, what all got as a part of what was measured before the run, and what they wanted as a multiple of it.
     served: Vec<f64>,
+    want: Vec<f64>,
 }
 
 fn least(parts: impl IntoIterator<Item = f64>) -> Option<f64> {
@@ -176,38 +196,41 @@ fn least(parts: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 impl Seen {
-    fn add(&mut self, seconds: &[Second], undisturbed: &[bool]) {
-        for ((parts, second), undisturbed) in parts(seconds).into_iter().zip(seconds).zip(undisturbed) {
-            self.least_of_all = least(parts.into_iter().chain(self.least_of_all));
+    fn add(&mut self, seconds: &[Second], undisturbed: &[bool], capacity: f64) {
+        for ((judged, second), undisturbed) in judge(seconds).into_iter().zip(seconds).zip(undisturbed) {
+            if judged.want < WANT {
+                self.enough += 1;
+                continue;
+            }
+            self.least_of_all = least(judged.parts.into_iter().chain(self.least_of_all));
             if *undisturbed {
-                self.judged.push(parts);
-                self.served.push(second.served.iter().sum());
+                self.parts.push(judged.parts);
+                self.want.push(judged.want);
+                self.served.push(second.served.iter().sum::<f64>() / capacity);
             } else {
                 self.disturbed += 1;
             }
         }
     }
 
-    fn figure(&self, capacity: f64) -> Figure {
-        let figure = least(self.judged.iter().flatten().copied()).map_or_else(
+    fn figure(&self) -> Figure {
+        let figure = least(self.parts.iter().flatten().copied()).map_or_else(
             || {
-                Figure::missing(
-                    "in every second others took more than a tenth of the generator's or the core's processor",
-                )
+                Figure::missing("in every second there was enough for all, or others took more than a tenth of the generator's or the core's processor")
             },
             Figure::of,
         );
-        let served = median(self.served.iter().copied()) / capacity;
         let figure = figure
-            .beside("seconds_judged", self.judged.len())
+            .beside("seconds_judged", self.parts.len())
             .beside("seconds_disturbed", self.disturbed)
+            .beside("seconds_with_enough_for_all", self.enough)
             .beside("with_disturbed_seconds", self.least_of_all)
-            .beside("demand_percent", 200)
-            .beside("served_of_what_there_is", served);
+            .beside("served_of_what_was_measured", median(self.served.iter().copied()))
+            .beside("wanted_of_what_was_served", median(self.want.iter().copied()));
         ASKERS.iter().enumerate().fold(figure, |figure, (number, one)| {
             figure.beside(
                 &format!("{}_asks_{}_of_its_weight", one.name, one.asks),
-                least(self.judged.iter().map(|parts| parts[number])),
+                least(self.parts.iter().map(|parts| parts[number])),
             )
         })
     }
@@ -246,28 +269,34 @@ mod tests {
         let arrived = [12.0, 1.0, 3.0, 2.0, 8.0];
         // By equal parts in place of weights: the heaviest gets less, the lightest more.
         let equal = Second { arrived, served: [10.0 / 3.0, 1.0, 10.0 / 3.0, 2.0, 10.0 / 3.0] };
-        let parts_of = parts(&[equal])[0];
+        let parts_of = judge(&[equal])[0].parts;
         assert!((parts_of[4] - 10.0 / 3.0 / (40.0 / 7.0)).abs() < 1e-9, "{parts_of:?}");
         assert!(parts_of[0] > 1.0);
         // One that is starved in one second is owed that in the next, up to its share.
         let starved = Second { arrived, served: [2.0, 0.0, 4.0, 2.0, 5.0] };
         let next = Second { arrived, served: [2.0, 1.0, 2.0, 2.0, 6.0] };
-        let parts_of = parts(&[starved, next]);
-        assert_eq!((parts_of[0][1], parts_of[1][1]), (0.0, 0.5));
+        let seconds = judge(&[starved, next]);
+        assert_eq!((seconds[0].parts[1], seconds[1].parts[1]), (0.0, 0.5));
+        assert_eq!(seconds[0].want, 2.0);
     }
 
     #[test]
-    fn seconds_that_were_disturbed_are_counted_and_not_judged() {
+    fn seconds_that_say_nothing_are_counted_and_not_judged() {
         let fair = Second {
             arrived: [14.0, 1.0, 4.0, 2.0, 8.0],
             served: [10.0 / 7.0, 1.0, 20.0 / 7.0, 2.0, 40.0 / 7.0],
         };
         let unfair = Second { served: [10.0, 1.0, 1.0, 0.5, 0.5], ..fair };
         let mut seen = Seen::default();
-        seen.add(&[fair, unfair], &[true, false]);
-        assert_eq!((seen.judged.len(), seen.disturbed), (1, 1));
-        assert!((seen.figure(13.0).value().unwrap() - 1.0).abs() < 1e-9);
+        seen.add(&[fair, unfair], &[true, false], 26.0);
+        assert_eq!((seen.parts.len(), seen.disturbed, seen.enough), (1, 1, 0));
+        assert!((seen.figure().value().unwrap() - 1.0).abs() < 1e-9);
         assert!(seen.least_of_all.unwrap() < 0.3);
-        assert_eq!(Seen::default().figure(13.0).value(), None);
+        assert_eq!(seen.served, [0.5]);
+        // All that is wanted is served, and one guest a little late.
+        let enough = Second { arrived: [1.0; 5], served: [1.0, 0.9, 1.0, 1.0, 1.0] };
+        seen.add(&[enough], &[true], 26.0);
+        assert_eq!((seen.parts.len(), seen.disturbed, seen.enough), (1, 1, 1));
+        assert_eq!(Seen::default().figure().value(), None);
     }
 }
