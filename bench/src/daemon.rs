@@ -71,6 +71,11 @@ impl Configuration {
         text + &self.devices
     }
 
+    /// Whether `binary` starts with it; one that is older than what is asked for does not. `folder` is for this alone.
+    pub fn is_known_to(&self, binary: &Path, folder: &Path, place: &Place) -> Result<bool> {
+        Ok(self.start(binary, folder, place)?.await_socket(&folder.join("control")).is_ok())
+    }
+
     /// Starts `binary` with it. It need not listen yet when this returns.
     pub fn start(&self, binary: &Path, folder: &Path, place: &Place) -> Result<Served> {
         let file = self.write(folder, place.cpus.back)?;

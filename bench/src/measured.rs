@@ -70,7 +70,16 @@ impl Figure {
         self.value
     }
 
-    fn details(&self) -> Value {
+    /// Value, interval and pairs of one of several from which a figure is chosen.
+    pub fn brief(&self) -> Value {
+        json!({
+            "ratio": self.value.map(rounded),
+            "interval": self.interval.map(|ends| ends.map(rounded)),
+            "pairs": self.pairs,
+        })
+    }
+
+    pub fn details(&self) -> Value {
         let mut details = self.beside.clone();
         if let Some(ends) = self.interval {
             details.insert("interval".into(), json!(ends.map(rounded)));

@@ -11,7 +11,7 @@ pub enum Mode {
 impl Mode {
     /// All.
     pub const ALL: [Mode; 3] = [Mode::Polled, Mode::Adaptive, Mode::Notified];
-    /// Those that each build has.
+    /// Those that each build has, however old.
     pub const OF_EACH_BUILD: [Mode; 2] = [Mode::Polled, Mode::Notified];
 
     /// As the configuration has it.
@@ -23,7 +23,7 @@ impl Mode {
         }
     }
 
-    /// The contender's name. Polled is what ioplane does if nobody says, and has the short one.
+    /// The contender's name. Polled has the short one: its figures were the first, and keep their keys.
     pub fn contender(self) -> &'static str {
         if self == Mode::Polled { "ioplane" } else { self.word() }
     }

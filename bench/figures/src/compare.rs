@@ -85,6 +85,43 @@ fn left_out(count: usize) -> Option<usize> {
     found
 }
 
+/// The median of the ratios of pairs of rounds in one run, and how sure it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PairedRatio {
+    pub ratio: f64,
+    /// As [`interval`].
+    pub interval: Option<[f64; 2]>,
+    pub pairs: usize,
+}
+
+impl PairedRatio {
+    /// Of first / second; none if no pair has both.
+    pub fn of(pairs: impl IntoIterator<Item = [f64; 2]>) -> Option<Self> {
+        let swapped: Vec<[f64; 2]> = pairs.into_iter().map(|[one, other]| [other, one]).collect();
+        let ratios = ratios(&swapped);
+        (!ratios.is_empty()).then(|| PairedRatio {
+            ratio: median(ratios.iter().copied()),
+            interval: interval(&ratios),
+            pairs: ratios.len(),
+        })
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "ratio": rounded(self.ratio),
+            "interval": self.interval.map(|ends| ends.map(rounded)),
+            "pairs": self.pairs,
+        })
+    }
+}
+
+impl fmt::Display for PairedRatio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ends = self.interval.map_or("too few".into(), |[low, high]| format!("{low:.2}-{high:.2}"));
+        f.pad(&format!("{:.2} ({ends})", self.ratio))
+    }
+}
+
 /// What the pairs say of one figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -301,6 +338,18 @@ mod tests {
                 / 20_000.0;
             assert!((held - holds).abs() < 0.006, "{count} pairs: {held} in place of {holds}");
         }
+    }
+
+    #[test]
+    fn the_ratio_of_pairs_is_first_through_second_and_says_how_sure_it_is() {
+        let pairs = (1..=6).map(|one| [f64::from(one), 2.0]);
+        let ratio = PairedRatio::of(pairs.clone()).unwrap();
+        assert_eq!(ratio, PairedRatio { ratio: 1.75, interval: Some([0.5, 3.0]), pairs: 6 });
+        assert_eq!(ratio.json(), json!({ "ratio": 1.75, "interval": [0.5, 3.0], "pairs": 6 }));
+        assert_eq!(format!("{ratio:>18}|"), "  1.75 (0.50-3.00)|");
+        let few = PairedRatio::of(pairs.take(5)).unwrap();
+        assert_eq!((few.interval, few.to_string().as_str()), (None, "1.50 (too few)"));
+        assert_eq!(PairedRatio::of([[1.0, 0.0], [0.0, 1.0]]), None, "nothing was counted");
     }
 
     #[test]

@@ -460,32 +460,32 @@ fn run(
 }
 
 /// Processor time of both sides, read at the beginning of each second.
-struct Clocks<'a> {
+pub struct Clocks<'a> {
     pids: &'a [u32],
     /// When a second began, s; time of the generator and of the daemon until then, s.
     read: Vec<(std::time::Instant, CpuTimes, CpuTimes)>,
 }
 
 impl<'a> Clocks<'a> {
-    fn new(pids: &'a [u32]) -> Self {
+    pub fn new(pids: &'a [u32]) -> Self {
         Clocks { pids, read: Vec::new() }
     }
 
-    fn begin(&mut self) {
+    pub fn begin(&mut self) {
         let own = CpuTimes::of(&[std::process::id()]);
         self.read.push((std::time::Instant::now(), own, CpuTimes::of(self.pids)));
     }
 
     /// It is second `second`: reads the clocks, once for each.
     #[inline]
-    fn at(&mut self, second: usize) {
+    pub fn at(&mut self, second: usize) {
         if self.read.len() <= second {
             self.begin();
         }
     }
 
     /// For each second whether the generator had its processor, and the daemon too if it `is_always_busy`.
-    fn undisturbed(&self, seconds: usize, is_always_busy: bool) -> Vec<bool> {
+    pub fn undisturbed(&self, seconds: usize, is_always_busy: bool) -> Vec<bool> {
         let one = |pair: &[(std::time::Instant, CpuTimes, CpuTimes)]| {
             let [(begin, own, daemon), (end, own_end, daemon_end)] = pair else { return false };
             let daemon = if is_always_busy { daemon_end.since(daemon) } else { u64::MAX };

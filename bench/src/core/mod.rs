@@ -9,13 +9,14 @@
 
 mod boot;
 mod devices;
-mod drive;
+pub mod drive;
 mod fair;
 mod file;
 mod idle;
 mod limits;
 mod moving;
-mod offered;
+pub mod offered;
+mod shares;
 mod stage;
 mod taken;
 mod turns;
@@ -42,7 +43,7 @@ pub const ROUNDS: u32 = 6;
 const MODE: Mode = Mode::Adaptive;
 
 /// Keys of `figures`.
-pub const FIGURES: [&str; 19] = [
+pub const FIGURES: [&str; 20] = [
     "idle_cpu_percent",
     "idle_queues_loss_percent",
     "idle_queue_bytes",
@@ -53,6 +54,7 @@ pub const FIGURES: [&str; 19] = [
     "core_bound_share_ratio",
     "backing_bound_share_ratio",
     "weight_error_percent",
+    "weighted_share_ratio",
     "modest_p99_ratio",
     "core_bound_p99_ratio",
     "backing_bound_p99_ratio",
@@ -96,6 +98,9 @@ struct Pace {
     /// First requests in each run.
     wakeups: u32,
     slow_round: Duration,
+    /// Starts of the daemons that square waves compare: where a process lies in memory can change its speed by more than its mode does.
+    wave_starts: u32,
+    /// Pairs of runs of each period in each start; half as many of the longest.
     wave_pairs: u32,
     /// Of a wave, at least; a whole period if that is longer.
     wave_round: Duration,
@@ -119,8 +124,9 @@ impl Options {
                 round: ms(150),
                 wakeups: 3,
                 slow_round: ms(500),
+                wave_starts: 2,
                 wave_pairs: 6,
-                wave_round: ms(100),
+                wave_round: ms(80),
                 limit_span: s(3),
                 file_bytes: 32 << 20,
                 moves: 20,
@@ -135,8 +141,9 @@ impl Options {
             round: ms(300),
             wakeups: 10,
             slow_round: s(1),
+            wave_starts: 3,
             wave_pairs: 10,
-            wave_round: ms(200),
+            wave_round: ms(150),
             limit_span: s(10),
             file_bytes: 256 << 20,
             moves: 60,
@@ -165,7 +172,7 @@ impl Bench {
 type Measurement = fn(&Bench) -> Result<Vec<(&'static str, Figure)>>;
 
 /// Each with the keys of its figures.
-const MEASUREMENTS: [(&[&str], Measurement); 11] = [
+const MEASUREMENTS: [(&[&str], Measurement); 12] = [
     (&["idle_cpu_percent", "idle_queues_loss_percent", "idle_queue_bytes"], idle::measure),
     (&["wakeup_ratio"], turns::wakeup),
     (&["slow_load_cpu_ratio"], turns::slow_load),
@@ -185,6 +192,7 @@ const MEASUREMENTS: [(&[&str], Measurement); 11] = [
         fair::measure,
     ),
     (&["weight_error_percent"], weights::measure),
+    (&["weighted_share_ratio"], shares::measure),
     (&["devices8_ratio"], devices::measure),
     (&["boot_storm_s"], boot::measure),
 ];

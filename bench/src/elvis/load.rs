@@ -74,6 +74,34 @@ pub struct Span {
     pub time: Duration,
 }
 
+/// Of how many frames of a stream one has its latency taken: a guest sends no more of them at once, so the clock is looked at once per batch.
+pub const SAMPLED: u64 = BATCH as u64;
+
+/// When frames of a stream that are to be timed were shown to the core. No more than these are under way.
+#[derive(Debug, Clone, Copy, Default)]
+struct Samples([Option<(u64, Instant)>; (WINDOW / SAMPLED + 2) as usize]);
+
+impl Samples {
+    fn is_one(number: u64) -> bool {
+        number.is_multiple_of(SAMPLED)
+    }
+
+    fn place(&mut self, number: u64) -> &mut Option<(u64, Instant)> {
+        let count = self.0.len() as u64;
+        &mut self.0[(number / SAMPLED % count) as usize]
+    }
+
+    fn shown(&mut self, number: u64, at: Instant) {
+        *self.place(number) = Some((number, at));
+    }
+
+    /// How long frame `number` was under way, if it was timed; it is `now`.
+    fn taken(&mut self, number: u64, now: Instant) -> Option<Duration> {
+        let (_, at) = self.place(number).take_if(|(shown, _)| *shown == number)?;
+        Some(now.saturating_duration_since(at))
+    }
+}
+
 /// What one round measured.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -85,7 +113,8 @@ pub struct Outcome {
     pub interrupts: u64,
     /// Interrupts by which the processors of this machine woke or called each other, where the kernel counts them.
     pub between: Option<u64>,
-    /// From a request to its response, ns.
+    /// From a request to its response, ns. Of a stream, of one frame in [`SAMPLED`]: from when its guest shows it to the core until the remote
+    /// machine takes it.
     pub latency: Histogram<u64>,
     /// Time and processor time.
     pub account: Account,
@@ -118,6 +147,8 @@ struct Guest {
     since: Instant,
     /// When it may send, where requests are paced.
     due: Instant,
+    /// Of a stream.
+    samples: Samples,
 }
 
 /// When a guest may send that was to send at `due` and has at `now`. What could not be sent in time is not made up for, and it keeps its place among the
@@ -143,8 +174,8 @@ impl Party {
     pub fn new(guests: Vec<Nic>, remote: Nic, sleeps: bool) -> Self {
         let count = guests.len();
         let since = Instant::now();
-        let guests =
-            guests.into_iter().map(|nic| Guest { nic, sent: 0, done: 0, since, due: since }).collect();
+        let guest = |nic| Guest { nic, sent: 0, done: 0, since, due: since, samples: Samples::default() };
+        let guests = guests.into_iter().map(guest).collect();
         Party { guests, remote, came: vec![0; count], answered: vec![0; count], sleeps }
     }
 
@@ -156,6 +187,7 @@ impl Party {
         let count = self.guests.len() as u32;
         for (index, guest) in self.guests.iter_mut().enumerate() {
             (guest.done, guest.since) = (guest.sent, begin);
+            guest.samples = Samples::default();
             // One after the other.
             guest.due = begin + PACE * index as u32 / count;
         }
@@ -164,7 +196,7 @@ impl Party {
         let (account, noted) = loop {
             let now = Instant::now();
             let mut moved = self.guests_turn(work, now, &mut latency)?;
-            let came = self.remote_turn()?;
+            let came = self.remote_turn(Some(&mut latency))?;
             frames += u64::from(came);
             moved += came;
             if moved > 0 {
@@ -235,6 +267,10 @@ impl Party {
                 }
             }
             if sent > 0 {
+                let newest = guest.sent - guest.sent % SAMPLED;
+                if work == Work::Stream && newest + u64::from(sent) > guest.sent {
+                    guest.samples.shown(newest, Instant::now());
+                }
                 guest.nic.show();
             }
             if took > 0 || sent > 0 {
@@ -245,13 +281,20 @@ impl Party {
         Ok(moved)
     }
 
-    /// The remote machine takes what came and answers each guest it heard from, once: with the last number it has.
-    fn remote_turn(&mut self) -> Result<u32> {
-        let came = &mut self.came;
+    /// The remote machine takes what came and answers each guest it heard from, once: with the last number it has. `latency` is told of frames that are timed.
+    fn remote_turn(&mut self, mut latency: Option<&mut Histogram<u64>>) -> Result<u32> {
+        let (came, guests) = (&mut self.came, &mut self.guests);
         let frames = self.remote.receive(0, BATCH, |stamp| {
             match came.get_mut(usize::from(stamp.flow)) {
                 Some(last) if *last < stamp.number => *last = stamp.number,
                 _ => bail!("{stamp:?} came twice, late, or from nobody"),
+            }
+            if Samples::is_one(stamp.number)
+                && let Some(latency) = &mut latency
+                && let Some(guest) = guests.get_mut(usize::from(stamp.flow))
+                && let Some(time) = guest.samples.taken(stamp.number, Instant::now())
+            {
+                latency.saturating_record(time.as_nanos() as u64);
             }
             Ok(())
         })?;
@@ -313,7 +356,7 @@ impl Party {
         let begin = Instant::now();
         let mut last = begin;
         while last.elapsed() < Duration::from_millis(20) {
-            let mut moved = self.remote_turn()? + self.remote.reap()?;
+            let mut moved = self.remote_turn(None)? + self.remote.reap()?;
             for guest in &mut self.guests {
                 moved += guest.nic.receive(0, BATCH, |_| Ok(()))? + guest.nic.reap()?;
             }
@@ -329,6 +372,24 @@ impl Party {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_of_a_stream_is_timed_once_and_one_that_was_lost_does_not_stand_for_another() {
+        let (begin, step) = (Instant::now(), Duration::from_micros(5));
+        let mut samples = Samples::default();
+        for number in 1..=3 {
+            samples.shown(number * SAMPLED, begin + step * number as u32);
+        }
+        assert_eq!(samples.taken(SAMPLED, begin + step * 4), Some(step * 3));
+        assert_eq!(samples.taken(SAMPLED, begin + step * 4), None, "once");
+        assert_eq!(samples.taken(3 * SAMPLED, begin + step * 4), Some(step));
+        // The second was lost; a later one takes its place.
+        let later = 2 + samples.0.len() as u64;
+        samples.shown(later * SAMPLED, begin + step * 8);
+        assert_eq!(samples.taken(2 * SAMPLED, begin + step * 9), None);
+        assert_eq!(samples.taken(later * SAMPLED, begin + step * 9), Some(step));
+        assert!(Samples::is_one(SAMPLED) && !Samples::is_one(SAMPLED + 1));
+    }
 
     #[test]
     fn guests_that_were_late_together_do_not_send_together_from_then_on() {

@@ -26,8 +26,8 @@ fn part(figures: &Value, guests: u16, part: &str) -> Option<f64> {
 /// A row for each load, number of guests and core.
 pub fn table(figures: &Value) -> String {
     let mut out = String::from(
-        "| load | guests | core | frames/s | mean us | p99 us | kicks/frame | interrupts/frame | both, per second | between processors, per second | CPU % | CPU us/frame | \
-         against the better | polled again against polled | CPU against notified's |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| load | guests | core | frames/s | mean us | p50 us | p99 us | kicks/frame | interrupts/frame | both, per second | between processors, per second | CPU % | CPU us/frame | \
+         against the better | mean and p50 latency against the better | the same against notified's | polled again against polled | CPU against notified's |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for load in Work::ALL.map(Work::word) {
         for guests in guests(figures) {
@@ -40,11 +40,20 @@ pub fn table(figures: &Value) -> String {
                     let value = part(figures, guests, &format!("{what}_{load}"));
                     value.filter(|_| core == "adaptive").map_or(String::new(), |value| format!("{value:.3}"))
                 };
+                let latency = |what: &str| {
+                    let told = &figures[format!("guests{guests}")][format!("{what}_{load}")];
+                    let parts = ["mean", "p50"].map(|key| told[key]["ratio"].as_f64());
+                    match parts {
+                        [Some(mean), Some(p50)] if core == "adaptive" => format!("{mean:.3}, {p50:.3}"),
+                        _ => String::new(),
+                    }
+                };
                 let _ = writeln!(
                     out,
-                    "| {load} | {guests} | {core} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                    "| {load} | {guests} | {core} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                     of("frames_per_s", 0),
                     of("mean_us", 1),
+                    of("p50_us", 1),
                     of("p99_us", 1),
                     of("kicks_per_frame", 4),
                     of("interrupts_per_frame", 4),
@@ -53,6 +62,8 @@ pub fn table(figures: &Value) -> String {
                     of("back_end_cpu_percent", 0),
                     of("cpu_us_per_frame", 2),
                     ratio("adaptive_vs_best"),
+                    latency("adaptive_latency_vs_best"),
+                    latency("adaptive_latency_vs_notified"),
                     ratio("again_vs_polled"),
                     ratio("adaptive_cpu_vs_notified"),
                 );
@@ -109,6 +120,7 @@ mod tests {
             "adaptive_vs_best_min": 0.9,
             "guests10": {"polled_stream_frames_per_s": 5.0},
             "guests2": {"adaptive_stream_frames_per_s": 7.0, "adaptive_vs_best_stream": 0.95,
+                "adaptive_latency_vs_best_stream": {"mode": "polled", "mean": {"ratio": 0.9}, "p50": {"ratio": 1.02}},
                 "adaptive_cpu_vs_notified_stream": 1.1, "again_vs_polled_stream": 0.98, "notified_stream_frames_per_s": 6.0},
         });
         let table = table(&figures);
@@ -118,11 +130,11 @@ mod tests {
         };
         assert_eq!(
             row("| stream | 2 | adaptive"),
-            "| stream | 2 | adaptive | 7 |  |  |  |  |  |  |  |  | 0.950 | 0.980 | 1.100 |"
+            "| stream | 2 | adaptive | 7 |  |  |  |  |  |  |  |  |  | 0.950 | 0.900, 1.020 |  | 0.980 | 1.100 |"
         );
         assert_eq!(
             row("| stream | 2 | notified"),
-            "| stream | 2 | notified | 6 |  |  |  |  |  |  |  |  |  |  |  |"
+            "| stream | 2 | notified | 6 |  |  |  |  |  |  |  |  |  |  |  |  |  |  |"
         );
         assert!(table.find("| stream | 2 |") < table.find("| stream | 10 |"));
         assert_eq!(table.lines().count(), 2 + 3 * 2 * 3);

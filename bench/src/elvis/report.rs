@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::load::{Outcome, Work};
+use super::load::{Outcome, SAMPLED, Work};
+use ioplane_figures::compare::PairedRatio;
 use ioplane_figures::machine::Cpus;
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
@@ -27,7 +28,9 @@ pub struct Report {
 struct Medians {
     mbit: f64,
     frames: f64,
+    /// Of a stream as [`Outcome`] has it, of one frame in [`super::load::SAMPLED`].
     mean_us: f64,
+    p50_us: f64,
     p99_us: f64,
     kicks: f64,
     interrupts: f64,
@@ -59,15 +62,31 @@ fn ratio(one: &[Outcome], other: &[Outcome], value: fn(&Outcome) -> f64) -> f64 
     )
 }
 
-/// Against whichever of the others has the larger median: the better one of each round would be the luckier one.
-fn against_better(
-    one: &[Outcome],
-    polled: &[Outcome],
-    notified: &[Outcome],
+/// Whichever of the others has the larger median: the better one of each round would be the luckier one.
+fn better<'a>(
+    polled: &'a [Outcome],
+    notified: &'a [Outcome],
     value: fn(&Outcome) -> f64,
-) -> f64 {
+) -> (&'static str, &'a [Outcome]) {
     let of = |all: &[Outcome]| median(all.iter().map(value));
-    ratio(one, if of(polled) >= of(notified) { polled } else { notified }, value)
+    if of(polled) >= of(notified) { ("polled", polled) } else { ("notified", notified) }
+}
+
+/// What is the larger, the better.
+type Goodness = fn(&Outcome) -> f64;
+
+/// The more the shorter.
+const SHORTNESS: [(&str, Goodness); 2] =
+    [("mean", |o| 1.0 / o.latency.mean()), ("p50", |o| 1.0 / o.latency.value_at_quantile(0.5) as f64)];
+
+/// Mean and median latency: those of `other` as parts of those of `one`, so that 1 and more is as good.
+fn latency_against(one: &[Outcome], (name, other): (&str, &[Outcome])) -> Value {
+    let mut told = json!({ "mode": name });
+    for (key, value) in SHORTNESS {
+        let pairs = one.iter().zip(other).map(|(one, other)| [value(one), value(other)]);
+        told[key] = json!(PairedRatio::of(pairs).map(|ratio| ratio.json()));
+    }
+    told
 }
 
 /// The worst rows of an adaptive core.
@@ -75,15 +94,19 @@ fn against_better(
 struct Worst {
     /// Against the better of the others.
     least: Option<(f64, String)>,
+    /// Mean latency of the others' better one as a part of its own.
+    slowest: Option<(f64, String)>,
     /// Its processor time against notified's, where the core is not saturated and the work is the same.
     dearest: Option<(f64, String)>,
 }
 
 impl Worst {
-    fn row(&mut self, work: Work, guests: u16, better: f64, cpu: f64) {
+    fn row(&mut self, work: Work, guests: u16, [good, short, cpu]: [f64; 3]) {
         let at = || format!("guests{guests}.{}", work.word());
-        if self.least.as_ref().is_none_or(|(least, _)| better < *least) {
-            self.least = Some((better, at()));
+        for (worst, value) in [(&mut self.least, good), (&mut self.slowest, short)] {
+            if worst.as_ref().is_none_or(|(least, _)| value < *least) {
+                *worst = Some((value, at()));
+            }
         }
         if work == Work::Paced && self.dearest.as_ref().is_none_or(|(most, _)| cpu > *most) {
             self.dearest = Some((cpu, at()));
@@ -91,7 +114,11 @@ impl Worst {
     }
 
     fn tell(self, figures: &mut Map<String, Value>) {
-        let worst = [("adaptive_vs_best_min", self.least), ("adaptive_cpu_vs_notified_max", self.dearest)];
+        let worst = [
+            ("adaptive_vs_best_min", self.least),
+            ("adaptive_latency_vs_best_min", self.slowest),
+            ("adaptive_cpu_vs_notified_max", self.dearest),
+        ];
         for (key, (value, at)) in worst.into_iter().filter_map(|(key, worst)| Some((key, worst?))) {
             figures.insert(key.into(), json!(rounded(value)));
             figures.insert(format!("{key}_at"), json!(at));
@@ -108,6 +135,7 @@ impl Medians {
             mbit: of(&|o| rate(o, o.frames) * WRITE * 8.0 / 1e6),
             frames: of(&|o| rate(o, o.frames)),
             mean_us: of(&|o| o.latency.mean() / 1e3),
+            p50_us: of(&|o| o.latency.value_at_quantile(0.5) as f64 / 1e3),
             p99_us: of(&|o| o.latency.value_at_quantile(0.99) as f64 / 1e3),
             kicks: of(&|o| per(o, o.kicks)),
             interrupts: of(&|o| per(o, o.interrupts)),
@@ -135,6 +163,9 @@ impl Report {
         );
         let drivers = if awake { "look at their rings all the time" } else { "sleep until an interrupt" };
         setup.insert("drivers".into(), json!(drivers));
+        let stream =
+            format!("one frame in {SAMPLED}: from its guest's ring until the remote machine takes it");
+        setup.insert("stream_latency".into(), json!(stream));
         Report { setup, awake, ..Report::default() }
     }
 
@@ -161,10 +192,10 @@ impl Report {
             let mut put = |part: &str, value| cell[format!("{who}_{load}_{part}")] = json!(rounded(value));
             if *work == Work::Stream {
                 put("mbit_per_s", m.mbit);
-            } else {
-                put("mean_us", m.mean_us);
-                put("p99_us", m.p99_us);
             }
+            put("mean_us", m.mean_us);
+            put("p50_us", m.p50_us);
+            put("p99_us", m.p99_us);
             put("frames_per_s", m.frames);
             put("kicks_per_frame", m.kicks);
             put("interrupts_per_frame", m.interrupts);
@@ -192,11 +223,17 @@ impl Report {
                     cell[format!("again_vs_polled_{load}")] = json!(rounded(same));
                 }
                 ("adaptive", Some(polled), Some(notified)) => {
-                    let better = against_better(outcomes, polled, notified, work.goodness());
+                    let (_, best) = better(polled, notified, work.goodness());
+                    let good = ratio(outcomes, best, work.goodness());
+                    let shortest = better(polled, notified, SHORTNESS[0].1);
+                    let short = ratio(outcomes, shortest.1, SHORTNESS[0].1);
                     let cpu = ratio(outcomes, notified, cpu_us);
-                    cell[format!("adaptive_vs_best_{load}")] = json!(rounded(better));
+                    cell[format!("adaptive_vs_best_{load}")] = json!(rounded(good));
+                    cell[format!("adaptive_latency_vs_best_{load}")] = latency_against(outcomes, shortest);
+                    cell[format!("adaptive_latency_vs_notified_{load}")] =
+                        latency_against(outcomes, ("notified", notified));
                     cell[format!("adaptive_cpu_vs_notified_{load}")] = json!(rounded(cpu));
-                    worst.row(*work, *guests, better, cpu);
+                    worst.row(*work, *guests, [good, short, cpu]);
                 }
                 _ => {}
             }
@@ -212,6 +249,7 @@ impl Report {
             "Mbit/s",
             "frames/s",
             "mean us",
+            "p50 us",
             "p99 us",
             "kicks/fr",
             "irqs/fr",
@@ -228,15 +266,14 @@ impl Report {
             let m = Medians::of(outcomes);
             let who = called(name);
             let _ = write!(out, "{:10}{guests:>7}  {who:9}", work.word());
-            let latency =
-                |value: f64| if *work == Work::Stream { String::new() } else { format!("{value:.2}") };
             let _ = writeln!(
                 out,
-                "{:>11.0}{:>11.0}{:>11}{:>11}{:>11.4}{:>11.4}{:>11.0}{:>11}{:>11.0}",
+                "{:>11.0}{:>11.0}{:>11.2}{:>11.2}{:>11.2}{:>11.4}{:>11.4}{:>11.0}{:>11}{:>11.0}",
                 m.mbit,
                 m.frames,
-                latency(m.mean_us),
-                latency(m.p99_us),
+                m.mean_us,
+                m.p50_us,
+                m.p99_us,
                 m.kicks,
                 m.interrupts,
                 m.notifications,
@@ -297,7 +334,41 @@ mod tests {
         assert_eq!(part("guests3", "adaptive_vs_best_paced"), 1.0);
         assert_eq!(part("guests3", "adaptive_cpu_vs_notified_paced"), 1.2);
         assert_eq!(figures["adaptive_vs_best_min_at"], "guests2.requests");
+        assert_eq!(figures["adaptive_latency_vs_best_min_at"], "guests2.requests");
+        assert_eq!(figures["adaptive_latency_vs_best_min"], figures["guests2"]["adaptive_vs_best_requests"]);
         assert_eq!(figures["adaptive_cpu_vs_notified_max"], 1.2);
         assert_eq!(figures["adaptive_cpu_vs_notified_max_at"], "guests3.paced");
+    }
+    #[test]
+    fn a_paced_row_has_its_latency_beside_its_rate() {
+        let mut report = Report::default();
+        for round in 0..6 {
+            for (name, ns) in [("ioplane", 30_000), ("adaptive", 100_000 + round), ("notified", 110_000)] {
+                let mut latency = hdrhistogram::Histogram::new(3).unwrap();
+                latency.record(ns).unwrap();
+                let account = ioplane_figures::machine::Account {
+                    seconds: 1.0,
+                    cpu_ns: 1000,
+                    own_ns: 0,
+                    kernel_ns: 0,
+                    foreign: 0.0,
+                };
+                let outcome =
+                    Outcome { frames: 2000, kicks: 0, interrupts: 0, between: None, latency, account };
+                report.outcome(4, Work::Paced, name, outcome);
+            }
+        }
+        let figures = report.figures();
+        let cell = &figures["guests4"];
+        assert_eq!(cell["adaptive_vs_best_paced"], 1.0, "all have as many requests");
+        let best = &cell["adaptive_latency_vs_best_paced"];
+        assert_eq!((&best["mode"], &best["mean"]["pairs"]), (&json!("polled"), &json!(6)));
+        for key in ["mean", "p50"] {
+            let part = |of: &str| cell[of][key]["ratio"].as_f64().unwrap();
+            assert!((part("adaptive_latency_vs_best_paced") - 0.3).abs() < 0.002);
+            assert!((part("adaptive_latency_vs_notified_paced") - 1.1).abs() < 0.002);
+        }
+        assert!(best["mean"]["interval"].is_array());
+        assert_eq!(figures["adaptive_latency_vs_best_min_at"], "guests4.paced");
     }
 }

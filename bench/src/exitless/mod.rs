@@ -6,13 +6,14 @@
 //! ```
 //!
 //! Fair means: one processor each; the same generator, features, ring size, request shape (indirect, as Linux); a disk of
-//! the same size on the same file system; rounds in turn (A B A B), medians of all rounds; processor time of every
+//! the same size on the same file system; rounds in turn (A B B A), medians of all rounds, and of the ratios to the peer's round beside each; processor time of every
 //! thread of the backend, io_uring's workers included. Two kinds of rounds: **polling** (the driver wants no interrupts;
 //! all figures without `irq_`) and **interrupts** (the driver sleeps on its eventfd as Linux does; the figures with
 //! `irq_`, and `interrupts_per_request`).
 
 pub mod backend;
 pub mod check;
+mod competing;
 pub mod ioplane;
 pub mod load;
 mod null;
@@ -59,7 +60,7 @@ pub struct Options {
     /// Print one JSON object in place of the table.
     #[arg(long)]
     pub json: bool,
-    /// Fewer and shorter rounds on smaller disks: at most 40 seconds, and noisier.
+    /// Fewer and shorter rounds on smaller disks: about a minute, and noisier.
     #[arg(long)]
     quick: bool,
     /// Leave ioplane out: only the peer and the generator's ceiling.
@@ -77,6 +78,7 @@ pub struct Options {
 }
 
 struct Pace {
+    /// Six are the fewest with an interval.
     rounds: u32,
     /// Disturbed rounds that are repeated, in all.
     repeats: u64,
@@ -104,19 +106,19 @@ impl Options {
         let ms = Duration::from_millis;
         if self.quick {
             return Pace {
-                rounds: 2,
-                repeats: 10,
+                rounds: 6,
+                repeats: 20,
                 irq_rounds: 1,
-                warm: ms(40),
-                time: ms(150),
+                warm: ms(30),
+                time: ms(100),
                 memory: 64 << 20,
                 file: 32 << 20,
             };
         }
         Pace {
-            rounds: 5,
-            repeats: 30,
-            irq_rounds: 3,
+            rounds: 10,
+            repeats: 50,
+            irq_rounds: 6,
             warm: ms(80),
             time: ms(300),
             memory: 512 << 20,
@@ -178,11 +180,13 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// A B A B ...: the rounds of one load, everybody in turn.
+/// A B B A ...: the rounds of one load, everybody in turn, so that nobody always comes after the same one.
 fn turns(sessions: &mut [Session], key: Key, load: Load, pace: &Pace, report: &mut Report) -> Result<()> {
     let rounds = if load.waiting == Waiting::Polling { pace.rounds } else { pace.irq_rounds };
     for round in 0..rounds {
-        for session in sessions.iter_mut() {
+        for turn in 0..sessions.len() {
+            let at = if round % 2 == 0 { turn } else { sessions.len() - 1 - turn };
+            let session = &mut sessions[at];
             loop {
                 // Everybody goes to the same places in the same round.
                 let mut scatter = Scatter::new(u64::from(round) + 1);

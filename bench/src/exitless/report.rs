@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Waiting};
+use ioplane_figures::compare::PairedRatio;
 use ioplane_figures::machine::Cpus;
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
@@ -90,6 +91,11 @@ impl Medians {
             interrupts: median(&|o| per(o.interrupts, o)),
         }
     }
+}
+
+/// Requests per second of processor time.
+fn per_cpu_second(outcome: &Outcome) -> f64 {
+    outcome.requests as f64 / outcome.cpu_ns as f64 * 1e9
 }
 
 /// Everything measured in one run.
@@ -177,6 +183,13 @@ impl Report {
         envelope("exitless", &self.setup, figures)
     }
 
+    /// Requests per CPU second against the peer's in the same round, over all rounds.
+    fn per_cpu_vs_qsd(&self, key: Key, name: &'static str) -> Option<PairedRatio> {
+        let own = self.outcomes.get(&(key, name)).filter(|_| name != "qsd")?;
+        let peer = self.outcomes.get(&(key, "qsd"))?;
+        PairedRatio::of(own.iter().zip(peer).map(|(own, peer)| [per_cpu_second(own), per_cpu_second(peer)]))
+    }
+
     /// What was measured of each contender, by load.
     pub fn figures(&self) -> Map<String, Value> {
         let mut figures = Map::new();
@@ -204,6 +217,9 @@ impl Report {
             {
                 put(&format!("{load}per_cpu_vs_qsd"), peer.cpu_us / m.cpu_us);
             }
+            if let Some(ratio) = self.per_cpu_vs_qsd(*key, name) {
+                cell[format!("{who}{load}per_cpu_vs_qsd_paired")] = ratio.json();
+            }
         }
         figures
     }
@@ -215,7 +231,7 @@ impl Report {
         let _ = writeln!(out, "{:>24}  {}", "qsd on memory, by way", json!(self.probes));
         let _ = writeln!(
             out,
-            "\n{:34}{:9}{:>10}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}",
+            "\n{:34}{:9}{:>10}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>20}",
             "4 KiB random",
             "",
             "IOPS",
@@ -226,7 +242,8 @@ impl Report {
             "kthr us",
             "kicks",
             "irqs",
-            "vs qsd"
+            "vs qsd",
+            "by rounds (95 %)"
         );
         for (key, name) in self.outcomes.keys() {
             let Some(m) = self.medians(*key, name) else { continue };
@@ -241,7 +258,7 @@ impl Report {
             );
             let _ = writeln!(
                 out,
-                "{load:34}{name:9}{:>10.0}{:>7.0}{:>9.2}{:>9.2}{:>9.3}{:>9.3}{:>9.4}{:>9.4}{:>9}",
+                "{load:34}{name:9}{:>10.0}{:>7.0}{:>9.2}{:>9.2}{:>9.3}{:>9.3}{:>9.4}{:>9.4}{:>9}{:>20}",
                 m.iops,
                 m.iops_spread * 100.0,
                 m.p50_us,
@@ -251,8 +268,42 @@ impl Report {
                 m.kicks,
                 m.interrupts,
                 ratio.map_or(String::new(), |ratio| format!("{ratio:.2}x")),
+                self.per_cpu_vs_qsd(*key, name).map_or(String::new(), |ratio| ratio.to_string()),
             );
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hdrhistogram::Histogram;
+
+    use super::*;
+
+    #[test]
+    fn processor_time_is_compared_with_the_peers_in_the_same_round() {
+        let key = Key { on_file: false, depth: 32, write: false, waiting: Waiting::Polling };
+        let mut report = Report::default();
+        for round in 1..=6 {
+            let outcome = |cpu_ns| Outcome {
+                requests: 1000,
+                seconds: 1.0,
+                latency: Histogram::new(2).unwrap(),
+                kicks: 0,
+                interrupts: 0,
+                cpu_ns,
+                kernel_ns: 0,
+                foreign: 0.0,
+            };
+            // The machine becomes slower; the peer takes four times as long throughout.
+            report.outcome("ioplane", key, outcome(1000 * round));
+            report.outcome("qsd", key, outcome(4000 * round));
+        }
+        let figures = report.figures();
+        let paired = &figures["depth32"]["per_cpu_vs_qsd_paired"];
+        assert_eq!(*paired, json!({ "ratio": 4.0, "interval": [4.0, 4.0], "pairs": 6 }));
+        assert!(figures["depth32"].get("qsd_per_cpu_vs_qsd_paired").is_none());
+        assert!(report.table().contains("4.00 (4.00-4.00)"));
     }
 }

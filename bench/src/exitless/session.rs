@@ -14,7 +14,7 @@ use crate::served::{Place, Served};
 use ioplane_figures::machine;
 
 /// Everybody's guest is alike.
-const FORM: Form = Form {
+pub const FORM: Form = Form {
     ring: RING,
     queues: 1,
     plan: DiskPlan { slots: SLOTS, max_bytes: BLOCK, segments: 1, shape: SHAPE },

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Fair means: one processor each; the same generator, features, ring size, buffers and frames; every byte of some frames
-//! compared beforehand, and the stamp of every frame while it is measured; rounds in turn (A B A B). testpmd forwards from
+//! compared beforehand, and the stamp of every frame while it is measured; rounds in turn (A B B A). testpmd forwards from
 //! port to port without looking; ioplane is a switch: it looks the address up, checks the source, counts by cause.
 //!
 //! Rounds are short and many, and the half in which others took least processor time counts: on a shared machine a
@@ -77,6 +77,7 @@ const PAIR_LOAD: Load =
 const PAIR_PING: Duration = Duration::from_millis(60);
 
 struct Pace {
+    /// Half of them count. Of twelve, six pairs do: the fewest with an interval.
     rounds: u32,
     asleep_rounds: u32,
     warm: Duration,
@@ -103,7 +104,7 @@ impl Options {
         let ms = Duration::from_millis;
         if self.quick {
             return Pace {
-                rounds: 8,
+                rounds: 12,
                 asleep_rounds: 1,
                 warm: ms(10),
                 time: ms(40),
@@ -113,7 +114,7 @@ impl Options {
             };
         }
         Pace {
-            rounds: 24,
+            rounds: 40,
             asleep_rounds: 3,
             warm: ms(20),
             time: ms(100),
@@ -197,11 +198,13 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
     Ok(reports.map(|report| report.figures().into()))
 }
 
-/// A B A B ...: the rounds of one load, everybody in turn.
+/// A B B A ...: the rounds of one load, everybody in turn.
 fn turns(sessions: &mut [Session], shape: Shape, pace: &Pace, report: &mut Report) -> Result<()> {
     let load = Load { rate: None, sleeps: false, warm: pace.warm, time: pace.time };
-    for _ in 0..pace.rounds {
-        for session in sessions.iter_mut() {
+    for round in 0..pace.rounds {
+        for turn in 0..sessions.len() {
+            let at = if round % 2 == 0 { turn } else { sessions.len() - 1 - turn };
+            let session = &mut sessions[at];
             report.flood(shape, session.name, session.stream(&load)?);
         }
     }

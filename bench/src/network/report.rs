@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::frame::Size;
 use super::load::Outcome;
 use super::nic::{RING, Shape};
+use ioplane_figures::compare::PairedRatio;
 use ioplane_figures::machine::Cpus;
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
@@ -45,8 +46,23 @@ impl Cell {
     }
 
     fn frames_per_s(&self) -> f64 {
-        self.of_quiet(|o| o.frames as f64 / o.account.seconds)
+        self.of_quiet(frames_per_s)
     }
+
+    /// Frames per second against the peer's in the round beside it: of the half of the pairs of rounds that others disturbed least.
+    fn against(&self, peer: &Cell) -> Option<PairedRatio> {
+        let mut pairs: Vec<[&Outcome; 2]> =
+            self.floods.iter().zip(&peer.floods).map(|(own, peer)| [own, peer]).collect();
+        let disturbance =
+            |pair: &[&Outcome; 2]| pair.map(|o| o.account.disturbance()).into_iter().fold(0.0, f64::max);
+        pairs.sort_by(|a, b| disturbance(a).total_cmp(&disturbance(b)));
+        pairs.truncate(pairs.len().div_ceil(2));
+        PairedRatio::of(pairs.into_iter().map(|pair| pair.map(frames_per_s)))
+    }
+}
+
+fn frames_per_s(outcome: &Outcome) -> f64 {
+    outcome.frames as f64 / outcome.account.seconds
 }
 
 /// Everything measured in one run.
@@ -119,10 +135,19 @@ impl Report {
         self.setup.insert("seconds".into(), json!(time.as_secs()));
     }
 
-    fn versus(&self, shape: Shape, name: &str) -> Option<f64> {
+    /// A contender and the peer at one load.
+    fn both(&self, shape: Shape, name: &str) -> Option<[&Cell; 2]> {
         let peer = self.cells.get(&(shape, "testpmd")).filter(|_| name != "testpmd")?;
         let own = self.cells.iter().find(|((s, n), _)| *s == shape && *n == name)?.1;
-        Some(own.frames_per_s() / peer.frames_per_s())
+        Some([own, peer])
+    }
+
+    fn versus(&self, shape: Shape, name: &str) -> Option<f64> {
+        self.both(shape, name).map(|[own, peer]| own.frames_per_s() / peer.frames_per_s())
+    }
+
+    fn paired_versus(&self, shape: Shape, name: &str) -> Option<PairedRatio> {
+        self.both(shape, name).and_then(|[own, peer]| own.against(peer))
     }
 
     pub fn json(&self) -> Value {
@@ -142,6 +167,9 @@ impl Report {
             }
             if let Some(ratio) = self.versus(*shape, name) {
                 entry[format!("{who}frames_vs_testpmd")] = json!(rounded(ratio));
+            }
+            if let Some(ratio) = self.paired_versus(*shape, name) {
+                entry[format!("{who}frames_vs_testpmd_paired")] = ratio.json();
             }
         }
         figures
@@ -166,7 +194,7 @@ impl Report {
         for title in titles {
             let _ = write!(out, "{title:>12}");
         }
-        let _ = writeln!(out);
+        let _ = writeln!(out, "{:>20}", "by rounds (95 %)");
         for ((shape, name), cell) in &self.cells {
             let _ = write!(out, "{:18}{name:9}", key(*shape));
             for (part, value) in parts(*shape, cell) {
@@ -177,7 +205,8 @@ impl Report {
                 let _ = write!(out, "{value:>12.digits$}");
             }
             let ratio = self.versus(*shape, name).map_or(String::new(), |ratio| format!("{ratio:.2}x"));
-            let _ = writeln!(out, "{ratio:>12}");
+            let paired = self.paired_versus(*shape, name).map_or(String::new(), |ratio| ratio.to_string());
+            let _ = writeln!(out, "{ratio:>12}{paired:>20}");
         }
         out
     }
@@ -188,7 +217,7 @@ fn parts(shape: Shape, cell: &Cell) -> [(&'static str, f64); 10] {
     let per_frame =
         |count: fn(&Outcome) -> u64| move |o: &Outcome| count(o) as f64 / (o.frames as f64).max(1.0);
     let rate = cell.frames_per_s();
-    let rates = || cell.quiet().into_iter().map(|o| o.frames as f64 / o.account.seconds);
+    let rates = || cell.quiet().into_iter().map(frames_per_s);
     let (most, least) = (rates().fold(0.0, f64::max), rates().fold(f64::INFINITY, f64::min));
     [
         ("frames_per_s", rate),
@@ -202,4 +231,41 @@ fn parts(shape: Shape, cell: &Cell) -> [(&'static str, f64); 10] {
         ("interrupts_per_frame", median(cell.asleep.iter().map(per_frame(|o| o.interrupts)))),
         ("lost", cell.of_quiet(|o| o.lost as f64 / (o.sent as f64).max(1.0))),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ioplane_figures::machine::Account;
+
+    use super::*;
+
+    /// A round with so many frames in its second, of which the backend had `cpu` of its processor.
+    fn round(frames: u64, cpu: f64) -> Outcome {
+        let account = Account {
+            seconds: 1.0,
+            cpu_ns: (cpu * 1e9) as u64,
+            own_ns: 1_000_000_000,
+            kernel_ns: 0,
+            foreign: 0.0,
+        };
+        Outcome { frames, lost: 0, sent: frames, owed: 0, kicks: 0, interrupts: 0, account }
+    }
+
+    #[test]
+    fn rounds_beside_each_other_are_compared_and_pairs_that_were_disturbed_are_left_out() {
+        let shape = Shape { packed: false, size: Size::Small, pairs: 1 };
+        let mut report = Report::default();
+        for number in 0..12 {
+            // The machine becomes faster; six rounds of one side or the other are disturbed.
+            let (rate, disturbed) = (100 * (number + 1), number % 2 == 0);
+            let (own, peer) = if number % 4 == 0 { (0.5, 1.0) } else { (1.0, 0.5) };
+            let part = |of: f64| if disturbed { of } else { 1.0 };
+            report.flood(shape, "ioplane", round((rate as f64 * 1.2 * part(own)) as u64, part(own)));
+            report.flood(shape, "testpmd", round((rate as f64 * part(peer)) as u64, part(peer)));
+        }
+        let figures = report.figures();
+        let paired = &figures["split64"]["frames_vs_testpmd_paired"];
+        assert_eq!(*paired, json!({ "ratio": 1.2, "interval": [1.2, 1.2], "pairs": 6 }));
+        assert!(figures["split64"].get("testpmd_frames_vs_testpmd_paired").is_none());
+    }
 }
