@@ -68,6 +68,6 @@ mod tests {
     fn a_round_trip_takes_time() {
         let cpu = machine::Cpus::choose().unwrap().back;
         let us = round_trip(cpu, Duration::ZERO, Duration::from_millis(5)).unwrap();
-        assert!(us > 0.0 && us < 1e6, "{us}");
+        assert!(us > 0.0 && us.is_finite(), "{us}");
     }
 }
