@@ -145,7 +145,7 @@ fn starved(device: &DeviceActivity, core: &CoreActivity, wait: f64) -> Option<Sl
     if core.delayed < DELAYED || core.delayed < STARVED * runnable {
         return None;
     }
-    // The time from a kick until the core runs is in no histogram.
+    // What this wake-up took is in no histogram: the wait has what some measured ones took.
     let woken = device.kicks_for_each(core.id) >= WOKEN && core.delay_per_wake_us >= LONG_WAIT_US;
     let waits = if wait >= LONG_WAIT_US {
         format!("requests wait for it for up to {wait:.0} us (99 of 100)")

@@ -4,8 +4,8 @@ use crate::interval::{BackingActivity, DeviceActivity, QueueActivity};
 use crate::limits;
 use crate::side::Side;
 
-/// Kicks for each unit from which what they take is worth a word.
-const SOME_KICKS: f64 = 0.05;
+/// Interrupts for each unit from which what they take is worth a word.
+const SOME_INTERRUPTS: f64 = 0.05;
 
 /// One part of the time of a unit: how long, us, and what happens then.
 struct Part {
@@ -36,8 +36,7 @@ fn none(device: &DeviceActivity) -> String {
 }
 
 fn sentence(device: &DeviceActivity, side: Side, seconds: f64) -> Option<String> {
-    let units = device.passed(side).units;
-    if units == 0 {
+    if device.passed(side).units == 0 {
         return None;
     }
     let parts = parts(device, side, seconds);
@@ -57,17 +56,7 @@ fn sentence(device: &DeviceActivity, side: Side, seconds: f64) -> Option<String>
             format!("{what} takes {whole} on average: {}.", parts.join(", "))
         }
     };
-    Some(text + &kicks(device, side, units))
-}
-
-/// What is missing where the core was woken for many of them.
-fn kicks(device: &DeviceActivity, side: Side, units: u64) -> String {
-    let kicks = device.side(side).map(|queue| queue.kicks).sum::<u64>() as f64 / units as f64;
-    // A kick for receiving says that there are buffers.
-    if side == Side::Receives || kicks < SOME_KICKS {
-        return String::new();
-    }
-    format!(" The time from a kick ({kicks:.2} for each) until the core runs is not included.")
+    Some(text)
 }
 
 /// What a unit goes through, in this order.
@@ -99,11 +88,20 @@ fn parts(device: &DeviceActivity, side: Side, seconds: f64) -> Vec<Part> {
             }
         },
     };
-    match side {
+    let mut parts = match side {
         // The core takes frames from the switch whenever it looks.
         Side::Receives => vec![takes],
         Side::Disk | Side::Sends => vec![waits, takes],
+    };
+    // All units that an interrupt announces wait for it.
+    let (interrupts, took_s) = device.side(side).map(|queue| &queue.to_interrupt).fold((0, 0.0), |sum, times| {
+        (sum.0 + times.count(), sum.1 + times.sum_s())
+    });
+    if interrupts as f64 >= SOME_INTERRUPTS * device.passed(side).units as f64 {
+        let what = "until the interrupt is sent".into();
+        parts.push(Part { us: took_s * 1e6 / interrupts as f64, at_most: false, what });
     }
+    parts
 }
 
 /// A time with its unit, in three digits or so.
