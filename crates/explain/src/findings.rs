@@ -71,12 +71,10 @@ pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
         // What a limit holds back waits in the ring: neither its waiting nor a full ring says more.
         findings.extend(slow);
     } else {
-        let by_cores = cores(device, interval);
-        let waits_for_core = !by_cores.is_empty();
-        findings.extend(by_cores);
+        findings.extend(cores(device, interval));
         findings.extend(ceiling(device));
         findings.extend(slow);
-        findings.extend(full_ring(device, interval, waits_for_core));
+        findings.extend(full_ring(device, interval));
         findings.extend(one_queue(device, interval));
     }
     if !bites.iter().any(|(limit, _)| limit.side == Side::Receives) {
@@ -237,19 +235,17 @@ fn slow_disk(device: &DeviceActivity, seconds: f64) -> Option<Slowdown> {
     Some(finding(SlowdownCause::SlowDisk, device, text, remedy))
 }
 
-/// A ring whose entries are all in the device. Of those that wait for a busy core a larger ring would only have more.
-fn full_ring(device: &DeviceActivity, interval: &Interval, waits_for_core: bool) -> Option<Slowdown> {
+/// A ring whose entries are all in use, by requests that are in the device for the most part: of those that wait for a core a larger ring would only
+/// have more.
+fn full_ring(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
     if device.kind != "disk" {
         return None;
     }
     let per_request = if device.features & INDIRECT_DESC == 0 { CHAIN } else { 1.0 };
     let queue = device.queues.iter().find(|queue| {
-        let core = queue.core.and_then(|core| interval.core(core));
-        let busy = waits_for_core || core.is_some_and(|core| core.busy >= BUSY);
-        let unknown = busy || queue.is_never_empty(interval.seconds);
-        let waited = if unknown { 0.0 } else { queue.waited_s(interval.seconds) };
+        let took = queue.took.sum_s();
         // Little's law: mean number in the ring.
-        let inside = (queue.took.sum_s() + waited) / interval.seconds;
+        let inside = (took + queue.waited_s(interval.seconds).min(took)) / interval.seconds;
         queue.size > 0 && inside * per_request >= FULL * f64::from(queue.size)
     })?;
     let text = format!(

@@ -264,11 +264,6 @@ impl QueueActivity {
             seen.min((f64::from(self.size) * seconds - self.took.sum_s()).max(0.0))
         }
     }
-
-    /// Whether more would have waited in the ring than fit into it, by what the histogram says: it was not empty for long.
-    pub fn is_never_empty(&self, seconds: f64) -> bool {
-        self.waited_s(seconds) < self.waited.sum_s()
-    }
 }
 
 impl DeviceActivity {

@@ -293,6 +293,16 @@ fn a_ring_that_waits_for_a_busy_core_is_not_called_full() {
 }
 
 #[test]
+fn a_ring_is_full_if_most_of_it_is_in_the_device_and_the_rest_waits() {
+    // 80 of 128 are in the device, and 40 wait for a core that seldom has a processor.
+    let load = Load { units: 800_000, wait_us: 500, took_us: 1_000, events: 0, ..HEALTHY };
+    assert_eq!(Daemon { web: vec![load], ..healthy() }.causes("web"), [SlowdownCause::FullRing]);
+    // The other way round the core is what they wait for.
+    let load = Load { wait_us: 1_000, took_us: 500, ..load };
+    assert_eq!(Daemon { web: vec![load], ..healthy() }.causes("web"), []);
+}
+
+#[test]
 fn a_slow_disk() {
     let slow =
         |units, took_us| Daemon { web: vec![Load { units, took_us, events: 0, ..HEALTHY }], ..healthy() };
