@@ -94,9 +94,10 @@ fn parts(device: &DeviceActivity, side: Side, seconds: f64) -> Vec<Part> {
         Side::Disk | Side::Sends => vec![waits, takes],
     };
     // All units that an interrupt announces wait for it.
-    let (interrupts, took_s) = device.side(side).map(|queue| &queue.to_interrupt).fold((0, 0.0), |sum, times| {
-        (sum.0 + times.count(), sum.1 + times.sum_s())
-    });
+    let (interrupts, took_s) = device
+        .side(side)
+        .map(|queue| &queue.to_interrupt)
+        .fold((0, 0.0), |sum, times| (sum.0 + times.count(), sum.1 + times.sum_s()));
     if interrupts as f64 >= SOME_INTERRUPTS * device.passed(side).units as f64 {
         let what = "until the interrupt is sent".into();
         parts.push(Part { us: took_s * 1e6 / interrupts as f64, at_most: false, what });

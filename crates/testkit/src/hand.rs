@@ -24,13 +24,22 @@ struct Inner {
     polling: bool,
     /// [`tend`] is at work.
     tended: bool,
+    /// What the polls so far have cost, bytes.
+    cost: u64,
 }
 
 impl Default for Inner {
     fn default() -> Self {
         // Where there can be no ring, images are served by threads.
         let context = context_with_ring(RingChoice::Plain).unwrap_or_default();
-        Inner { messages: VecDeque::new(), slots: Vec::new(), context, polling: false, tended: false }
+        Inner {
+            messages: VecDeque::new(),
+            slots: Vec::new(),
+            context,
+            polling: false,
+            tended: false,
+            cost: 0,
+        }
     }
 }
 
@@ -63,6 +72,11 @@ impl HandCore {
         core
     }
 
+    /// What all polls so far have said that they cost, in bytes that could have been copied meanwhile.
+    pub fn cost(&self) -> u64 {
+        self.with(|inner| inner.cost)
+    }
+
     fn with<R>(&self, work: impl FnOnce(&mut Inner) -> R) -> R {
         work(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -75,7 +89,7 @@ impl HandCore {
     /// As [`HandCore::turn`], with that much budget for each slot.
     pub fn turn_with(&self, budget: Budget) -> u32 {
         self.with(|inner| {
-            let Inner { messages, slots, context, polling, tended } = inner;
+            let Inner { messages, slots, context, polling, tended, cost } = inner;
             context.look();
             while let Some(message) = messages.pop_front() {
                 match message {
@@ -97,6 +111,7 @@ impl HandCore {
                 context.look();
                 let outcome = slot.step(context, budget);
                 done += outcome.units();
+                *cost += u64::from(outcome.cost().bytes);
                 outcome.state() != PollState::Parked
             });
             slots.iter_mut().for_each(PollerSlot::tidy);

@@ -15,3 +15,40 @@ pub(crate) fn of_a_poll(budget: Budget) -> u64 {
 
 /// What a buffer costs beside its bytes: finding and checking it is as much work as copying so many.
 pub(crate) const COST_OF_BUFFER: u64 = 256;
+
+/// What one poll may cost, and what it has cost so far. The last request that it takes may go over: that counts as well, so that whoever divides the core
+/// among queues knows of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PollCost {
+    most: u64,
+    spent: u64,
+}
+
+impl PollCost {
+    /// Nothing is spent yet of `most`.
+    #[inline]
+    pub(crate) fn of(most: u64) -> Self {
+        PollCost { most, spent: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn spend(&mut self, cost: u64) {
+        self.spent += cost;
+    }
+
+    #[inline]
+    pub(crate) fn left(&self) -> u64 {
+        self.most.saturating_sub(self.spent)
+    }
+
+    #[inline]
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.spent >= self.most
+    }
+
+    /// All of it, also what went over.
+    #[inline]
+    pub(crate) fn spent(&self) -> u64 {
+        self.spent
+    }
+}

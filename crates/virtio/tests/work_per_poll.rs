@@ -251,6 +251,22 @@ fn a_poll_that_is_worth_less_than_a_slice_serves_slices_and_small_requests_in_tu
     });
 }
 
+/// Whoever has one quantum less than a slice would get slices for the price of quanta, and a multiple of its part.
+#[test]
+fn what_a_poll_moves_beyond_what_it_may_cost_is_counted() {
+    both_rings(|mut huge| {
+        huge.fill();
+        huge.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
+        let before = huge.rig.core.cost();
+        while huge.rig.disk.reap().unwrap().is_none() {
+            assert!(huge.rig.core.turn_with(Budget { bytes: 32 << 10, ..Budget::of(64) }) > 0);
+        }
+        let cost = huge.rig.core.cost() - before;
+        // Each slice has some buffers besides.
+        assert!((u64::from(HUGE)..u64::from(HUGE) * 11 / 10).contains(&cost), "{cost} for {HUGE} bytes");
+    });
+}
+
 #[test]
 fn hole_05_draining_finishes_a_sliced_request() {
     both_rings(|mut huge| {

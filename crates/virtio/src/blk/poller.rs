@@ -19,7 +19,7 @@ use super::request::{BlkRequest, cut, expected_transfer};
 use super::scratch::{self, Scratch};
 use super::spec::*;
 use crate::buffers::Writer;
-use crate::cost::{self, COST_OF_BUFFER};
+use crate::cost::{self, COST_OF_BUFFER, PollCost};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
@@ -102,8 +102,8 @@ struct Work {
     waiting: VecDeque<u16>,
     /// [`IoChannel::slice`].
     slice: u32,
-    /// What is left of what this poll may cost.
-    left: u64,
+    /// What this poll may cost, and has cost.
+    cost: PollCost,
     /// What is left of what it may hand to the storage; `None` without a bound.
     room: Option<u64>,
     /// A request or a slice did not fit into that.
@@ -137,7 +137,7 @@ impl BlkPoller {
             pending: (0..size).map(|_| None).collect(),
             lists: BufferLists::new(size),
             waiting: VecDeque::with_capacity(size),
-            left: 0,
+            cost: PollCost::default(),
             room: None,
             roomless: false,
             sliced_last: false,
@@ -178,10 +178,10 @@ impl Work {
     ) -> Result<u32, RingFault> {
         let mut count = 0;
         self.look_ahead(queue, budget);
-        while count < budget && self.left > 0 {
+        while count < budget && !self.cost.is_used_up() {
             let Some((taken, replayed)) = queue.ring.take(&mut scratch.chain)? else { break };
             count += 1;
-            self.charge(u64::from(scratch.chain.descriptors()) * COST_OF_BUFFER);
+            self.cost.spend(u64::from(scratch.chain.descriptors()) * COST_OF_BUFFER);
             let now = *now.get_or_insert_with(|| self.begins(context));
             self.worked = true;
             let head = taken.head();
@@ -355,7 +355,7 @@ impl Work {
         };
         let tag = Tag(pending.taken.head());
         let submitted = op.map(|op| self.channel.submit(context, queue.ring.view(), &op, tag));
-        self.charge(cost);
+        self.cost.spend(cost);
         match submitted {
             Ok(Submitted::Pending) => {
                 if pending.read {
@@ -366,12 +366,6 @@ impl Work {
             Ok(Submitted::Done(outcome)) => self.ended(context, queue, pending, outcome),
             Err(fault) => self.ended(context, queue, pending, Err(fault)),
         }
-    }
-
-    /// Uses up a part of what this poll may cost.
-    #[inline]
-    fn charge(&mut self, cost: u64) {
-        self.left = self.left.saturating_sub(cost);
     }
 
     /// Begins a transfer that is too long to be submitted at once.
@@ -412,7 +406,7 @@ impl Work {
             Op::Write { offset, from: &scratch.cut }
         };
         let submitted = self.channel.submit(context, queue.ring.view(), &op, tag);
-        self.charge(u64::from(pending.slice) + scratch.cut.len() as u64 * COST_OF_BUFFER);
+        self.cost.spend(u64::from(pending.slice) + scratch.cut.len() as u64 * COST_OF_BUFFER);
         match submitted {
             Submitted::Pending => self.park(context, queue, pending),
             Submitted::Done(outcome) => self.ended(context, queue, pending, outcome),
@@ -430,7 +424,7 @@ impl Work {
         keep: u64,
     ) -> u32 {
         let mut count = 0;
-        while self.left > keep
+        while self.cost.left() > keep
             && queue.fault().is_none()
             && let Some(&head) = self.waiting.front()
         {
@@ -632,7 +626,7 @@ impl BlkPoller {
             return PollOutcome::PARKED;
         }
         let whole = cost::of_a_poll(budget);
-        work.left = whole;
+        work.cost = PollCost::of(whole);
         work.room = (budget.room != Budget::UNBOUNDED).then_some(budget.room.into());
         work.roomless = false;
         work.worked = false;
@@ -643,11 +637,11 @@ impl BlkPoller {
         // two slices, every other one.
         if !std::mem::take(&mut work.sliced_last) {
             done += work.go_on(scratch, context, queue, whole / 2);
-            work.sliced_last = work.left == 0 || work.roomless;
+            work.sliced_last = work.cost.is_used_up() || work.roomless;
         }
         // New requests may be shorter than the slice that did not fit.
         let slices_wait = std::mem::take(&mut work.roomless);
-        if queue.takes() && work.left > 0 {
+        if queue.takes() && !work.cost.is_used_up() {
             let mut now = None;
             let before = done;
             while left > 0 && context.limited().is_none() && !work.roomless {
@@ -670,7 +664,7 @@ impl BlkPoller {
             queue.set_limited(limited);
             match now {
                 Some(now) if done > before => {
-                    let more = left == 0 || work.left == 0 || limited || work.roomless;
+                    let more = left == 0 || work.cost.is_used_up() || limited || work.roomless;
                     queue.took(done - before, now, more);
                 }
                 _ if limited || work.roomless => {}
@@ -706,11 +700,11 @@ impl BlkPoller {
             (0, None) if waits => PollOutcome::WAITING,
             (0, None) => PollOutcome::IDLE,
             (_, limited) => {
-                let cut_short = left == 0 || work.left == 0;
+                let cut_short = left == 0 || work.cost.is_used_up();
                 let more = (cut_short && limited.is_none()) || work.has_more(queue);
                 // Without room it waits for what is in flight.
                 let more = more && !work.roomless;
-                PollOutcome::busy(done, whole - work.left).with_more(more)
+                PollOutcome::busy(done, work.cost.spent()).with_more(more)
             }
         }
     }

@@ -16,6 +16,7 @@ use super::rx_control::{MODES, RxControl, TABLE, is_station};
 use super::spec::control::*;
 use super::spec::*;
 use crate::buffers::Reader;
+use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Chain, RingFault};
 
@@ -99,14 +100,14 @@ impl Work for Control {
         _context: &mut CoreContext,
         queue: &mut Queue,
         budget: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault> {
         let mut count = 0;
-        while count < budget && *left > 0 {
+        while count < budget && !cost.is_used_up() {
             let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { break };
             count += 1;
             queue.tally.replayed += u64::from(replayed);
-            *left = left.saturating_sub(COST_OF_COMMAND);
+            cost.spend(COST_OF_COMMAND as u64);
             if let Err(fault) = self.answer(queue, taken.head()) {
                 taken.abandon();
                 return Err(fault);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_network::{MOST_LENT, PortTx, Reclaim, Reclaimed};
 
+use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::RingRequest;
 
@@ -43,7 +44,7 @@ impl LentRequests {
     }
 
     /// Completes those whose receivers are done. Copies those that have been lent for too long, or all of them if the queue `ends` or its core wants to
-    /// sleep, as long as `left` is not used up.
+    /// sleep, as long as `cost` is not used up.
     #[inline]
     pub(super) fn settle(
         &mut self,
@@ -51,15 +52,17 @@ impl LentRequests {
         queue: &mut Queue,
         now: Instant,
         ends: bool,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) {
         while let Some((_, since)) = self.requests.front() {
             let at_once = ends || self.hurry || now.saturating_duration_since(*since) > PATIENCE;
             let sent = match port_tx.reclaim(Reclaim::IfDone) {
-                None if at_once && *left > 0 => port_tx.reclaim(Reclaim::Copy).inspect(|reclaimed| {
-                    let Reclaimed::Sent(bytes) = reclaimed else { return };
-                    *left = left.saturating_sub(*bytes);
-                }),
+                None if at_once && !cost.is_used_up() => {
+                    port_tx.reclaim(Reclaim::Copy).inspect(|reclaimed| {
+                        let Reclaimed::Sent(bytes) = reclaimed else { return };
+                        cost.spend(*bytes as u64);
+                    })
+                }
                 other => other,
             };
             let Some(Reclaimed::Sent(bytes)) = sent else { break };

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 
-use crate::cost;
+use crate::cost::{self, PollCost};
 use crate::device::QueueStart;
 use crate::queue::{Phase, Queue};
 use crate::ring::RingFault;
@@ -25,14 +25,14 @@ pub(super) trait Work: Send + 'static {
     const IS_WORK: bool = true;
     /// Whether there is anything to do: cheap.
     fn ready(&mut self, queue: &mut Queue) -> bool;
-    /// Takes at most `budget` on and is done with them, as long as `left` of what the poll may cost is not used up; says how many.
+    /// Takes at most `budget` on and is done with them, as long as what the poll may cost is not used up; says how many.
     /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when. `LIMITED`: whether the queue has limits.
     fn batch<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
         budget: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault>;
     /// Whether something that was taken is not done with.
     fn has_begun(&self) -> bool {
@@ -100,17 +100,16 @@ impl<W: Work> NetPoller<W> {
             queue.set_limited(false);
             queue.found_dry(context);
         } else {
-            let (began, whole) = (context.work_begins(), cost::of_a_poll(budget) as usize);
-            let mut left = whole;
+            let (began, mut cost) = (context.work_begins(), PollCost::of(cost::of_a_poll(budget)));
             let mut interrupted = None;
             while done < budget.requests
-                && left > 0
+                && !cost.is_used_up()
                 && !(LIMITED && context.limited().is_some())
                 && work.ready(queue)
             {
                 // Published in batches: the driver can go on with the first while we do the next.
                 let outcome =
-                    work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut left);
+                    work.batch::<LIMITED>(context, queue, BATCH.min(budget.requests - done), &mut cost);
                 interrupted = work.publish(context, queue);
                 match outcome {
                     Ok(0) => break,
@@ -122,8 +121,8 @@ impl<W: Work> NetPoller<W> {
                     }
                 }
             }
-            spent = whole - left;
-            more = done >= budget.requests || left == 0;
+            spent = cost.spent();
+            more = done >= budget.requests || cost.is_used_up();
             if LIMITED {
                 limited = context.limited();
             }
@@ -155,7 +154,7 @@ impl<W: Work> NetPoller<W> {
             (0, Phase::Draining) if work.withdraw(queue) => PollOutcome::PARKED,
             (0, Phase::Draining) => PollOutcome::IDLE,
             (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
-            _ => PollOutcome::busy(done, spent as u64).with_more(more),
+            _ => PollOutcome::busy(done, spent).with_more(more),
         }
     }
 }

@@ -22,6 +22,7 @@ use super::header;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
+use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest};
 use ioplane_memory::GuestFault;
@@ -239,7 +240,7 @@ impl Receive {
         queue: &mut Queue,
         takes: &RxOffloads,
         most: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault> {
         let Receive { port_rx, header, batch, fresh, written, usual, .. } = self;
         let Some(frame) = port_rx.front() else { return Ok(0) };
@@ -260,7 +261,7 @@ impl Receive {
                 *usual = buffer.len;
                 return false;
             }
-            if *left == 0 || !header::covers(takes, &offload) {
+            if cost.is_used_up() || !header::covers(takes, &offload) {
                 return false;
             }
             if LIMITED && context.admit(bytes.len() as u64).is_err() {
@@ -276,14 +277,14 @@ impl Receive {
                 outcome = Err(fault);
                 return false;
             }
-            *left = left.saturating_sub(need + COST_OF_BUFFER);
+            cost.spend((need + COST_OF_BUFFER) as u64);
             queue.tally.bytes_read += bytes.len() as u64;
             *written = need as u32;
             true
         });
         drop(places);
         // What was taken in vain is work, too.
-        *left = left.saturating_sub((batch.buffers().len() - count) * COST_OF_BUFFER);
+        cost.spend(((batch.buffers().len() - count) * COST_OF_BUFFER) as u64);
         *fresh += count as u64;
         let done = written[..count].iter().copied();
         // After a fault, too: the frame stays, and so does its buffer, for whoever starts the queue again.
@@ -298,7 +299,7 @@ impl Receive {
         context: &mut CoreContext,
         queue: &mut Queue,
         takes: &RxOffloads,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<bool, RingFault> {
         let Receive { port_rx, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
         let Some(frame) = port_rx.front() else { return Ok(false) };
@@ -310,7 +311,7 @@ impl Receive {
         }
         let need = *header + len;
         let fits = room.gather(&mut queue.ring, chain, *header, need, *mergeable)?;
-        *left = left.saturating_sub(std::mem::take(&mut room.walked) * COST_OF_BUFFER);
+        cost.spend((std::mem::take(&mut room.walked) * COST_OF_BUFFER) as u64);
         match fits {
             Fits::Yes if context.admit(len as u64).is_ok() => {}
             Fits::Yes => {
@@ -343,7 +344,7 @@ impl Receive {
             room.put_back(&mut queue.ring);
             return Err(fault.into());
         }
-        *left = left.saturating_sub(need);
+        cost.spend(need as u64);
         queue.tally.bytes_read += len as u64;
         *usual = room.chains.first().map_or(*usual, |(_, bytes)| *bytes);
         room.complete(&mut queue.ring, need);
@@ -379,19 +380,19 @@ impl Work for Receive {
         context: &mut CoreContext,
         queue: &mut Queue,
         budget: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault> {
         let takes = header::taken_by_driver(self.shared.offloads());
         let mut count = 0;
         self.starved = false;
-        while count < budget && *left > 0 && self.port_rx.front().is_some() {
-            let plain = self.receive_plain::<LIMITED>(context, queue, &takes, budget - count, left)?;
+        while count < budget && !cost.is_used_up() && self.port_rx.front().is_some() {
+            let plain = self.receive_plain::<LIMITED>(context, queue, &takes, budget - count, cost)?;
             count += plain;
             if LIMITED && context.limited().is_some() {
                 break;
             }
             if plain == 0 {
-                if !self.receive_next(context, queue, &takes, left)? {
+                if !self.receive_next(context, queue, &takes, cost)? {
                     break;
                 }
                 count += 1;

@@ -10,6 +10,7 @@ use super::lent::LentRequests;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
+use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, RingFault, RingRequest};
 
@@ -70,20 +71,20 @@ impl Transmit {
         context: &mut CoreContext,
         queue: &mut Queue,
         most: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault> {
         let Transmit { sender, batch, begun, .. } = self;
         queue.ring.take_plain(BufferAccess::Load, most as usize, batch);
         let (mut sent, mut outcome, mut partly) = (0, Ok(()), None);
         for buffer in batch.buffers() {
-            if *left == 0 {
+            if cost.is_used_up() {
                 break;
             }
             if LIMITED && context.admit(sender.frame_bytes(buffer.len as usize)).is_err() {
                 break;
             }
-            *left = left.saturating_sub(buffer.len as usize + COST_OF_BUFFER);
-            match sender.send_buffer(queue.ring.view(), buffer, left) {
+            cost.spend((buffer.len as usize + COST_OF_BUFFER) as u64);
+            match sender.send_buffer(queue.ring.view(), buffer, cost) {
                 Ok(SendProgress::Out(bytes)) => queue.tally.bytes_written += bytes as u64,
                 Ok(SendProgress::Partly(bytes)) => {
                     partly = Some(bytes);
@@ -118,7 +119,7 @@ impl Transmit {
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<bool, RingFault> {
         let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { return Ok(false) };
         let bytes = usize::try_from(self.chain.readable_bytes()).unwrap_or(usize::MAX);
@@ -127,11 +128,11 @@ impl Transmit {
             return Ok(false);
         }
         queue.tally.replayed += u64::from(replayed);
-        let cost = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
-        *left = left.saturating_sub(cost);
+        let frame = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
+        cost.spend(frame as u64);
         // A request that somebody died of is carried out in hand, and a frame is lent only where both sides look all the time.
         let lends = queue.polls() && !replayed && self.begun.is_none();
-        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left, lends) {
+        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, cost, lends) {
             Ok(SendProgress::Out(bytes)) => {
                 queue.tally.bytes_written += bytes as u64;
                 queue.ring.complete(taken, 0);
@@ -148,13 +149,13 @@ impl Transmit {
 
     /// Goes on with the frame that was begun.
     #[cold]
-    fn go_on(&mut self, queue: &mut Queue, left: &mut usize) {
+    fn go_on(&mut self, queue: &mut Queue, cost: &mut PollCost) {
         let Some((taken, bytes)) = self.begun.take() else { return };
         queue.ring.touch(&taken);
         let port_tx = &mut self.sender.port_tx;
-        port_tx.allow(*left);
+        port_tx.allow(cost.left() as usize);
         let sent = port_tx.go_on();
-        *left = left.saturating_sub(port_tx.spent());
+        cost.spend(port_tx.spent() as u64);
         if sent == Some(Sent::Begun) {
             self.begun = hold(Some(taken), Some(bytes), queue);
             return;
@@ -189,13 +190,13 @@ impl Sender {
         bytes.saturating_sub(self.skip).min(LONGEST) as u64
     }
 
-    /// Sends the frame in one buffer, or drops it. What it costs beyond its bytes is taken off `left`.
+    /// Sends the frame in one buffer, or drops it. What it costs beyond its bytes is added to `cost`.
     #[inline]
     fn send_buffer(
         &mut self,
         view: &GuestView,
         buffer: GuestRange,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<SendProgress, GuestFault> {
         let bytes = buffer.len as usize;
         if bytes < self.skip {
@@ -208,7 +209,7 @@ impl Sender {
         if len > 0 {
             view.read(gpa, &mut self.head[..len.min(HEAD)])?;
         }
-        self.send(&header, len, left, &mut |out| view.read(gpa, out))
+        self.send(&header, len, cost, &mut |out| view.read(gpa, out))
     }
 
     /// As [`Sender::send_buffer`], of a whole chain of `bytes` bytes. `lends`: it may be lent.
@@ -217,7 +218,7 @@ impl Sender {
         view: &GuestView,
         chain: &Chain,
         bytes: usize,
-        left: &mut usize,
+        cost: &mut PollCost,
         lends: bool,
     ) -> Result<SendProgress, GuestFault> {
         if chain.overlong() || bytes < self.skip {
@@ -232,7 +233,7 @@ impl Sender {
         if lends && len >= LEND_FROM && self.lend(view, &header, len, &reader) {
             return Ok(SendProgress::Lent);
         }
-        self.send(&header, len, left, &mut |out| reader.clone().read(out).map(|_| ()))
+        self.send(&header, len, cost, &mut |out| reader.clone().read(out).map(|_| ()))
     }
 
     /// Lends the frame of `len` bytes at `reader` whose beginning is in `head`, if it can be lent.
@@ -257,7 +258,7 @@ impl Sender {
         &mut self,
         header: &[u8; HEADER_BYTES],
         len: usize,
-        left: &mut usize,
+        cost: &mut PollCost,
         copy: &mut dyn FnMut(&mut [u8]) -> Result<(), GuestFault>,
     ) -> Result<SendProgress, GuestFault> {
         let Sender { port_tx, may, head, .. } = self;
@@ -269,11 +270,11 @@ impl Sender {
             }
         };
         let mut fault = None;
-        port_tx.allow(*left);
+        port_tx.allow(cost.left() as usize);
         let sent = port_tx.send(&head[..len.min(HEAD)], len, offload, &mut |out| {
             copy(out).map_err(|why| fault = Some(why)).is_ok()
         });
-        *left = left.saturating_sub(port_tx.spent());
+        cost.spend(port_tx.spent() as u64);
         match sent {
             Sent::Delivered(_) => Ok(SendProgress::Out(len)),
             Sent::Begun => Ok(SendProgress::Partly(len)),
@@ -312,27 +313,27 @@ impl Work for Transmit {
         context: &mut CoreContext,
         queue: &mut Queue,
         budget: u32,
-        left: &mut usize,
+        cost: &mut PollCost,
     ) -> Result<u32, RingFault> {
         let mut count = 0;
         if !self.lent.is_empty() {
-            self.lent.settle(&mut self.sender.port_tx, queue, context.now(), !queue.takes(), left);
+            self.lent.settle(&mut self.sender.port_tx, queue, context.now(), !queue.takes(), cost);
             if self.begun.is_none() && !queue.ring.has_work() {
                 queue.found_dry(context);
             }
         }
         if self.begun.is_some() {
-            self.go_on(queue, left);
+            self.go_on(queue, cost);
             count += 1;
         }
-        while count < budget && *left > 0 && self.begun.is_none() && queue.takes() {
-            let plain = self.send_plain::<LIMITED>(context, queue, budget - count, left)?;
+        while count < budget && !cost.is_used_up() && self.begun.is_none() && queue.takes() {
+            let plain = self.send_plain::<LIMITED>(context, queue, budget - count, cost)?;
             count += plain;
             if LIMITED && context.limited().is_some() {
                 break;
             }
             if plain == 0 {
-                if !self.send_next(context, queue, left)? {
+                if !self.send_next(context, queue, cost)? {
                     break;
                 }
                 count += 1;
