@@ -61,6 +61,7 @@ mod meter;
 mod outcome;
 mod parked;
 mod policy;
+mod poll_cost;
 mod poller;
 mod quiescence;
 mod share;
@@ -84,6 +85,7 @@ pub use policy::{
     DeviceOwner, OnMiss, QuiesceAttempt, QuiesceError, QuiescePolicy, Quiesced, SimpleOwner, at_quiescence,
     at_quiescence_blocking, quiesce, quiesce_blocking, resume, work_and_resume,
 };
+pub use poll_cost::PollCost;
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
 pub use quiescence::{
     Applied, Left, Loaded, Missed, MoveError, QuiescenceProof, Quiescent, Quiescing, Refused, Running,

@@ -171,8 +171,7 @@ fn a_limit_that_bites_is_found(core: &str) {
         format!("{core}[[disk]]\nname = \"a\"\nmemory = \"1M\"\niops_limit = 200\niops_burst = 10\n");
     let daemon = daemon(&config);
     let guest = Reader::connect(&daemon, "a");
-    let report = found_while_reading(&daemon, guest, 64);
-    assert_eq!(causes(&report), ["limit"], "{report}");
+    let report = while_reading(guest, 64, Duration::ZERO, || look_for(&daemon, "a", "limit"));
     let remedy = finding(&report, "limit")["remedy"].as_str().unwrap();
     assert!(remedy.contains("disk set a --iops-limit"), "{report}");
 }
@@ -301,8 +300,8 @@ fn a_slow_disk_is_found(core: &str) {
 }
 
 fn a_full_ring_is_found(core: &str) {
-    // 64 requests, two at a time: some 2 ms each.
-    let Some((daemon, _below)) = slow_disk(core, Duration::from_micros(20)) else { return };
+    // 64 requests, two at a time: some 4 ms each, so that the guest has time to fill the ring again.
+    let Some((daemon, _below)) = slow_disk(core, Duration::from_micros(80)) else { return };
     let guest = Reader::connect(&daemon, "a");
     while_reading(guest, 64, Duration::ZERO, || {
         let end = Instant::now() + LIMIT;

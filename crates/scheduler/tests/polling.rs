@@ -139,9 +139,6 @@ fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
                 told = next;
             }
             now = next;
-            if trials.wants_sample(now) {
-                trials.sample(now, meter.total() + now - free);
-            }
         }
         let awake_since = if armed {
             // Arming takes its time; a request that comes meanwhile is found by the look after it.
@@ -166,10 +163,10 @@ fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
         let after_kick = if armed { costs.arm_ns / 2 } else { LOOK };
         let done = begun + after_kick + SERVICE;
         meter.awake(awake_since, done);
-        queue.worked(begun, 1, &costs, &objective, &mut trials);
-        if trials.wants_sample(done) {
-            trials.sample(done, meter.total());
+        if trials.wants_sample(begun) {
+            trials.sample(begun, meter.total());
         }
+        queue.worked(begun, 1, &costs, &objective, &mut trials);
         let may_poll = ceiling.as_ref().is_none_or(CpuCeiling::may_poll);
         judge.took(&objective, 1, begun - came, may_poll);
         if let Some(ceiling) = &mut ceiling {
@@ -284,6 +281,9 @@ fn closed_loop(
                 queue.armed();
                 kicks += 1;
                 awake += costs.arm_ns;
+            }
+            if trials.wants_sample(begun) {
+                trials.sample(begun, awake);
             }
             queue.worked(begun, 1, &costs, &none, trials);
             now = begun + SERVICE;

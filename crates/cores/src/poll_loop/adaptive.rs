@@ -11,7 +11,6 @@ use ioplane_scheduler::{
 };
 
 use super::PollLoop;
-use crate::settings::Notify;
 use crate::shared::CoreShared;
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
@@ -156,20 +155,6 @@ impl PollLoop {
     /// What a wake-up takes, ns, if one was measured: by a message, else by a timer.
     pub(super) fn wake_ns(&self) -> Option<u64> {
         self.wake_ups.median_ns().or(self.wait_policy.wake_ns())
-    }
-
-    /// Where queues are being compared: how much processor time the thread has had.
-    #[inline]
-    pub(super) fn sample_trials(&mut self, now: Instant) {
-        if self.notify != Notify::Adaptive {
-            return;
-        }
-        let now_ns = self.age.at(now, &self.shared);
-        if self.trials.wants_sample(now_ns)
-            && let Some(cpu) = self.context.thread_cpu()
-        {
-            self.trials.sample(now_ns, cpu.as_nanos() as u64);
-        }
     }
 
     /// What looking costs each slot, from what the core did since the last call.

@@ -451,6 +451,12 @@ impl PollLoop {
                 }
                 let now_ns = self.age.at(self.context.now(), &self.shared);
                 let (asked, meter) = (self.objective.asked(), entry.slot.meter());
+                // It may be judged now, by what the core took until now.
+                if self.trials.wants_sample(now_ns)
+                    && let Some(cpu) = self.context.thread_cpu()
+                {
+                    self.trials.sample(now_ns, cpu.as_nanos() as u64);
+                }
                 entry.adaptive.worked(now_ns, requests, asked, &mut self.trials, meter);
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
@@ -552,7 +558,6 @@ impl PollLoop {
         self.spend(now, now.saturating_duration_since(self.account.looked()));
         let ns = self.account.look(now);
         self.settle(ns);
-        self.sample_trials(now);
         while let Some(timer) = self.timers.due(now) {
             match timer {
                 Timer::Tidy => {

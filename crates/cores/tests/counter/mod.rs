@@ -71,6 +71,8 @@ pub struct Line {
     /// Counts the polls of several lines together, and what it was at the last poll of this one.
     pub together: OnceLock<Arc<AtomicU64>>,
     pub at: AtomicU64,
+    /// Its poller was asked to have it kick, and not to go on since.
+    asks: AtomicBool,
     rests: AtomicBool,
 }
 
@@ -110,6 +112,7 @@ impl Line {
             most_applied: AtomicU64::new(0),
             together: OnceLock::new(),
             at: AtomicU64::new(0),
+            asks: AtomicBool::new(false),
             rests: AtomicBool::new(false),
         })
     }
@@ -291,7 +294,7 @@ impl Poller for Server {
             return PollOutcome::limited(at, context);
         }
         let outcome = if self.held > 0 || reads { PollOutcome::WAITING } else { PollOutcome::IDLE };
-        line.rests.store(line.wants_kick(), Ordering::Release);
+        line.rests.store(line.asks.load(Ordering::Relaxed), Ordering::Release);
         match line.wakes_in_us.load(Ordering::Relaxed) {
             0 => outcome,
             us => outcome.wake_at(context.now() + Duration::from_micros(us), context),
@@ -319,6 +322,7 @@ impl Poller for Server {
     fn arm(&mut self) -> Armed {
         self.line.armed.fetch_add(1, Ordering::Relaxed);
         self.line.rests.store(false, Ordering::Relaxed);
+        self.line.asks.store(true, Ordering::Relaxed);
         self.line.wanted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let waits = self.line.published.load(Ordering::Acquire)
@@ -332,6 +336,7 @@ impl Poller for Server {
         let kicked_ns = context.now().saturating_duration_since(context.kicked()).as_nanos() as u64;
         self.line.kicked_ns.store(kicked_ns, Ordering::Release);
         self.line.disarmed.fetch_add(1, Ordering::Relaxed);
+        self.line.asks.store(false, Ordering::Relaxed);
         self.line.rests.store(false, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);
         self.empty_kick();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::mutation::{Invariant, bound};
-use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, SCRATCH, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollCost, PollOutcome, Poller, SCRATCH, Wakers};
 use rustix::io::Errno;
 
 use super::file::{VNET, decode, encode};
@@ -87,9 +87,9 @@ impl TapPoller {
             self.skip -= 1;
             return (0, 0);
         }
-        let (buffer, whole) = (&mut scratch[..VNET + LONGEST], of_a_poll(budget));
-        let (mut count, mut left) = (0, whole);
-        while count < budget.requests && left > 0 && !self.port_tx.has_begun() {
+        let buffer = &mut scratch[..VNET + LONGEST];
+        let (mut count, mut cost) = (0, PollCost::of(of_a_poll(budget) as u64));
+        while count < budget.requests && !cost.is_used_up() && !self.port_tx.has_begun() {
             let read = match rustix::io::read(&*self.file, &mut *buffer) {
                 Ok(read) => read,
                 Err(Errno::BADFD) => {
@@ -101,28 +101,27 @@ impl TapPoller {
             let Some((header, frame)) = buffer[..read].split_first_chunk::<VNET>() else { break };
             count += 1;
             let head = &frame[..frame.len().min(HEAD)];
-            left = left.saturating_sub(COST_OF_CALL + frame.len());
-            self.port_tx.allow(left);
+            cost.spend((COST_OF_CALL + frame.len()) as u64);
+            self.port_tx.allow(cost.left() as usize);
             self.port_tx.send(head, frame.len(), decode(header), &mut |to| {
                 to.copy_from_slice(frame);
                 true
             });
-            left = left.saturating_sub(self.port_tx.spent());
+            cost.spend(self.port_tx.spent() as u64);
         }
         self.port_tx.flush();
         self.skipped = if count > 0 { 0 } else { (self.skipped * 2 + 1).min(MOST_SKIPPED) };
         self.skip = self.skipped;
-        (count, (whole - left) as u64)
+        (count, cost.spent())
     }
 
     /// To the host: at most `budget` frames; says how many, and what they cost. What it does not take now is dropped and counted:
     /// nothing waits for a host.
     fn write(&mut self, budget: Budget) -> (u32, u64) {
-        let whole = of_a_poll(budget);
-        let (mut count, mut left) = (0, whole);
-        while count < budget.requests && left > 0 {
+        let (mut count, mut cost) = (0, PollCost::of(of_a_poll(budget) as u64));
+        while count < budget.requests && !cost.is_used_up() {
             let Some(frame) = self.port_rx.front() else { break };
-            left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());
+            cost.spend((COST_OF_CALL + frame.bytes().len()) as u64);
             let header = encode(&frame.offload());
             let parts = [IoSlice::new(&header), IoSlice::new(frame.bytes())];
             match rustix::io::writev(&*self.file, &parts) {
@@ -136,7 +135,7 @@ impl TapPoller {
             }
             count += 1;
         }
-        (count, (whole - left) as u64)
+        (count, cost.spent())
     }
 }
 

@@ -212,10 +212,10 @@ impl QueuePolling {
         objective: &CoreObjective,
         trials: &mut PollTrials,
     ) -> bool {
-        self.gaps.arrived(requests);
         let told = self.worth.worked(now_ns, requests, self.doubts, &mut trials.comparison);
         match self.idle_since.take() {
             None => {
+                self.gaps.arrived(requests);
                 self.armed = false;
                 told
             }
@@ -227,6 +227,7 @@ impl QueuePolling {
                     self.spare.waits();
                     return told;
                 }
+                self.gaps.arrived(requests);
                 if armed {
                     self.spare.armed();
                 } else {

@@ -55,9 +55,9 @@ impl Comparison {
         now_ns < self.ends_ns
     }
 
-    /// How many windows have ended.
+    /// How many windows have ended; one more than there are once all have.
     fn windows(&self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.began_ns) >> WINDOW_LOG2
+        (now_ns.saturating_sub(self.began_ns) >> WINDOW_LOG2).min(2 * PAIRS + 1)
     }
 
     /// Of as many requests as in the last polled window, how many were to come by now in this armed one.
@@ -86,7 +86,7 @@ impl Comparison {
     /// Whether a window has ended since the last sample, so that another is due.
     #[inline]
     pub(super) fn wants_sample(&self, now_ns: u64) -> bool {
-        self.runs(now_ns) && self.windows(now_ns) != self.sampled.0
+        self.taking > 0 && self.windows(now_ns) != self.sampled.0
     }
 
     /// The core's thread has had so much processor time by now.
@@ -211,9 +211,11 @@ impl Worth {
             return self.count(now_ns, requests, comparison);
         }
         if !doubts {
-            // Gaps may be between both for a moment.
-            if self.found == Found::Nothing && now_ns >= self.due_ns + FIRST_NS {
-                self.due_ns = 0;
+            // Gaps may be between both for a moment. After that, what was found says nothing any more.
+            if self.due_ns > 0 && now_ns >= self.due_ns + FIRST_NS {
+                let was_plain = self.found_plain();
+                *self = Worth::default();
+                return was_plain;
             }
         } else if self.due_ns == 0 {
             self.due_ns = now_ns + FIRST_NS;
@@ -244,7 +246,7 @@ impl Worth {
             return false;
         }
         let last = !comparison.runs(now_ns);
-        let window = comparison.windows(now_ns).min(2 * PAIRS + 1);
+        let window = comparison.windows(now_ns);
         let kind = Comparison::kind(window);
         let before = std::mem::replace(&mut part.window, window);
         let found = if before != window && before > 0 && kind == Window::Polled || last {
@@ -303,8 +305,8 @@ fn falls_behind(expected: u64, requests: u64) -> bool {
     missing * 8 > expected && missing * missing > 25 * expected
 }
 
-/// Whether `fewer` requests of one window are fewer than `requests` of another, by more than chance: requests at random times differ by up to some four times the
-/// root of their number.
+/// Whether `fewer` requests of one window are fewer than `requests` of another by more than chance. Requests at random times differ by 1.4 times the root of their
+/// number, and once in 400 pairs by four times.
 fn is_behind(requests: u64, fewer: u64) -> bool {
     let beyond = requests.saturating_sub(fewer).saturating_sub(requests / 50);
     beyond * beyond > 16 * requests
@@ -432,6 +434,24 @@ mod tests {
         // One that is asked about nothing takes part in none.
         late.worked(1 << 40, 1, false, &mut comparison);
         assert!(!comparison.runs(1 << 40));
+    }
+
+    #[test]
+    fn one_that_is_armed_is_polled_again_where_arming_saves_nothing_any_more() {
+        let (mut worth, mut comparison) = compared(70_000, 70_000, [900, 450]);
+        let (mut now, mut cpu) = (1_000_000_000, 0);
+        while worth.found == Found::AsMany && now < 3_000_000_000 {
+            now += 70_000;
+            cpu += 60_000;
+            if comparison.wants_sample(now) {
+                comparison.sample(now, cpu);
+            }
+            worth.worked(now, 1, true, &mut comparison);
+        }
+        assert_eq!(worth.found, Found::PollingPays);
+        // And one that is not polled for its latency alone any more is asked nothing.
+        assert!(!worth.worked(now + 1_000_000_000, 1, false, &mut comparison));
+        assert_eq!((worth.found, worth.due_ns), (Found::Nothing, 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ioplane_device::mutation::{Invariant, bound};
-use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollCost, PollOutcome, Poller, Wakers};
 use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
@@ -19,7 +19,7 @@ use super::request::{BlkRequest, cut, expected_transfer};
 use super::scratch::{self, Scratch};
 use super::spec::*;
 use crate::buffers::Writer;
-use crate::cost::{self, COST_OF_BUFFER, PollCost};
+use crate::cost::{self, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};

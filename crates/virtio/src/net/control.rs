@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ioplane_device::CoreContext;
+use ioplane_device::{CoreContext, PollCost};
 use ioplane_memory::{GuestFault, GuestRange};
 use ioplane_network::Port;
 
@@ -16,7 +16,6 @@ use super::rx_control::{MODES, RxControl, TABLE, is_station};
 use super::spec::control::*;
 use super::spec::*;
 use crate::buffers::Reader;
-use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Chain, RingFault};
 

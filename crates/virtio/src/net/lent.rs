@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use ioplane_device::PollCost;
 use ioplane_network::{MOST_LENT, PortTx, Reclaim, Reclaimed};
 
-use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::RingRequest;
 

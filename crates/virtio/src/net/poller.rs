@@ -7,9 +7,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollCost, PollOutcome, Poller, Wakers};
 
-use crate::cost::{self, PollCost};
+use crate::cost;
 use crate::device::QueueStart;
 use crate::queue::{Phase, Queue};
 use crate::ring::RingFault;

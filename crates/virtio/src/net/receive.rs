@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_device::{Armed, CoreContext};
+use ioplane_device::{Armed, CoreContext, PollCost};
 use ioplane_memory::GuestRange;
 use ioplane_network::{DropReason, FrameBytes, LentFrame, PortRx, RxOffloads};
 
@@ -22,7 +22,6 @@ use super::header;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
-use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest};
 use ioplane_memory::GuestFault;

@@ -1,7 +1,7 @@
 //! The transmit queue: frames out of the guest's buffers into the switch, of which the first bytes are copied beforehand,
 //! to be judged, and the rest once.
 
-use ioplane_device::{Armed, CoreContext};
+use ioplane_device::{Armed, CoreContext, PollCost};
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_network::{DropReason, HEAD, LEND_FROM, PortTx, RxOffloads, Sent};
 
@@ -10,7 +10,6 @@ use super::lent::LentRequests;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
-use crate::cost::PollCost;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, RingFault, RingRequest};
 
@@ -128,8 +127,8 @@ impl Transmit {
             return Ok(false);
         }
         queue.tally.replayed += u64::from(replayed);
-        let frame = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
-        cost.spend(frame as u64);
+        // What is longer than a frame is not copied, however long the driver says that it is.
+        cost.spend((bytes.min(LONGEST) + self.chain.descriptors() as usize * COST_OF_BUFFER) as u64);
         // A request that somebody died of is carried out in hand, and a frame is lent only where both sides look all the time.
         let lends = queue.polls() && !replayed && self.begun.is_none();
         match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, cost, lends) {

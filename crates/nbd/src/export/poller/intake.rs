@@ -23,7 +23,7 @@ impl ExportPoller {
         let mut count = 0;
         self.held = false;
         while self.connection.end.is_none() {
-            if count >= budget || self.left == 0 {
+            if count >= budget || self.cost.is_used_up() {
                 self.more = true;
                 break;
             }
@@ -44,7 +44,7 @@ impl ExportPoller {
                         Err(violation) => self.connection.violated(violation),
                     }
                     self.connection.staging.consume(Request::SIZE);
-                    self.charge(COST_OF_REQUEST);
+                    self.cost.spend(COST_OF_REQUEST);
                 }
                 Intake::Held(request) => {
                     if !self.admit(context, request) {
@@ -119,7 +119,7 @@ impl ExportPoller {
                 return false;
             }
             self.connection.staging.consume(copied);
-            self.charge(copied as u64);
+            self.cost.spend(copied as u64);
             got += copied as u32;
         } else {
             let Some(direct) = self.receive(chain, got, length - got) else { return false };
@@ -155,20 +155,20 @@ impl ExportPoller {
             return None;
         }
         // What this poll may still cost bounds the call; what comes behind a part must stay in the socket.
-        let part = u64::from(wanted).min(self.left) as u32;
+        let part = u64::from(wanted).min(self.cost.left()) as u32;
         let Connection { socket, memory, staging, .. } = &mut self.connection;
         memory.ranges(chain, at, part, &mut self.ranges);
         let room = if part == wanted { staging.room() } else { &mut [] };
         let asked = part as usize + room.len();
         let moved = socket::receive(socket, memory.view(), &self.ranges, room);
-        self.left = self.left.saturating_sub(COST_OF_CALL);
+        self.cost.spend(COST_OF_CALL);
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 let direct = bytes.min(part as usize);
                 staging.received(bytes - direct);
                 self.dry = bytes < asked;
                 self.received = true;
-                self.charge(direct as u64);
+                self.cost.spend(direct as u64);
                 Some(direct as u32)
             }
             Ok(Moved::Later) => {

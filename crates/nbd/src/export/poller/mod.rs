@@ -16,7 +16,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ioplane_device::mutation::{Invariant, bound};
-use ioplane_device::{Armed, Budget, Change, CoreContext, Meter, PollOutcome, Poller, Tally, Wakers};
+use ioplane_device::{
+    Armed, Budget, Change, CoreContext, Meter, PollCost, PollOutcome, Poller, Tally, Wakers,
+};
 use ioplane_memory::GuestRange;
 use ioplane_storage::{IoChannel, MAX_RANGES, Outcome, Tag};
 
@@ -66,8 +68,8 @@ pub struct ExportPoller {
     finished: VecDeque<(Tag, Outcome)>,
     /// Memory for lists of ranges.
     ranges: Vec<GuestRange>,
-    /// What is left of what this poll may cost.
-    left: u64,
+    /// What this poll may cost, and has cost.
+    cost: PollCost,
     /// What is left of what it may hand to the storage; `None` without a bound.
     room: Option<u64>,
     /// A piece did not fit into that.
@@ -103,7 +105,7 @@ impl ExportPoller {
             wanted: Wanted::Serving,
             finished: VecDeque::with_capacity(depth),
             ranges: Vec::with_capacity(MAX_RANGES),
-            left: 0,
+            cost: PollCost::default(),
             room: None,
             roomless: false,
             blocked: false,
@@ -123,10 +125,6 @@ impl ExportPoller {
         tally.replayed += connection.fence();
         meter.publish(&tally);
         connection
-    }
-
-    pub(super) fn charge(&mut self, cost: u64) {
-        self.left = self.left.saturating_sub(cost);
     }
 
     /// Nothing is in flight below, and nothing waits to be.
@@ -171,7 +169,7 @@ impl Poller for ExportPoller {
             return PollOutcome::PARKED;
         }
         let whole = bound(Invariant::BoundsPolls, budget.bytes.into());
-        self.left = whole;
+        self.cost = PollCost::of(whole);
         self.room = (budget.room != Budget::UNBOUNDED).then_some(budget.room.into());
         (self.roomless, self.more, self.received) = (false, false, false);
         let look = self.skip == 0;
@@ -201,7 +199,7 @@ impl Poller for ExportPoller {
             (self.skip, self.skipped) = (0, 0);
             let more = (self.more || !self.connection.waiting.is_empty()) && !self.roomless;
             let more = (more && context.limited().is_none()) || !self.finished.is_empty();
-            return PollOutcome::busy(done, whole - self.left).with_more(more);
+            return PollOutcome::busy(done, self.cost.spent()).with_more(more);
         }
         if look {
             let most = if waits { MOST_SKIPPED_WAITING } else { MOST_SKIPPED };

@@ -29,12 +29,12 @@ impl ExportPoller {
     pub(super) fn send(&mut self) -> bool {
         let mut any = false;
         while self.connection.has_replies() && !self.blocked {
-            if self.left == 0 {
+            if self.cost.is_used_up() {
                 self.more = true;
                 break;
             }
             let mut sending = Sending::new(self.connection.memory.view());
-            let gathered = self.connection.each_part(&mut self.ranges, self.left, |part| match part {
+            let gathered = self.connection.each_part(&mut self.ranges, self.cost.left(), |part| match part {
                 ReplyPart::Head(bytes) => Ok(sending.push(bytes)),
                 ReplyPart::Range(range) => sending.push_range(range),
             });
@@ -44,11 +44,11 @@ impl ExportPoller {
             }
             let bytes = sending.bytes();
             let moved = sending.send(&self.connection.socket);
-            self.charge(COST_OF_CALL);
+            self.cost.spend(COST_OF_CALL);
             match moved {
                 Ok(Moved::Bytes(sent)) => {
                     self.connection.advance(sent);
-                    self.charge(sent as u64);
+                    self.cost.spend(sent as u64);
                     self.blocked = sent < bytes;
                     any = true;
                 }

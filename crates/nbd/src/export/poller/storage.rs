@@ -68,7 +68,7 @@ impl ExportPoller {
             }
         };
         let submitted = self.channel.submit(context, self.connection.memory.view(), &op, Tag(number));
-        self.charge(cost);
+        self.cost.spend(cost);
         let slot = &mut self.connection.slots[usize::from(number)];
         slot.piece = piece;
         match submitted {
@@ -85,7 +85,7 @@ impl ExportPoller {
     /// how many.
     pub(super) fn go_on(&mut self, context: &mut CoreContext, keep: u64) -> u32 {
         let mut count = 0;
-        while self.left > keep
+        while self.cost.left() > keep
             && let Some(&number) = self.connection.waiting.front()
             && self.fits(number)
         {
