@@ -236,9 +236,9 @@ fn slow_disk(device: &DeviceActivity, seconds: f64) -> Option<Slowdown> {
 }
 
 /// A ring whose entries are all in use, by requests that are in the device for the most part: of those that wait for a core a larger ring would only
-/// have more.
+/// have more. A disk in memory is copied by the core: whatever is in it waits for that.
 fn full_ring(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
-    if device.kind != "disk" {
+    if device.kind != "disk" || device.backing.is_none() {
         return None;
     }
     let per_request = if device.features & INDIRECT_DESC == 0 { CHAIN } else { 1.0 };

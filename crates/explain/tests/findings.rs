@@ -492,7 +492,7 @@ fn where_the_time_of_a_request_goes_is_said_of_a_healthy_device() {
     // An interrupt for each second request.
     let told = Daemon { web: vec![Load { events: 100_000, ..HEALTHY }], ..healthy() }.said("web");
     assert!(told.starts_with("A request of web takes at most 37 us on average"), "{told}");
-    assert!(told.ends_with(", 30 us in the device (/img), 5.0 us until the interrupt is sent."), "{told}");
+    assert!(told.ends_with(", 30 us in the device (/img), 4.9 us until the interrupt is sent."), "{told}");
     // Each queue counts by its requests.
     let queues = vec![HEALTHY, Load { units: 300_000, took_us: 8_000, wait_us: 0, ..HEALTHY }, IDLE];
     let said = Daemon { web: queues, ..healthy() }.said("web");
