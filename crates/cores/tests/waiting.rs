@@ -1,4 +1,4 @@
-//! A polled core that has nothing to do but to wait for completions: it sleeps, asks for kicks where it sleeps for long, and finds everything.
+//! A polled core, and an adaptive one, that has nothing to do but to wait for completions: it sleeps, asks for kicks where it sleeps for long, and finds everything.
 
 mod counter;
 
@@ -57,7 +57,11 @@ fn taken(line: &Line) {
 
 #[test]
 fn a_core_that_waits_for_completions_sleeps_until_there_is_work() {
-    let core = one(settings());
+    [Notify::Polled, Notify::Adaptive].into_iter().for_each(sleeps_until_there_is_work);
+}
+
+fn sleeps_until_there_is_work(notify: Notify) {
+    let core = one(CoreSettings { notify, ..settings() });
     let (running, lines) = Counter::run_telling(3, &core);
     lines.iter().for_each(|line| held(line));
     sleeps_for_long(&core);
@@ -67,7 +71,7 @@ fn a_core_that_waits_for_completions_sleeps_until_there_is_work() {
     let (steps, waits) = (last.steps - first.steps, last.waits - first.waits);
     // Each of the three is looked at before a sleep, after it has asked to be kicked, and after it, and until it is clear that the wait goes on.
     // (What is published is of any moment between them.)
-    assert!(steps <= 9 * (waits + 1), "{steps} looks in {waits} sleeps");
+    assert!(steps <= 9 * (waits + 1), "{notify:?}: {steps} looks in {waits} sleeps");
     assert_eq!(last.sleeps, first.sleeps);
     assert!(last.slept_ns > first.slept_ns);
     lines.iter().for_each(|line| line.complete());
