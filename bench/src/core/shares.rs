@@ -35,13 +35,14 @@ const fn modest(name: &'static str, weight: u32, asks: f64) -> Asker {
     Asker { name, weight, asks, bytes: 32 << 10, slots: 64, disk: "16M" }
 }
 
-/// Together they ask for 200 %: of 13 parts the modest ones for 1, 3, 2 and 8, the greedy one for 12.
+/// Together they ask for 200 %: of 13 parts the modest ones for 1, 6, 2 and 10, the greedy one for 7. Who asks for more than his share asks for far more: the
+/// machine's speed changes within a second, and one who is now above his share and now below it gets less than his share of the whole second, rightly.
 const ASKERS: [Asker; 5] = [
-    Asker { name: "greedy1", weight: 1, asks: 12.0, bytes: 1 << 20, slots: 32, disk: "64M" },
+    Asker { name: "greedy1", weight: 1, asks: 7.0, bytes: 1 << 20, slots: 32, disk: "64M" },
     modest("less2", 2, 0.5),
-    modest("more2", 2, 1.5),
+    modest("more2", 2, 3.0),
     modest("less4", 4, 0.5),
-    modest("more4", 4, 2.0),
+    modest("more4", 4, 2.5),
 ];
 
 const WEIGHTS: u32 = 13;

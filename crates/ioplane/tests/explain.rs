@@ -144,6 +144,11 @@ fn look_for(daemon: &TestDaemon, name: &str, cause: &str) -> Value {
     }
 }
 
+/// Where the time of the first device's requests goes, in words.
+fn said(report: &Value) -> &str {
+    report["devices"][0]["text"].as_str().unwrap()
+}
+
 /// The finding of that cause.
 fn finding<'r>(report: &'r Value, cause: &str) -> &'r Value {
     report["findings"].as_array().unwrap().iter().find(|one| one["cause"] == cause).unwrap()
@@ -162,6 +167,12 @@ fn a_healthy_disk_has_nothing_that_stands_out(core: &str) {
     assert_eq!(causes(&report), [""; 0], "{report}");
     assert!(report["devices"][0]["units_per_s"].as_f64() > Some(50.0), "{report}");
     assert!(report["seconds"].as_f64() >= Some(1.0), "{report}");
+    let text = said(&report);
+    assert!(text.starts_with("A request of a takes "), "{report}");
+    assert!(
+        text.contains(" until the core takes it, ") && text.contains(" in the device (memory)"),
+        "{report}"
+    );
     let said = daemon.cli(&["explain", "a", "--interval", "1s"]);
     assert!(said.out.contains("no requests in this time"), "{}", said.out);
 }
@@ -174,6 +185,7 @@ fn a_limit_that_bites_is_found(core: &str) {
     let report = while_reading(guest, 64, Duration::ZERO, || look_for(&daemon, "a", "limit"));
     let remedy = finding(&report, "limit")["remedy"].as_str().unwrap();
     assert!(remedy.contains("disk set a --iops-limit"), "{report}");
+    assert!(said(&report).contains(" in the ring, since a limit holds it back"), "{report}");
 }
 
 /// Disks a and b of group g, whose limit they reach together, c of a group whose limit is far away, and d, which no VM has.
@@ -297,6 +309,7 @@ fn a_slow_disk_is_found(core: &str) {
     let report = while_reading(guest, 1, Duration::from_millis(1), || look_for(&daemon, "a", "slow_disk"));
     let remedy = finding(&report, "slow_disk")["remedy"].as_str().unwrap();
     assert!(remedy.contains(below.path().to_str().unwrap()), "{report}");
+    assert!(said(&report).contains(&format!(" in the device ({}", below.path().display())), "{report}");
 }
 
 fn a_full_ring_is_found(core: &str) {
