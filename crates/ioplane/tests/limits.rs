@@ -218,6 +218,30 @@ fn frames_pass_at_the_rate_of_a_nic_and_no_faster_in_either_direction() {
 }
 
 #[test]
+fn limits_of_a_nic_change_by_a_reload_while_a_guest_uses_it() {
+    let config = |keys: &str| {
+        ["[[core]]\n[[switch]]\nname = \"lan\"\n", &nic("a", 0, keys), &nic("b", 1, "")].concat()
+    };
+    let daemon = TestDaemon::open(&config(""));
+    let mut guests = ["a", "b"].map(|name| NicGuest::plug_in(&daemon, name));
+    for (name, allowed, queue) in NIC_LIMITS {
+        let key = name.replace('-', "_");
+        let Allowed { per_second, burst, .. } = allowed;
+        daemon.configure(&config(&format!("{key}_limit = {per_second}\n{key}_burst = {burst}\n")));
+        let said = daemon.cli(&["reload"]);
+        assert!(said.code == 0 && said.out.contains("nic a changed"), "{}{}", said.out, said.err);
+        assert_eq!(daemon.json(&["nic", "show", "a"])[format!("{key}_limit")], per_second);
+        // Frames from a are what it sends, those to a what it receives.
+        let mut flow = [if queue == 1 { Flow::new(0, 1) } else { Flow::new(1, 0) }];
+        let amount = (allowed.frame_bytes(), allowed.frames());
+        exchange(&mut guests, &mut flow, amount, |arrived| allowed.check(name, arrived));
+    }
+    daemon.configure(&config(""));
+    assert_eq!(daemon.cli(&["reload"]).code, 0);
+    assert_eq!(daemon.json(&["nic", "show", "a"])["rx_bandwidth_limit"], Value::Null);
+}
+
+#[test]
 fn a_limit_of_a_nic_goes_while_frames_wait_for_it() {
     let config = ["[[core]]\n[[switch]]\nname = \"lan\"\n", &nic("a", 0, ""), &nic("b", 1, "")].concat();
     let daemon = TestDaemon::open(&config);
