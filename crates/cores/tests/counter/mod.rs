@@ -40,6 +40,8 @@ pub struct Line {
     completion: OwnedFd,
     /// Nothing is completed while this is shut.
     pub open: AtomicBool,
+    /// It is being told that it opens: whoever has seen that waits until it is open.
+    telling: AtomicBool,
     pub panics: AtomicBool,
     /// Nobody says when something is published.
     pub kickless: AtomicBool,
@@ -94,6 +96,7 @@ impl Line {
             tells: AtomicBool::new(false),
             completion: event(),
             open: AtomicBool::new(true),
+            telling: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             kickless: AtomicBool::new(false),
             may_serve: AtomicU64::new(u64::MAX),
@@ -137,8 +140,10 @@ impl Line {
 
     /// What is below has ended everything that it has kept, and tells. Told first, so that whoever sees the end can take it back.
     pub fn complete(&self) {
+        self.telling.store(true, Ordering::Release);
         rustix::io::write(&self.completion, &1u64.to_ne_bytes()).unwrap();
         self.open.store(true, Ordering::Release);
+        self.telling.store(false, Ordering::Release);
     }
 
     /// Whether its poller has asked to be kicked.
@@ -272,6 +277,9 @@ impl Poller for Server {
             }
             self.held += taken;
             line.taken.store(served + self.held, Ordering::Release);
+        }
+        while line.telling.load(Ordering::Acquire) {
+            std::thread::yield_now();
         }
         let may_serve = line.may_serve.load(Ordering::Acquire).saturating_sub(served);
         let done = self.held.min(may_serve);
