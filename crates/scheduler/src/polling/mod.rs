@@ -360,14 +360,12 @@ impl QueuePolling {
     #[inline]
     pub fn idle(&mut self, now_ns: u64, may_poll: bool, trials: &PollTrials) -> IdleChoice {
         let idle = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
-        let plain = self.worth.is_plain(now_ns, &trials.comparison);
-        let spin_ns = if plain { self.plain_ns } else { self.spin_ns };
+        let (spin_ns, plain) = self.spin_at(now_ns, trials);
+        let polls_past_it =
+            || self.may_spare(idle) || (self.near >= FEWEST_GAPS && trials.polls(now_ns, idle));
         if !may_poll {
             IdleChoice::Arm(ArmReason::Ceiling)
-        } else if idle < spin_ns
-            || (!plain && self.may_spare(idle))
-            || (!plain && self.near >= FEWEST_GAPS && trials.polls(now_ns, idle))
-        {
+        } else if idle < spin_ns || (!plain && polls_past_it()) {
             IdleChoice::Poll
         } else if spin_ns == 0 {
             IdleChoice::Arm(ArmReason::LongGaps)
@@ -379,9 +377,15 @@ impl QueuePolling {
     /// A poll has found nothing, by `now_ns`. When its spin ends, if nothing comes: before that [`QueuePolling::idle`] says to poll, unless there is a ceiling. `u64::MAX`: never.
     #[inline]
     pub fn spin_ends(&mut self, now_ns: u64, trials: &PollTrials) -> u64 {
-        let plain = self.worth.is_plain(now_ns, &trials.comparison);
-        let spin_ns = if plain { self.plain_ns } else { self.spin_ns };
+        let (spin_ns, _) = self.spin_at(now_ns, trials);
         self.idle_since.get_or_insert(now_ns).saturating_add(spin_ns)
+    }
+
+    /// The spin at this moment, and whether it is the plain one, past which nothing is polled.
+    #[inline]
+    fn spin_at(&self, now_ns: u64, trials: &PollTrials) -> (u64, bool) {
+        let plain = self.worth.is_plain(now_ns, &trials.comparison);
+        (if plain { self.plain_ns } else { self.spin_ns }, plain)
     }
 
     /// Whether a gap that is longer than the spin is polled through all the same. One that is armed at once is not.

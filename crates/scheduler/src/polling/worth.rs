@@ -15,6 +15,10 @@ const WINDOW_LOG2: u32 = 23;
 const PAIRS: u64 = 16;
 const FEWEST_PAIRS: u64 = 4;
 
+/// How many times the root of their number requests have to be fewer: of one window, and of all windows together.
+const PAIR_ROOTS: u64 = 4;
+const SUM_ROOTS: u64 = 3;
+
 /// Requests in a polled window below which a pair says nothing.
 const FEWEST_REQUESTS: u64 = 16;
 
@@ -145,11 +149,11 @@ impl Part {
     /// A pair of windows has ended. What that says, if it says anything.
     fn pair_ended(&mut self) -> Option<Found> {
         let [polled, armed] = std::mem::take(&mut self.pair);
-        if is_behind(polled, armed) {
+        if is_behind(polled, armed, PAIR_ROOTS) {
             return Some(Found::PollingPays);
         }
         // No load has more requests because they wait: it has changed meanwhile. What came before says nothing of it.
-        if is_behind(armed, polled) {
+        if is_behind(armed, polled, PAIR_ROOTS) {
             (self.sum, self.pairs) = ([0; 2], 0);
         } else if polled >= FEWEST_REQUESTS {
             self.sum = [self.sum[0] + polled, self.sum[1] + armed];
@@ -305,22 +309,21 @@ fn falls_behind(expected: u64, requests: u64) -> bool {
     missing * 8 > expected && missing * missing > 25 * expected
 }
 
-/// Whether `fewer` requests of one window are fewer than `requests` of another by more than chance. Requests at random times differ by 1.4 times the root of their
-/// number, and once in 400 pairs by four times.
-fn is_behind(requests: u64, fewer: u64) -> bool {
+/// Whether `fewer` requests are fewer than `requests` of other windows by more than chance: by more than a fiftieth, and so many times the root of their number beyond
+/// that. Requests at random times differ by 1.4 times that root, and once in 400 times by four times.
+fn is_behind(requests: u64, fewer: u64, roots: u64) -> bool {
     let beyond = requests.saturating_sub(fewer).saturating_sub(requests / 50);
-    beyond * beyond > 16 * requests
+    beyond * beyond > roots * roots * requests
 }
 
 /// What is to be said of a queue with so many requests in polled windows and in armed ones, in so many pairs that have said nothing by themselves. `last`: nothing
 /// more comes. Within a hundredth they are as many; at the end within a twentieth. Where they were as many `before`, one pair that does not contradict is enough.
 fn judge([polled, armed]: [u64; 2], pairs: u64, last: bool, before: Found) -> Option<Found> {
     let missing = polled.saturating_sub(armed);
-    let beyond = missing.saturating_sub(polled / 50);
     if pairs == 0 {
         // There was too little to say anything else than before.
         last.then_some(before)
-    } else if beyond * beyond > 9 * polled {
+    } else if is_behind(polled, armed, SUM_ROOTS) {
         Some(Found::PollingPays)
     } else if before == Found::AsMany || (pairs >= FEWEST_PAIRS && missing * 100 <= polled) {
         Some(Found::AsMany)
