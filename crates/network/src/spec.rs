@@ -18,6 +18,9 @@ pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 /// A bit beside the type: the TCP segment has CWR set.
 pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
 
+/// `virtio_net_hdr_v1`: before each frame of a driver that has `VIRTIO_F_VERSION_1` or `VIRTIO_NET_F_MRG_RXBUF`.
+pub const NET_HDR: usize = 12;
+
 /// Addresses of an Ethernet header.
 pub const ETH_ADDRESSES: usize = 12;
 /// An Ethernet header.

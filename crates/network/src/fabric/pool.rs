@@ -69,6 +69,12 @@ pub(crate) struct LentRecord {
     pub record: Record,
 }
 
+/// `num_buffers` of a frame in one buffer.
+const ONE_BUFFER: u64 = 1;
+/// The longest frame that a [`Record`] can tell of.
+const MOST_LEN: u32 = (1 << 24) - 1;
+const _: () = assert!(LONGEST + VLAN_HLEN <= MOST_LEN as usize);
+
 /// The header of a frame in a buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -81,16 +87,21 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Two words: the length in 24 bits and the skew, and then what the 12 bytes before a frame say to a driver that gets it in one buffer
+    /// (`virtio_net_hdr_v1`, 5.1.6), so that without a skew both are one copy.
     #[inline]
     pub fn to_words(self) -> [u64; 2] {
         let Offload { flags, gso, hdr_len, gso_size, csum_start, csum_offset } = self.offload;
-        let bytes = u32::from_le_bytes([self.skew, flags, gso, 0]);
         [
-            u64::from(self.len) | u64::from(bytes) << 32,
-            u64::from(hdr_len)
-                | u64::from(gso_size) << 16
-                | u64::from(csum_start) << 32
-                | u64::from(csum_offset) << 48,
+            u64::from(self.len)
+                | u64::from(self.skew) << 24
+                | u64::from(flags) << 32
+                | u64::from(gso) << 40
+                | u64::from(hdr_len) << 48,
+            u64::from(gso_size)
+                | u64::from(csum_start) << 16
+                | u64::from(csum_offset) << 32
+                | ONE_BUFFER << 48,
         ]
     }
 
@@ -105,14 +116,14 @@ impl Record {
     #[inline]
     pub fn of_words([first, second]: [u64; 2]) -> Self {
         let offload = Offload {
-            flags: (first >> 40) as u8,
-            gso: (first >> 48) as u8,
-            hdr_len: second as u16,
-            gso_size: (second >> 16) as u16,
-            csum_start: (second >> 32) as u16,
-            csum_offset: (second >> 48) as u16,
+            flags: (first >> 32) as u8,
+            gso: (first >> 40) as u8,
+            hdr_len: (first >> 48) as u16,
+            gso_size: second as u16,
+            csum_start: (second >> 16) as u16,
+            csum_offset: (second >> 32) as u16,
         };
-        Record { len: first as u32, skew: (first >> 32) as u8, offload }
+        Record { len: first as u32 & MOST_LEN, skew: (first >> 24) as u8, offload }
     }
 
     /// Bytes that a frame takes in a buffer.

@@ -9,12 +9,14 @@ use super::pool::{Filled, FramePool, HEADER, Record, words};
 use super::port::PortShared;
 use crate::cause::DropReason;
 use crate::offload::Offload;
+use crate::spec::NET_HDR;
 
 /// A frame that waits to be received.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
     words: [u64; 2],
-    bytes: &'a [u8],
+    /// Its header, the skew, and the frame. Empty of one that is lent.
+    whole: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
@@ -34,7 +36,16 @@ impl<'a> Frame<'a> {
     /// The whole frame. Nothing of one that is lent ([`PortRx::take_lent_frames`]): see [`PortRx::take_bytes`].
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
+        let Record { skew, .. } = Record::of_words(self.words);
+        self.whole.get(NET_HDR + usize::from(skew)..).unwrap_or_default()
+    }
+
+    /// The whole frame with the header before it that a driver gets which has it in one buffer: `virtio_net_hdr_v1` (5.1.6), 12 bytes.
+    /// `None` where they do not stand together: if a tag was taken off, and of a frame that is lent.
+    #[inline]
+    pub fn with_header(&self) -> Option<&'a [u8]> {
+        let Record { skew, .. } = Record::of_words(self.words);
+        (skew == 0 && !self.whole.is_empty()).then_some(self.whole)
     }
 
     /// Its length in bytes.
@@ -114,7 +125,7 @@ impl PortRx {
         let pool = &self.shared.pools[usize::from(self.pair)];
         if self.lent {
             let words = self.open.as_ref()?.lent?.record.to_words();
-            return Some(Frame { words, bytes: &[] });
+            return Some(Frame { words, whole: &[] });
         }
         // Who takes no lent frames finds the bytes here, as of any other frame.
         while let Some(filled) = &mut self.open {
@@ -146,7 +157,7 @@ impl PortRx {
         match elsewhere {
             LentBytes::Copying => FrameBytes::Soon,
             LentBytes::Copied | LentBytes::Taken => frame(pool.bytes(buffer), *read)
-                .map_or(FrameBytes::Soon, |frame| FrameBytes::Whole(frame.bytes)),
+                .map_or(FrameBytes::Soon, |frame| FrameBytes::Whole(frame.bytes())),
             LentBytes::Revoked => {
                 if let Some(gone) = self.open.take() {
                     pool.put_back(gone.buffer);
@@ -173,7 +184,7 @@ impl PortRx {
             && take(frame)
         {
             at += frame.space();
-            self.tally.frame(frame.bytes.len());
+            self.tally.frame(frame.len());
             taken += 1;
         }
         filled.read = at;
@@ -232,7 +243,7 @@ impl PortRx {
         let frame = frame(pool.bytes(&filled.buffer), filled.read)?;
         filled.read += frame.space();
         filled.frames = filled.frames.saturating_sub(1);
-        Some(frame.bytes.len())
+        Some(frame.len())
     }
 
     /// Gives the buffer back when it is empty; that is also when the counts are added up.
@@ -286,7 +297,8 @@ fn frame(buffer: &[u8], at: u32) -> Option<Frame<'_>> {
     let buffer = &buffer[at as usize..];
     let words = words(buffer.first_chunk()?);
     let Record { len, skew, .. } = Record::of_words(words);
-    Some(Frame { words, bytes: buffer[HEADER + usize::from(skew)..].get(..len as usize)? })
+    let end = HEADER + usize::from(skew) + len as usize;
+    Some(Frame { words, whole: buffer.get(HEADER - NET_HDR..end)? })
 }
 
 impl std::ops::Drop for PortRx {

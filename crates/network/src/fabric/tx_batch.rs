@@ -9,6 +9,7 @@ use super::snapshot::{QUEUES, SwitchSnapshot, queue_number};
 use crate::MOST_PAIRS;
 use crate::cause::DropReason;
 use crate::offload::Offload;
+use crate::spec::NET_HDR;
 
 /// Most receiving queues that a batch reaches before it is handed over in between.
 const MOST: usize = 256;
@@ -80,6 +81,30 @@ impl TxBatch {
         };
         let bytes = &mut pool.bytes_mut(buffer)[*used as usize..];
         Some(Room { used, frames, bytes })
+    }
+
+    /// As [`TxBatch::room`], in the queue of that number at its place in the batch, if it is still there and has room in the buffer that is open.
+    #[inline(always)]
+    pub fn room_at<'a>(
+        &'a mut self,
+        snapshot: &'a SwitchSnapshot,
+        number: u16,
+        at: usize,
+        len: usize,
+    ) -> Option<Room<'a>> {
+        let (_, pool) = receiver(snapshot, number)?;
+        let open = self.receivers.get_mut(at).filter(|open| open.number == number)?;
+        let TxReceiver { buffer: Some(buffer), used, frames, .. } = open else { return None };
+        if *used as usize + Record::space(0, len) > BUFFER_BYTES {
+            return None;
+        }
+        let bytes = &mut pool.bytes_mut(buffer)[*used as usize..];
+        Some(Room { used, frames, bytes })
+    }
+
+    /// Where in the batch the queue of that number is.
+    pub fn place_of(&self, number: usize) -> Option<usize> {
+        usize::from(self.numbers[number]).checked_sub(1)
     }
 
     /// Lends a frame in a buffer of its own to a queue of `shared`, which is in `snapshot`: the frame's first bytes, its length and what is left to
@@ -182,8 +207,15 @@ impl Room<'_> {
         &mut self.bytes[HEADER..]
     }
 
-    /// There is a frame in it now.
+    /// Room for the header that a driver puts before a frame, and for the frame of `len` bytes, which is what was asked for. The header is
+    /// overwritten when the frame is committed.
     #[inline]
+    pub fn with_header(&mut self, len: usize) -> &mut [u8] {
+        &mut self.bytes[HEADER - NET_HDR..HEADER + len]
+    }
+
+    /// There is a frame in it now.
+    #[inline(always)]
     pub fn commit(self, record: Record) {
         if let Some(header) = self.bytes.first_chunk_mut::<HEADER>() {
             record.write(header);

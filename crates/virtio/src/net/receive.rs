@@ -266,13 +266,15 @@ impl Receive {
             if LIMITED && context.admit(bytes.len() as u64).is_err() {
                 return false;
             }
-            let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
-            let stored = if *header == HEADER_BYTES {
-                view.write(buffer.gpa, &first)
-            } else {
-                view.write(buffer.gpa, &first[..*header])
+            let stored = match frame.with_header() {
+                Some(all) if *header == HEADER_BYTES => view.write(buffer.gpa, all),
+                _ => {
+                    let (first, behind) =
+                        (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
+                    view.write(buffer.gpa, &first[..*header]).and_then(|()| view.write(behind, bytes))
+                }
             };
-            if let Err(fault) = stored.and_then(|()| view.write(behind, bytes)) {
+            if let Err(fault) = stored {
                 outcome = Err(fault);
                 return false;
             }

@@ -202,6 +202,12 @@ impl Sender {
             self.port_tx.count(DropReason::Malformed);
             return Ok(SendProgress::Out(0));
         }
+        if self.skip == HEADER_BYTES
+            && let Some(sent) =
+                self.port_tx.send_alike(bytes - HEADER_BYTES, |out| view.read(buffer.gpa, out))
+        {
+            return sent.map(|()| SendProgress::Out(bytes - HEADER_BYTES));
+        }
         let header =
             if bytes >= HEADER_BYTES { view.bytes::<HEADER_BYTES>(buffer.gpa)? } else { [0; HEADER_BYTES] };
         let (gpa, len) = (buffer.gpa.wrapping_add(self.skip as u64), bytes - self.skip);

@@ -25,10 +25,10 @@ pub(super) enum Delivery {
 /// What was found for a frame, for those in the same batch with the same addresses and VLAN.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CachedVerdict {
-    key: u128,
+    pub key: u128,
     way: Delivery,
     /// Frames longer than this have to be looked at once more, as those that might be too short.
-    longest: usize,
+    pub longest: usize,
 }
 
 /// The destination of a frame of at least [`ETH_HLEN`] bytes.
@@ -60,7 +60,7 @@ pub(super) fn gate(
 
 /// What the way of a frame depends on: addresses, type, and the tag if there is one.
 #[inline]
-fn key(head: &[u8; KEY]) -> u128 {
+pub(super) fn key(head: &[u8; KEY]) -> u128 {
     let key = u128::from_le_bytes(*head);
     let tagged = head[ETH_ADDRESSES..ETH_HLEN] == ETH_P_8021Q.to_be_bytes();
     if tagged { key } else { key & ((1 << (8 * ETH_HLEN)) - 1) }

@@ -11,6 +11,7 @@
 //! ports, wake-ups. A flood is interrupted when it has cost what the poller allows ([`PortTx::allow`]), receiver by receiver; the frame stays
 //! in `scratch` until [`PortTx::go_on`] has given it to the last.
 
+mod alike;
 mod judge;
 mod lend;
 
@@ -35,6 +36,7 @@ use crate::offload::{Offload, RxOffloads};
 use crate::spec::*;
 use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
+use alike::Alike;
 use judge::{CachedVerdict, Delivery};
 use lend::Lent;
 pub use lend::{LEND_FROM, MOST_LENT, Reclaimed};
@@ -81,6 +83,8 @@ pub struct PortTx {
     allowed: usize,
     /// What was found for the last frame, for those like it in the same batch.
     judged: Option<CachedVerdict>,
+    /// Where the frames before went, for those like them in the same batch.
+    alike: Option<Alike>,
     tally: Tally,
     /// Whether a batch has begun.
     begun: bool,
@@ -144,6 +148,7 @@ impl PortTx {
             rest: None,
             allowed: usize::MAX,
             judged: None,
+            alike: None,
             tally: Tally::default(),
             begun: false,
             lent: VecDeque::with_capacity(MOST_LENT),
@@ -177,7 +182,11 @@ impl PortTx {
         let offered = Offered { head, len, offload };
         let sent = match self.judge(&offered) {
             Delivery::Port { slot, form } if plain => {
-                self.direct::<true>(&offered, slot, form, fill).map(Some)
+                let sent = self.direct::<true>(&offered, slot, form, fill).map(Some);
+                if sent.is_ok() {
+                    self.went_to(slot, form);
+                }
+                sent
             }
             Delivery::Port { slot, form } => {
                 if self.is_whole(slot, &offered) {
@@ -260,7 +269,7 @@ impl PortTx {
         if self.begun {
             self.batch.flush(&self.snapshot);
             self.shared.sent.add(&mut self.tally);
-            self.judged = None;
+            (self.judged, self.alike) = (None, None);
             self.begun = false;
         }
     }
@@ -484,11 +493,17 @@ fn believed(trusted: bool) -> u8 {
 /// flow is that of the ring. Fewer pairs would leave some of the receiver's without frames: then flows are spread by their number.
 #[inline(always)]
 fn pair(from: &PortShared, own_pair: u16, to: &PortShared, head: &[u8]) -> u16 {
+    fixed_pair(from, own_pair, to).unwrap_or_else(|| steer(flow(head), to.active()))
+}
+
+/// [`pair`], if it is the same for each frame.
+#[inline(always)]
+fn fixed_pair(from: &PortShared, own_pair: u16, to: &PortShared) -> Option<u16> {
     match to.active() {
-        1 => 0,
-        pairs if from.active() < pairs => steer(flow(head), pairs),
-        pairs if own_pair < pairs => own_pair,
-        pairs => own_pair % pairs,
+        1 => Some(0),
+        pairs if from.active() < pairs => None,
+        pairs if own_pair < pairs => Some(own_pair),
+        pairs => Some(own_pair % pairs),
     }
 }
 
