@@ -10,7 +10,7 @@
 //! flight, so the descriptors of every chain are kept in the [`InFlightTable`]. Of a batch the first used descriptor is
 //! written last: the driver looks at that one place, and sees all or nothing.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use ioplane_memory::{GuestRange, GuestView, Window};
@@ -320,33 +320,40 @@ impl Packed {
 
     #[inline]
     pub(super) fn take_plain(&mut self, touch: BufferAccess, most: usize, batch: &mut Batch) {
+        const KIND: u16 = VIRTQ_DESC_F_NEXT
+            | VIRTQ_DESC_F_INDIRECT
+            | VIRTQ_DESC_F_WRITE
+            | VIRTQ_DESC_F_AVAIL
+            | VIRTQ_DESC_F_USED;
         if !self.replay.is_empty() || !self.has_work() {
             return;
         }
         let most = usize::from(self.size - self.owned).min(MOST_PLAIN - batch.0.len()).min(most) as u16;
         self.ask_for_lines(most);
-        let mut count = 0;
+        let Packed { view, desc: ring, size, in_flight, table, .. } = self;
+        let (halves, _) = ring.longs(0).as_chunks();
+        let (mut place, mut count) = (self.next_avail, 0);
         while count < most {
-            let (found, all) = self.look(touch, most - count);
-            for &(desc, id) in found.descriptors() {
-                kill::here(KillPoint::Seen);
-                if self.in_flight.holds(id) != Some(false) || !self.table.take_one(desc, id) {
-                    self.run = count;
-                    return;
-                }
-                let buffer = GuestRange { gpa: desc.addr, len: desc.len };
-                touch.ask(&self.view, buffer);
-                self.in_flight.add(id);
-                self.owned += 1;
-                self.took(self.next_avail.after(1, self.size));
-                batch.0.push((RingRequest::new(id, false), buffer));
-                count += 1;
-            }
-            if !all {
+            let (desc, id) = load(ring, halves, place);
+            if desc.flags & KIND != place.available() | touch.flags() {
                 break;
             }
+            kill::here(KillPoint::Seen);
+            if in_flight.holds(id) != Some(false) || !table.take_one(desc, id) {
+                break;
+            }
+            let buffer = GuestRange { gpa: desc.addr, len: desc.len };
+            touch.ask(view, buffer);
+            in_flight.add(id);
+            batch.0.push((RingRequest::new(id, false), buffer));
+            (place, count) = (place.after(1, *size), count + 1);
+            kill::here(KillPoint::Journalled);
         }
-        self.run = count;
+        (self.next_avail, self.run) = (place, count);
+        self.owned += count;
+        if count > 0 && self.mode.polled {
+            self.refuse_kicks();
+        }
     }
 
     /// Asks for the lines that a look for `most` descriptors reads, to store used descriptors to them later: for as many as it can expect. A line of
@@ -391,39 +398,6 @@ impl Packed {
         count.into()
     }
 
-    /// Reads the next descriptors, at most `most`, of those that lie in one line: as many as are available and of one buffer that is `touch`ed.
-    /// Says whether that is all of them. Each is read exactly once.
-    #[inline]
-    fn look(&self, touch: BufferAccess, most: u16) -> (Found, bool) {
-        const KIND: u16 = VIRTQ_DESC_F_NEXT
-            | VIRTQ_DESC_F_INDIRECT
-            | VIRTQ_DESC_F_WRITE
-            | VIRTQ_DESC_F_AVAIL
-            | VIRTQ_DESC_F_USED;
-        let (place, first) = (self.next_avail, usize::from(self.next_avail.index));
-        let count = (PER_LINE - first % PER_LINE).min(most.into()).min(usize::from(self.size) - first);
-        let (halves, _) = self.desc.longs(0)[2 * first..][..2 * count].as_chunks::<2>();
-        let wanted = place.available() | touch.flags();
-        let (mut found, mut words) = (Found::default(), [0; PER_LINE]);
-        for (word, [_, half]) in words.iter_mut().zip(halves) {
-            *word = u64::from_le(half.load(Ordering::Relaxed));
-            if (*word >> 48) as u16 & KIND != wanted {
-                break;
-            }
-            found.count += 1;
-        }
-        // What the driver stored before it made the last of them available: addresses, and the buffers' bytes.
-        fence(Ordering::Acquire);
-        for (nth, ((to, [half, _]), word)) in found.room.iter_mut().zip(halves).zip(words).enumerate() {
-            if nth == found.count {
-                break;
-            }
-            let addr = u64::from_le(half.load(Ordering::Relaxed));
-            *to = self.parse(addr, word, place.after(nth as u16, self.size));
-        }
-        (found, found.count == count)
-    }
-
     /// Copies the descriptors of the next chain, of which the first has been read, and is not the last: its buffer ID, and where the chain
     /// after it begins. Each is read exactly once.
     #[inline]
@@ -450,18 +424,7 @@ impl Packed {
     /// The descriptor at `place` and its buffer ID (2.8.13).
     #[inline]
     fn load(&self, place: Position) -> (Descriptor, u16) {
-        let (table, at) = (self.desc.longs(0), 2 * usize::from(place.index));
-        let word = u64::from_le(table[at + 1].load(Ordering::Acquire));
-        let addr = u64::from_le(table[at].load(Ordering::Acquire));
-        self.parse(addr, word, place)
-    }
-
-    /// The descriptor, and its buffer ID, whose halves have been read at `place`.
-    #[inline(always)]
-    fn parse(&self, addr: u64, word: u64, place: Position) -> (Descriptor, u16) {
-        let desc = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
-        let again = || Descriptor { len: self.desc.load_u32(slot(place) + AT_LEN), ..desc };
-        (desc.once(again), (word >> 32) as u16)
+        load(&self.desc, self.desc.longs(0).as_chunks().0, place)
     }
 
     #[cold]
@@ -674,20 +637,6 @@ const AT_FLAGS: usize = 14;
 /// Descriptors in a line of a cache.
 const PER_LINE: usize = LINE / DESC_SIZE as usize;
 
-/// Descriptors of one line, with their buffer IDs.
-#[derive(Clone, Copy, Default)]
-struct Found {
-    room: [(Descriptor, u16); PER_LINE],
-    count: usize,
-}
-
-impl Found {
-    #[inline]
-    fn descriptors(&self) -> &[(Descriptor, u16)] {
-        &self.room[..self.count]
-    }
-}
-
 /// Used descriptors that lie in the line of the first one of a batch: where in the ring, and what is stored there.
 #[derive(Default)]
 struct HeldBack {
@@ -713,6 +662,18 @@ impl HeldBack {
     fn split(&self) -> (&[(usize, u64)], (usize, u64)) {
         (&self.stores[1..self.count.max(1)], self.stores[0])
     }
+}
+
+/// The descriptor at `place` of `ring`, whose `halves` are these, and its buffer ID. Its flags are read first: behind them is what the driver had
+/// stored before.
+#[inline(always)]
+fn load(ring: &Window, halves: &[[AtomicU64; 2]], place: Position) -> (Descriptor, u16) {
+    let [first, second] = &halves[usize::from(place.index)];
+    let word = u64::from_le(second.load(Ordering::Acquire));
+    let addr = u64::from_le(first.load(Ordering::Acquire));
+    let desc = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
+    let again = || Descriptor { len: ring.load_u32(slot(place) + AT_LEN), ..desc };
+    (desc.once(again), (word >> 32) as u16)
 }
 
 /// Where the descriptor at `place` begins.
