@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use ioplane_testkit::driver::{Disk, DiskOp};
+use ioplane_testkit::front::EventFd;
 
 use super::offered::Offered;
 use crate::exitless::load::Scatter;
@@ -14,8 +15,8 @@ const TURN: u32 = 256;
 
 /// A queue and its load: reads at random places.
 pub struct Flow<'a> {
-    guest: &'a mut Guest,
-    queue: u16,
+    kick: Option<&'a mut EventFd>,
+    disk: &'a mut Disk,
     offered: Offered,
     /// Of each request.
     bytes: u32,
@@ -50,12 +51,33 @@ pub struct Completion {
 impl<'a> Flow<'a> {
     /// Reads of `bytes` by queue `queue`. Flows with the same `seed` go to the same places.
     pub fn new(guest: &'a mut Guest, queue: u16, offered: Offered, bytes: u32, seed: u64) -> Self {
+        let kick = guest.front.kicks().nth(queue.into()).flatten();
+        Flow::of(kick, &mut guest.queues[usize::from(queue)], guest.capacity, offered, bytes, seed)
+    }
+
+    /// Reads of `bytes` by each queue of `guest`, `depth` in flight of each, to places of its own, by seeds from `seed` on.
+    pub fn each_queue(guest: &'a mut Guest, depth: u16, bytes: u32, seed: u64) -> Vec<Self> {
+        let capacity = guest.capacity;
+        let queues = (seed..).zip(guest.front.kicks().zip(&mut guest.queues));
+        let flow =
+            |(seed, (kick, disk))| Flow::of(kick, disk, capacity, Offered::Backlog(depth), bytes, seed);
+        queues.map(flow).collect()
+    }
+
+    fn of(
+        kick: Option<&'a mut EventFd>,
+        disk: &'a mut Disk,
+        capacity: u64,
+        offered: Offered,
+        bytes: u32,
+        seed: u64,
+    ) -> Self {
         // Slots are numbered from 0; a ring has no more of them than entries.
-        let slots = guest.queues[usize::from(queue)].place().size;
+        let slots = disk.place().size;
         Flow {
-            places: (guest.capacity / u64::from(bytes.next_multiple_of(512))).max(1),
-            guest,
-            queue,
+            kick,
+            disk,
+            places: (capacity / u64::from(bytes.next_multiple_of(512))).max(1),
             offered,
             bytes,
             scatter: Scatter::new(seed),
@@ -67,32 +89,31 @@ impl<'a> Flow<'a> {
         }
     }
 
-    fn disk(&mut self) -> &mut Disk {
-        &mut self.guest.queues[usize::from(self.queue)]
-    }
-
     fn begin(&mut self) {
         if self.interrupts {
-            self.disk().ring().enable_interrupts();
+            self.disk.ring().enable_interrupts();
         } else {
-            self.disk().ring().disable_interrupts();
+            self.disk.ring().disable_interrupts();
         }
     }
 
     fn submit(&mut self, now: u64) {
         let stride = u64::from(self.bytes.next_multiple_of(512)) / 512;
         let mut submitted = 0;
-        while submitted < self.at_once && self.disk().next().is_some() {
-            let in_flight = self.disk().in_flight();
+        while submitted < self.at_once && self.disk.next().is_some() {
+            let in_flight = self.disk.in_flight();
             let Some(due) = self.offered.due(now, in_flight) else { break };
             let (sector, bytes) = (self.scatter.below(self.places) * stride, self.bytes);
-            if let Some(token) = self.disk().submit(DiskOp::Read, sector, bytes) {
+            if let Some(token) = self.disk.submit(DiskOp::Read, sector, bytes) {
                 self.times[token.slot()] = [due, now];
                 submitted += 1;
             }
         }
-        if submitted > 0 {
-            self.guest.kick_if_needed(self.queue);
+        if submitted > 0
+            && self.disk.ring().kick_needed()
+            && let Some(kick) = &mut self.kick
+        {
+            kick.signal();
         }
     }
 
@@ -106,7 +127,7 @@ impl<'a> Flow<'a> {
     ) -> Result<bool> {
         let (mut count, mut at) = (0, 0);
         while count < TURN {
-            let Some(one) = self.disk().reap()? else { break };
+            let Some(one) = self.disk.reap()? else { break };
             if count == 0 {
                 at = ns(begin.elapsed());
             }
@@ -120,7 +141,7 @@ impl<'a> Flow<'a> {
             self.empty_at = now;
         }
         if self.interrupts && count > 0 {
-            self.disk().ring().enable_interrupts();
+            self.disk.ring().enable_interrupts();
         }
         Ok(count > 0)
     }
@@ -155,7 +176,7 @@ pub fn drive_and_watch(
                 progress = now;
             }
             flow.submit(now);
-            waiting += u32::from(flow.disk().in_flight());
+            waiting += u32::from(flow.disk.in_flight());
         }
         if waiting == 0 {
             progress = now;
@@ -166,9 +187,9 @@ pub fn drive_and_watch(
         flow.interrupts = false;
         flow.begin();
         let last = Instant::now();
-        while flow.disk().in_flight() > 0 {
+        while flow.disk.in_flight() > 0 {
             flow.reap(0, end, begin, &mut |_| {})?;
-            ensure!(last.elapsed() < PATIENCE, "{} requests were never completed", flow.disk().in_flight());
+            ensure!(last.elapsed() < PATIENCE, "{} requests were never completed", flow.disk.in_flight());
         }
     }
     Ok(())

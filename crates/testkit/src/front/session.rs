@@ -263,6 +263,11 @@ impl FrontEnd {
         self.events.get_mut(usize::from(index))?.as_mut()
     }
 
+    /// The kicks of all queues, by their numbers: `None` of one that was never started.
+    pub fn kicks(&mut self) -> impl Iterator<Item = Option<&mut EventFd>> {
+        self.events.iter_mut().map(|events| events.as_mut().map(|(kick, _)| kick))
+    }
+
     #[inline]
     pub fn kick(&mut self, index: u16) {
         if let Some((kick, _)) = self.events(index) {
