@@ -20,7 +20,9 @@ const DEPTH: u16 = 32;
 
 /// Requests per second over eight devices, as a part of those over one, in pairs of runs; between the two, over eight queues of one device.
 pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
-    eprintln!("{DEPTH} requests in flight over {DEVICES} devices, over one, and over as many of its queues");
+    eprintln!(
+        "{DEPTH} requests in flight over {DEVICES} devices, over one, and over {DEVICES} queues of one"
+    );
     let mut stages =
         [stage(bench, "eight", DEVICES, 1)?, stage(bench, "one", 1, 1)?, stage(bench, "queues", 1, DEVICES)?];
     let mut pairs = Vec::new();

@@ -43,7 +43,7 @@ impl<'a> Frame<'a> {
     /// The whole frame with the header before it that a driver gets which has it in one buffer: `virtio_net_hdr_v1` (5.1.6), 12 bytes.
     /// `None` where they do not stand together: if a tag was taken off, and of a frame that is lent.
     #[inline]
-    pub fn with_header(&self) -> Option<&'a [u8]> {
+    pub fn header_and_frame(&self) -> Option<&'a [u8]> {
         let Record { skew, .. } = Record::of_words(self.words);
         (skew == 0 && !self.whole.is_empty()).then_some(self.whole)
     }

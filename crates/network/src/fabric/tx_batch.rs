@@ -210,7 +210,7 @@ impl Room<'_> {
     /// Room for the header that a driver puts before a frame, and for the frame of `len` bytes, which is what was asked for. The header is
     /// overwritten when the frame is committed.
     #[inline]
-    pub fn with_header(&mut self, len: usize) -> &mut [u8] {
+    pub fn header_and_frame(&mut self, len: usize) -> &mut [u8] {
         &mut self.bytes[HEADER - NET_HDR..HEADER + len]
     }
 

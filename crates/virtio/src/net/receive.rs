@@ -266,14 +266,13 @@ impl Receive {
             if LIMITED && context.admit(bytes.len() as u64).is_err() {
                 return false;
             }
-            let stored = match frame.with_header() {
-                Some(all) if *header == HEADER_BYTES => view.write(buffer.gpa, all),
-                _ => {
-                    let (first, behind) =
-                        (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
-                    view.write(buffer.gpa, &first[..*header]).and_then(|()| view.write(behind, bytes))
-                }
-            };
+            // Header and frame at once, where they stand together and the buffer is in one region.
+            let at_once = frame.header_and_frame().filter(|_| *header == HEADER_BYTES);
+            let stored = at_once.map(|all| view.write(buffer.gpa, all)).filter(Result::is_ok);
+            let stored = stored.unwrap_or_else(|| {
+                let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
+                view.write(buffer.gpa, &first[..*header]).and_then(|()| view.write(behind, bytes))
+            });
             if let Err(fault) = stored {
                 outcome = Err(fault);
                 return false;

@@ -202,15 +202,14 @@ impl Sender {
             self.port_tx.count(DropReason::Malformed);
             return Ok(SendProgress::Out(0));
         }
-        if self.skip == HEADER_BYTES
-            && let Some(sent) =
-                self.port_tx.send_alike(bytes - HEADER_BYTES, |out| view.read(buffer.gpa, out))
+        let len = bytes - self.skip;
+        if self.skip == HEADER_BYTES && self.port_tx.send_alike(len, |out| view.read(buffer.gpa, out).is_ok())
         {
-            return sent.map(|()| SendProgress::Out(bytes - HEADER_BYTES));
+            return Ok(SendProgress::Out(len));
         }
         let header =
             if bytes >= HEADER_BYTES { view.bytes::<HEADER_BYTES>(buffer.gpa)? } else { [0; HEADER_BYTES] };
-        let (gpa, len) = (buffer.gpa.wrapping_add(self.skip as u64), bytes - self.skip);
+        let gpa = buffer.gpa.wrapping_add(self.skip as u64);
         if len > 0 {
             view.read(gpa, &mut self.head[..len.min(HEAD)])?;
         }

@@ -664,8 +664,8 @@ impl HeldBack {
     }
 }
 
-/// The descriptor at `place` of `ring`, whose `halves` are these, and its buffer ID. Its flags are read first: behind them is what the driver had
-/// stored before.
+/// The descriptor at `place` of `ring`, whose `halves` are these, and its buffer ID. Its flags are loaded first, with acquire: the driver stores them
+/// last.
 #[inline(always)]
 fn load(ring: &Window, halves: &[[AtomicU64; 2]], place: Position) -> (Descriptor, u16) {
     let [first, second] = &halves[usize::from(place.index)];

@@ -26,7 +26,7 @@ pub(super) enum Delivery {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CachedVerdict {
     pub key: u128,
-    way: Delivery,
+    pub way: Delivery,
     /// Frames longer than this have to be looked at once more, as those that might be too short.
     pub longest: usize,
 }
@@ -104,6 +104,8 @@ impl PortTx {
                     Some(judged) if judged.key == key => judged.way,
                     _ => {
                         let way = self.find(head, tag(head));
+                        // What is expected of frames is not older than what is known of them.
+                        self.alike = None;
                         self.judged = Some(CachedVerdict { key, way, longest: self.longest(way) });
                         way
                     }

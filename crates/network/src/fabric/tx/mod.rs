@@ -184,7 +184,7 @@ impl PortTx {
             Delivery::Port { slot, form } if plain => {
                 let sent = self.direct::<true>(&offered, slot, form, fill).map(Some);
                 if sent.is_ok() {
-                    self.went_to(slot, form);
+                    self.note_delivery(head, slot, form);
                 }
                 sent
             }
