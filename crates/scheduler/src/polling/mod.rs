@@ -222,8 +222,7 @@ impl QueuePolling {
             Some(since) => {
                 let armed = std::mem::take(&mut self.armed);
                 let seen = now_ns.saturating_sub(since);
-                if self.worth.tries_arming(now_ns, &trials.comparison) {
-                    // Gaps of a loop are longer now, and it will be polled again in a moment.
+                if self.worth.tries_otherwise(now_ns, &trials.comparison) {
                     self.spare.waits();
                     return told;
                 }
@@ -243,7 +242,7 @@ impl QueuePolling {
                 }
                 let other = self.gap_ended(since, gap, now_ns, costs);
                 if other {
-                    self.worth.forget(now_ns, &mut trials.comparison);
+                    self.worth.forget(self.long, now_ns, &mut trials.comparison);
                     if !self.long {
                         trials.helped();
                     }
