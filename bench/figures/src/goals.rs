@@ -132,7 +132,8 @@ pub const GOALS: &[Goal] = &[
         "split64.frames_vs_testpmd",
         "frames of 64 bytes against testpmd, split (one process with the switch, not the daemon)",
         AtLeast(1.2),
-        Some(AtLeast(0.9)),
+        // In this machine's slow state the generator is what bounds the row.
+        Some(AtLeast(0.65)),
     ),
     goal(
         "network",
@@ -308,7 +309,7 @@ pub const GOALS: &[Goal] = &[
         "weighted_share_ratio",
         "what a guest gets of its weighted max-min share, in its worst second: weights 1, 2, 2, 4, 4, demand of 200 %",
         AtLeast(0.95),
-        Some(AtLeast(0.6)),
+        Some(AtLeast(0.85)),
     ),
     goal(
         "core",
@@ -654,8 +655,7 @@ mod tests {
     use super::*;
 
     /// Goals that are newer than the recorded runs of their benchmarks.
-    const NOT_RECORDED_YET: [&str; 2] =
-        ["elvis.adaptive_latency_vs_best_min", "elvis-awake.adaptive_latency_vs_best_min"];
+    const NOT_RECORDED_YET: [&str; 1] = ["elvis-awake.adaptive_latency_vs_best_min"];
 
     /// Goals without a floor, and why: [`BASELINE`], and what is unresolved in its record.
     const NO_FLOOR: [&str; 4] = [
