@@ -223,6 +223,7 @@ impl QueuePolling {
                 let armed = std::mem::take(&mut self.armed);
                 let seen = now_ns.saturating_sub(since);
                 if self.worth.tries_otherwise(now_ns, &trials.comparison) {
+                    self.burst_since = None;
                     self.spare.waits();
                     return told;
                 }
@@ -237,7 +238,7 @@ impl QueuePolling {
                 let least = seen.min(costs.wake_ns / WAKE_PARTS);
                 let gap = if armed { seen.saturating_sub(costs.wake_ns).max(least) } else { seen };
                 self.near = if PollTrials::may_be_short(gap, costs) { self.near + 1 } else { 0 };
-                if armed && self.near >= FEWEST_GAPS && gap >= costs.long_ns() {
+                if armed && self.near >= FEWEST_GAPS && gap >= costs.long_ns() && !self.worth.found_plain() {
                     trials.doubt(now_ns, costs);
                 }
                 let other = self.gap_ended(since, gap, now_ns, costs);
