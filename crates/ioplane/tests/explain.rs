@@ -125,11 +125,6 @@ fn explained(daemon: &TestDaemon, name: &str) -> Value {
 /// Of a guest that reads now and then, between two requests.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What is found while a guest reads: one request at a time, or as many as it has room for.
-fn found_while_reading(daemon: &TestDaemon, guest: Reader, at_once: usize) -> Value {
-    while_reading(guest, at_once, PAUSE, || explained(daemon, "a"))
-}
-
 /// Looks until `cause` is found, which a busy machine may hide for a while, and nothing else before or with it.
 fn look_for(daemon: &TestDaemon, name: &str, cause: &str) -> Value {
     let end = Instant::now() + LIMIT;
@@ -278,7 +273,7 @@ fn a_driver_without_event_idx_is_found(core: &str) {
     let daemon = daemon(&format!("{core}[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"));
     let features = Wants::default().features & !VIRTIO_F_EVENT_IDX;
     let guest = Reader::connect_with(&daemon, "a", Wants { features, ..Wants::default() });
-    let report = found_while_reading(&daemon, guest, 1);
+    let report = while_reading(guest, 1, PAUSE, || explained(&daemon, "a"));
     assert_eq!(causes(&report), ["no_event_idx"], "{report}");
 }
 

@@ -327,21 +327,23 @@ fn is_behind(requests: u64, fewer: u64, roots: u64) -> bool {
 }
 
 /// What is to be said of a queue with so many requests in polled windows and in armed ones, in so many pairs that have said nothing by themselves. `last`: nothing
-/// more comes. Within [`ALIKE_PARTS`] they are as many; at the end within a twentieth. Where they were as many `before`, one pair within a twentieth is enough, or four that do not contradict.
+/// more comes. From four pairs on they are as many if one in [`ALIKE_PARTS`] is missing at most, at the end if one in 20 is. Where they were as many `before`, one pair with one in
+/// 20 missing is enough, or four pairs that do not say otherwise.
 fn judge([polled, armed]: [u64; 2], pairs: u64, last: bool, before: Found) -> Option<Found> {
     let missing = polled.saturating_sub(armed);
+    let within_a_twentieth = missing * 20 <= polled;
     if pairs == 0 {
         // There was too little to say anything else than before.
         last.then_some(before)
     } else if is_behind(polled, armed, SUM_ROOTS) {
         Some(Found::PollingPays)
-    } else if before == Found::AsMany && (missing * 20 <= polled || pairs >= FEWEST_PAIRS) {
+    } else if before == Found::AsMany && (within_a_twentieth || pairs >= FEWEST_PAIRS) {
         // A loop that loses a third of its requests may lose them by chance in one pair, and not in four.
         Some(Found::AsMany)
     } else if pairs >= FEWEST_PAIRS && missing * ALIKE_PARTS <= polled {
         Some(Found::AsMany)
     } else if last {
-        Some(if missing * 20 <= polled { Found::AsMany } else { Found::PollingPays })
+        Some(if within_a_twentieth { Found::AsMany } else { Found::PollingPays })
     } else {
         None
     }

@@ -82,7 +82,7 @@ pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
 
 /// Bytes of the header with `num_buffers`, and without it: legacy drivers that do not merge buffers (5.1.6.1).
-pub const HEADER_BYTES: usize = 12;
+pub const HEADER_BYTES: usize = ioplane_network::spec::NET_HDR;
 /// See [`HEADER_BYTES`].
 pub const LEGACY_HEADER_BYTES: usize = 10;
 
