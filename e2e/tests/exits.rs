@@ -46,10 +46,14 @@ fn exits_at(report: &Value, address: u64, accept: impl Fn(&Value) -> bool) -> u6
     there.filter_map(|site| site["count"].as_u64()).sum()
 }
 
-/// By perf events and, as where they are forbidden, by tracefs.
+/// It tells of no switches.
+const TRACEFS: &str = "--source tracefs";
+
+/// By programs in the kernel, by perf events and, as where both are forbidden, by tracefs.
 fn every_exit_is_found(l1: &L1) -> Result<()> {
-    found(l1, "").context("by perf events")?;
-    found(l1, "--source tracefs").context("by tracefs")
+    found(l1, "--source bpf").context("by programs in the kernel")?;
+    found(l1, "--source perf").context("by perf events")?;
+    found(l1, TRACEFS).context("by tracefs")
 }
 
 /// Every site's count is exact, in reason, width, direction and place, and the whole is what KVM itself has counted.
@@ -116,11 +120,11 @@ fn found(l1: &L1, options: &str) -> Result<()> {
     {
         ensure!(names.contains(&name), "{name} in {names:?}");
     }
-    // Where the time went is told by perf's records of switches; their parts are the whole.
+    // Where the time went is told by switches of the thread; their parts are the whole.
     let sites = report["sites"].as_array().context("sites")?;
     for site in sites {
         let (parts, times) = (&site["parts"], &site["times"]);
-        ensure!(parts.is_object() == (options.is_empty() && site["ns_each"].is_u64()), "{site:#}");
+        ensure!(parts.is_object() == (options != TRACEFS && site["ns_each"].is_u64()), "{site:#}");
         if parts.is_object() {
             let sum = ["kvm_ns", "vmm_ns", "preempted_ns", "blocked_ns"]
                 .map(|part| parts[part].as_u64().unwrap_or(0));
@@ -132,7 +136,7 @@ fn found(l1: &L1, options: &str) -> Result<()> {
             ensure!(median.is_some() && median <= p99 && p99 <= max, "{site:#}");
         }
     }
-    if options.is_empty() {
+    if options != TRACEFS {
         // L1 has one processor: the guest loses it to the watcher.
         let lost = |site: &Value| site["parts"]["preempted_ns"].as_u64() > Some(0);
         ensure!(sites.iter().any(lost), "no exit was preempted: {report:#}");

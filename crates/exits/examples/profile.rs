@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vm = Vm::choose(words.first().map(String::as_str))?;
     let sample = words.get(2).map_or(Ok(1), |word| word.parse())?;
     let mut watch = Watch::start(vm, WatchOptions { sample, ..WatchOptions::default() })?;
-    eprintln!("watching");
+    eprintln!("watching, {:?}", watch.refused());
     watch.turn(Duration::from_secs(words.get(1).map_or(Ok(5), |word| word.parse())?))?;
     let time = watch.stop()?;
     let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample };

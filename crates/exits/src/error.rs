@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::plain::{plain, shown};
+use crate::plain::{excerpt, plain, shown};
 
 /// Why there is no profile, or no name. Paths and names are others' words: none reaches a terminal as it is.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,9 @@ pub enum ExitsError {
         /// Why not tracefs.
         tracefs: Box<ExitsError>,
     },
+    /// Programs that count in the kernel are refused.
+    #[error("counting in the kernel (BPF): {}", excerpt(.0))]
+    Programs(String),
     /// A file of the kernel does not look as it should.
     #[error("{}: {}", shown(.path), plain(.what))]
     Malformed {
@@ -170,6 +173,7 @@ mod tests {
                 perf: Box::new(ExitsError::Forbidden { what: bad.into() }),
                 tracefs: Box::new(ExitsError::file(bad)(source())),
             },
+            ExitsError::Programs(bad.into()),
             ExitsError::Peer(source()),
             ExitsError::Refused { command: "query-pci".into(), why: bad.into() },
             ExitsError::Monitor {

@@ -65,6 +65,12 @@ impl Format {
         Some(Format { id: id?, fields })
     }
 
+    /// Its fields that are numbers: name, offset and size in bytes.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, u32, u32)> {
+        // Both are below 65,536.
+        self.fields.iter().map(|(name, field)| (name.as_str(), field.offset as u32, field.size as u32))
+    }
+
     /// A field that older or newer kernels may not have.
     pub fn field(&self, name: &str) -> Option<Field> {
         self.fields.iter().find(|(own, _)| own == name).map(|(_, field)| *field)

@@ -15,6 +15,7 @@
 mod advice;
 mod bounded;
 mod claim;
+mod count;
 mod devices;
 mod error;
 mod event;

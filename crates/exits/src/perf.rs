@@ -10,7 +10,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,6 +75,26 @@ impl Event {
         (&self.0).read_exact(&mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
+}
+
+/// Has a BPF program run at each hit of a tracepoint, in any thread, until what is returned is closed. The perf event itself is off: it holds the program only.
+pub(crate) fn run_program(tracepoint: u64, program: impl AsFd) -> io::Result<File> {
+    let mut attr = perf_event_attr::default();
+    attr.type_ = PERF_TYPE_TRACEPOINT;
+    attr.size = size_of::<perf_event_attr>() as u32;
+    attr.config = tracepoint;
+    attr.set_disabled(1);
+    // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
+    let fd = unsafe { perf_event_open(&mut attr, -1, 0, -1, PERF_FLAG_FD_CLOEXEC.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has just returned this descriptor, and nobody else knows it.
+    let event = unsafe { File::from_raw_fd(fd) };
+    let program = u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?;
+    // SAFETY: both descriptors are open; the kernel takes a reference of its own.
+    check(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program) })?;
+    Ok(event)
 }
 
 /// The tracepoints of one thread. Counting begins with [`ThreadEvents::enable`].

@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
 use crate::runs::{Runs, SeenExit, ThreadRun};
-use crate::times::{STEPS, SiteTimes, Times};
+use crate::times::{STEPS, SiteTimes, Times, step};
 
 /// So many different sites are told apart; what comes then is counted as one without a place.
 pub const SITES: usize = 1 << 16;
@@ -177,7 +177,7 @@ pub struct Profile {
     /// Exits that only the beginnings and ends of a sample's slices have caused.
     pub(crate) cut: u64,
     /// Whether an exit or an entry was ever told of.
-    whole: bool,
+    pub(crate) whole: bool,
 }
 
 impl Profile {
@@ -243,7 +243,7 @@ impl Profile {
             Event::Interrupt { vector } => {
                 self.tell(thread, None);
                 self.runs.end(&mut thread.row);
-                *self.interrupts.entry(vector).or_default() += 1;
+                self.add_interrupts(vector, 1);
             }
             // In this thread: its own timer's, or one that it sends to another vCPU.
             Event::Accepted { vcpu } => {
@@ -314,19 +314,31 @@ impl Profile {
             user: u64::from(pending.user),
             ..pending.parts(end.filter(|_| time.is_some()))
         };
-        self.count(pending.site, tally, time);
-        if let Some(vcpu) = pending.vcpu
-            && (self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu))
-        {
-            self.vcpus.entry(vcpu).or_default().add(tally);
-            if pending.kind == Kind::Halt {
+        self.count(pending.site, tally, time.map(|ns| (step(ns), ns)));
+        if let Some(vcpu) = pending.vcpu {
+            let halted = if pending.kind == Kind::Halt { tally.host_ns } else { 0 };
+            self.add_vcpu(vcpu, tally, halted);
+        }
+    }
+
+    /// Takes a vCPU's exits, and how much of their host time it was halted, in ns.
+    pub(crate) fn add_vcpu(&mut self, vcpu: u32, counts: SiteCounts, halted_ns: u64) {
+        if self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu) {
+            self.vcpus.entry(vcpu).or_default().add(counts);
+            if halted_ns > 0 {
                 let halted = self.halted.entry(vcpu).or_default();
-                *halted = halted.saturating_add(tally.host_ns);
+                *halted = halted.saturating_add(halted_ns);
             }
         }
     }
 
-    fn count(&mut self, mut site: Site, tally: SiteCounts, time: Option<u64>) {
+    /// Takes exits of a site that were counted elsewhere: all without a time, or all of one step of [`crate::times`], none longer than so many ns.
+    pub(crate) fn add_site(&mut self, site: Site, counts: SiteCounts, step: Option<(u16, u64)>) {
+        self.whole = true;
+        self.count(site, counts, step);
+    }
+
+    fn count(&mut self, mut site: Site, tally: SiteCounts, step: Option<(u16, u64)>) {
         if self.sites.len() >= SITES && !self.sites.contains_key(&site) {
             self.crowded += tally.count;
             // By reason alone; there are few of those.
@@ -337,12 +349,18 @@ impl Profile {
         }
         let record = self.sites.entry(site).or_default();
         record.counts.add(tally);
-        if let Some(time) = time {
-            record.times.add(time, &mut self.room.0);
+        if let Some((step, longest)) = step {
+            let count = u32::try_from(tally.count).unwrap_or(u32::MAX);
+            record.times.add_step(step, count, longest, &mut self.room.0);
         }
     }
 
     fn consequence(&mut self, detail: Detail) {
+        self.add_consequence(detail, 1);
+    }
+
+    /// Takes what KVM did so often where no exit was seen before.
+    pub(crate) fn add_consequence(&mut self, detail: Detail, count: u64) {
         let kind = match detail {
             Detail::Port { .. } => Kind::Port,
             Detail::Memory { .. } | Detail::Fault(_) => Kind::Memory,
@@ -353,10 +371,23 @@ impl Profile {
         };
         let site = Site { reason: Reason::of_kind(kind), rip: None, detail, nested: false };
         if self.consequences.len() < SITES || self.consequences.contains_key(&site) {
-            self.consequences.entry(site).or_default().add(SiteCounts { count: 1, ..SiteCounts::default() });
+            self.consequences.entry(site).or_default().add(SiteCounts { count, ..SiteCounts::default() });
         } else {
-            self.crowded += 1;
+            self.crowded += count;
         }
+    }
+
+    /// Takes injected interrupts of a vector.
+    pub(crate) fn add_interrupts(&mut self, vector: u8, count: u64) {
+        *self.interrupts.entry(vector).or_default() += count;
+    }
+
+    /// Takes exits whose site found no room, not even by its reason.
+    pub(crate) fn add_homeless(&mut self, count: u64) {
+        self.crowded += count;
+        let site =
+            Site { reason: Reason::of_kind(Kind::Other), rip: None, detail: Detail::Nothing, nested: false };
+        self.count(site, SiteCounts { count, ..SiteCounts::default() }, None);
     }
 
     /// All sites. If no exit was ever seen, what KVM did about them.

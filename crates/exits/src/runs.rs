@@ -22,10 +22,10 @@ use crate::reason::Kind;
 /// Longer runs are recorded as their beginning.
 pub const LONGEST: usize = 16;
 /// An instruction farther than this from the last access, in bytes, is somewhere else: code between two accesses of one row is near.
-const NEAR: u64 = 4096;
+pub(crate) const NEAR: u64 = 4096;
 /// A guest that has run for longer than this between two accesses has done something else. It is how long a cluster of the interposer may last (`ioplane run
 /// --time-limit`).
-const GAP_NS: u64 = 50_000;
+pub(crate) const GAP_NS: u64 = 50_000;
 /// So many different runs are told apart.
 const RUNS: usize = 4096;
 
@@ -61,6 +61,16 @@ impl Default for Run {
 }
 
 impl Run {
+    /// One that begins with that instruction; of more than [`LONGEST`] accesses the first.
+    pub(crate) fn of(rip: u64, accesses: impl Iterator<Item = Detail>) -> Run {
+        let mut run = Run { rip, ..Run::default() };
+        for (step, access) in run.steps.iter_mut().zip(accesses) {
+            *step = access;
+            run.length += 1;
+        }
+        run
+    }
+
     /// The accesses in their order; [`LONGEST`] of them stand for as many or more.
     pub fn steps(&self) -> &[Detail] {
         &self.steps[..self.length]
@@ -146,12 +156,17 @@ impl Runs {
         if torn || run.length < 2 {
             return;
         }
+        self.add(run, RunCounts { times: 1, user });
+    }
+
+    /// Takes what was seen of a run.
+    pub(crate) fn add(&mut self, run: Run, more: RunCounts) {
         if self.seen.len() < RUNS || self.seen.contains_key(&run) {
             let counts = self.seen.entry(run).or_default();
-            counts.times += 1;
-            counts.user += user;
+            counts.times += more.times;
+            counts.user += more.user;
         } else {
-            self.crowded += 1;
+            self.crowded += more.times;
         }
     }
 

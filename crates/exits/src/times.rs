@@ -30,16 +30,15 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Takes one more; `room` is how many steps of all sites are left.
-    pub fn add(&mut self, ns: u64, room: &mut usize) {
-        self.max = self.max.max(ns);
-        let step = step(ns);
+    /// Takes so many more times of one step, none longer than `max`; `room` is how many steps of all sites are left.
+    pub fn add_step(&mut self, step: u16, count: u32, max: u64, room: &mut usize) {
+        self.max = self.max.max(max);
         match self.steps.binary_search_by_key(&step, |entry| entry.0) {
-            Ok(at) => self.steps[at].1 = self.steps[at].1.saturating_add(1),
+            Ok(at) => self.steps[at].1 = self.steps[at].1.saturating_add(count),
             Err(_) if *room == 0 => self.torn = true,
             Err(at) => {
                 *room -= 1;
-                self.steps.insert(at, (step, 1));
+                self.steps.insert(at, (step, count));
             }
         }
     }
@@ -64,7 +63,7 @@ impl Times {
 }
 
 /// Small times are steps of their own.
-fn step(ns: u64) -> u16 {
+pub(crate) fn step(ns: u64) -> u16 {
     let small = 1 << FINE;
     if ns < small {
         return ns as u16;
@@ -88,6 +87,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    impl Times {
+        fn add(&mut self, ns: u64, room: &mut usize) {
+            self.add_step(step(ns), 1, ns, room);
+        }
+    }
 
     fn summary(times: impl IntoIterator<Item = u64>) -> SiteTimes {
         let (mut all, mut room) = (Times::default(), STEPS);

@@ -48,7 +48,16 @@ impl Tracefs {
 
     /// The layout of one of KVM's tracepoints.
     pub fn kvm(&self, event: &str) -> Result<Format> {
-        let path = self.root.join("events/kvm").join(event).join("format");
+        self.format("kvm", event)
+    }
+
+    /// That of one of the scheduler's.
+    pub fn scheduler(&self, event: &str) -> Result<Format> {
+        self.format("sched", event)
+    }
+
+    fn format(&self, system: &str, event: &str) -> Result<Format> {
+        let path = self.root.join("events").join(system).join(event).join("format");
         Format::read(&path).map_err(|error| match error {
             ExitsError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 ExitsError::NoTracepoint(event.into())

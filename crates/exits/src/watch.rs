@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::count::KernelCounts;
 use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
 use crate::perf::{PerfRecord, ThreadEvents};
@@ -37,9 +38,11 @@ const THREADS: usize = 2048;
 /// Where events come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Source {
-    /// Perf events; tracefs where they are forbidden.
+    /// Programs in the kernel for all of the time, perf events for a sample and where programs are refused, tracefs where both are.
     #[default]
     Any,
+    /// Programs in the kernel (BPF) only, which count there.
+    Programs,
     /// Perf events only.
     Perf,
     /// An instance of tracefs.
@@ -80,8 +83,16 @@ pub struct WatchCounts {
     pub slack: u64,
 }
 
+/// Who records the events of all threads.
+enum Collector {
+    /// Each thread's own ring.
+    Perf,
+    Tracefs(TraceInstance),
+    Programs(KernelCounts),
+}
+
 struct Watched {
-    /// Nothing where the events of all threads come by tracefs.
+    /// Nothing where the events of all threads are recorded together.
     events: Option<ThreadEvents>,
     thread: Thread,
 }
@@ -92,8 +103,8 @@ pub struct Watch {
     decoder: Decoder,
     options: WatchOptions,
     threads: BTreeMap<u32, Watched>,
-    trace: Option<TraceInstance>,
-    /// Why events come by tracefs.
+    collector: Collector,
+    /// Why the collectors before this one were not taken.
     forbidden: Option<String>,
     profile: Profile,
     seen: WatchCounts,
@@ -124,7 +135,7 @@ impl Watch {
             decoder,
             options: WatchOptions { sample: options.sample.max(1), ..options },
             threads: BTreeMap::new(),
-            trace: None,
+            collector: Collector::Perf,
             forbidden: None,
             profile: Profile::default(),
             seen: WatchCounts::default(),
@@ -138,40 +149,12 @@ impl Watch {
             problem: None,
             vm,
         };
-        let names = watch.decoder.names();
-        if options.source == Source::Tracefs {
-            watch.trace = Some(TraceInstance::new(tracefs.root(), names)?);
-            watch.scan()?;
-        } else if let Err(error) = watch.scan() {
-            let refused = matches!(&error, ExitsError::Forbidden { .. } | ExitsError::Os { .. });
-            if options.source == Source::Perf || !refused {
-                return Err(error);
-            }
-            // Some threads may have been opened before the one that was refused.
-            watch.threads.clear();
-            watch.seen = WatchCounts::default();
-            // Two doors are shut: the first one's words, and the second one's.
-            watch.trace =
-                Some(TraceInstance::new(tracefs.root(), names).map_err(|second| ExitsError::Both {
-                    perf: Box::new(error),
-                    tracefs: Box::new(second),
-                })?);
-            watch.forbidden = Some(forbidden());
-            watch.scan()?;
-        }
-        if let Some(trace) = &watch.trace {
-            // All is recorded there, and nothing left out.
-            watch.options.sample = 1;
-            // Where that fails, as below, it costs a little more.
-            let _ = trace.filter_event(MMIO, &ANSWERED.to_string_lossy());
-        } else if watch.options.sample > 1 {
-            watch.slices = Some(Slices::new(watch.options.sample, now));
-        }
+        watch.choose(&tracefs, options.source)?;
         if watch.threads.is_empty() {
             return Err(ExitsError::Ended(watch.vm.pid));
         }
         // Perf tells when a thread loses its processor, an instance of tracefs does not.
-        watch.profile.switches = watch.trace.is_none();
+        watch.profile.switches = !matches!(watch.collector, Collector::Tracefs(_));
         // All is open and off: KVM's count and ours begin as close to each other as can be.
         watch.before = Totals::read(&watch.vm);
         watch.on = true;
@@ -179,12 +162,68 @@ impl Watch {
             Some(_) => watch.slice()?,
             None => watch.enable()?,
         }
-        if let Some(trace) = &watch.trace {
-            trace.enable()?;
+        match &mut watch.collector {
+            Collector::Tracefs(trace) => trace.enable()?,
+            Collector::Programs(counts) => counts.switch(true)?,
+            Collector::Perf => {}
         }
         watch.begun = Instant::now();
         watch.seen.slack = watch.since(watch.before.as_ref());
         Ok(watch)
+    }
+
+    /// Takes the first collector that may be used, and watches the threads that there are by it.
+    fn choose(&mut self, tracefs: &Tracefs, source: Source) -> Result<()> {
+        let names = self.decoder.names();
+        // A sample is of moments in which everything is recorded.
+        if source == Source::Programs || source == Source::Any && self.options.sample == 1 {
+            let counting = KernelCounts::new(tracefs, &names).and_then(|counts| {
+                self.collector = Collector::Programs(counts);
+                self.scan()
+            });
+            match counting {
+                Ok(()) => {
+                    self.options.sample = 1;
+                    return Ok(());
+                }
+                Err(error) if source == Source::Programs => return Err(error),
+                Err(error) => self.unchoose(error.to_string()),
+            }
+        }
+        if source != Source::Tracefs {
+            let recording = self.scan();
+            if recording.is_ok() && self.options.sample > 1 {
+                self.slices = Some(Slices::new(self.options.sample, Instant::now()));
+            }
+            let Err(error) = recording else { return Ok(()) };
+            let refused = matches!(&error, ExitsError::Forbidden { .. } | ExitsError::Os { .. });
+            if source == Source::Perf || !refused {
+                return Err(error);
+            }
+            // Some threads may have been opened before the one that was refused.
+            self.unchoose(forbidden());
+            // Two doors are shut: the first one's words, and the second one's.
+            let trace = TraceInstance::new(tracefs.root(), names)
+                .map_err(|second| ExitsError::Both { perf: Box::new(error), tracefs: Box::new(second) })?;
+            self.collector = Collector::Tracefs(trace);
+        } else {
+            self.collector = Collector::Tracefs(TraceInstance::new(tracefs.root(), names)?);
+        }
+        // All is recorded there, and nothing left out.
+        self.options.sample = 1;
+        self.scan()?;
+        if let Collector::Tracefs(trace) = &self.collector {
+            // Where that fails, as below, it costs a little more.
+            let _ = trace.filter_event(MMIO, &ANSWERED.to_string_lossy());
+        }
+        Ok(())
+    }
+
+    /// Goes back to nothing, since a collector was refused.
+    fn unchoose(&mut self, why: String) {
+        self.threads.clear();
+        (self.seen, self.collector) = (WatchCounts::default(), Collector::Perf);
+        self.forbidden = Some(why);
     }
 
     /// The VM.
@@ -201,11 +240,12 @@ impl Watch {
             self.read_for(self.slices.as_ref().map_or(left, |slices| slices.left(now).min(left)))?;
             self.lean();
             self.slice()?;
-            if self.scanned.elapsed() >= RESCAN
-                && let Err(error) = self.scan()
-            {
-                // What is seen of the others is worth something.
-                self.problem = Some(format!("not all of the VM's threads are watched: {error}"));
+            if self.scanned.elapsed() >= RESCAN {
+                if let Err(error) = self.scan() {
+                    // What is seen of the others is worth something.
+                    self.problem = Some(format!("not all of the VM's threads are watched: {error}"));
+                }
+                self.gather(false)?;
             }
             if self.threads.is_empty() {
                 return Ok(false);
@@ -214,6 +254,19 @@ impl Watch {
                 return Ok(true);
             }
         }
+    }
+
+    /// Brings the profile up to date, where it is counted elsewhere.
+    pub fn refresh(&mut self) -> Result<()> {
+        self.gather(true)
+    }
+
+    fn gather(&mut self, sites: bool) -> Result<()> {
+        if let Collector::Programs(counts) = &self.collector {
+            let (profile, seen) = counts.collect(sites)?;
+            (self.profile, self.seen) = (profile, WatchCounts { slack: self.seen.slack, ..seen });
+        }
+        Ok(())
     }
 
     /// Ends what the profile does not need.
@@ -237,8 +290,10 @@ impl Watch {
                 let _ = events.drop_member(index);
             }
         }
-        if let Some(trace) = &self.trace {
-            let _ = trace.drop_event(name);
+        match &mut self.collector {
+            Collector::Tracefs(trace) => drop(trace.drop_event(name)),
+            Collector::Programs(counts) => counts.spare(name),
+            Collector::Perf => {}
         }
     }
 
@@ -299,7 +354,12 @@ impl Watch {
     /// Why events come by tracefs and not by perf, if they do.
     pub fn fallback(&self) -> Option<String> {
         let why = self.forbidden.as_deref().unwrap_or("it was asked for");
-        self.trace.is_some().then(|| why.to_owned())
+        matches!(self.collector, Collector::Tracefs(_)).then(|| why.to_owned())
+    }
+
+    /// Why perf events record what programs in the kernel would have counted for less, if they do.
+    pub fn refused(&self) -> Option<&str> {
+        self.forbidden.as_deref().filter(|_| matches!(self.collector, Collector::Perf))
     }
 
     /// What could not be watched, and why.
@@ -330,8 +390,10 @@ impl Watch {
             slices.end(Instant::now());
         }
         self.disable()?;
-        if let Some(trace) = &self.trace {
-            trace.disable()?;
+        match &mut self.collector {
+            Collector::Tracefs(trace) => trace.disable()?,
+            Collector::Programs(counts) => counts.switch(false)?,
+            Collector::Perf => {}
         }
         self.after = Totals::read_at_once(&self.vm);
         let after = self.after.as_ref().and_then(Totals::exits);
@@ -340,6 +402,7 @@ impl Watch {
         for id in self.threads.keys().copied().collect::<Vec<_>>() {
             self.part(id);
         }
+        self.gather(true)?;
         Ok(elapsed)
     }
 
@@ -356,7 +419,7 @@ impl Watch {
     }
 
     fn read_for(&mut self, time: Duration) -> Result<()> {
-        if let Some(trace) = &self.trace {
+        if let Collector::Tracefs(trace) = &self.collector {
             let mut fds: Vec<PollFd<'_>> =
                 trace.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             wait(&mut fds, time)?;
@@ -409,6 +472,11 @@ impl Watch {
     fn part(&mut self, id: u32) {
         self.drain(id);
         if let Some(mut watched) = self.threads.remove(&id) {
+            if let Collector::Programs(counts) = &mut self.collector
+                && let Err(error) = counts.leave(id)
+            {
+                self.problem = Some(format!("what thread {id} did is not known: {error}"));
+            }
             self.profile.end(&mut watched.thread);
             if let Some(events) = &watched.events {
                 add_counts(&mut self.seen, events);
@@ -418,7 +486,7 @@ impl Watch {
 
     /// What has come by tracefs, all of it if nothing more is recorded; whether there is more.
     fn drain_trace(&mut self, ended: bool) -> Result<bool> {
-        let Some(trace) = &mut self.trace else { return Ok(false) };
+        let Collector::Tracefs(trace) = &mut self.collector else { return Ok(false) };
         let (found, more) = trace.drain(&self.decoder, ended)?;
         let losses = trace.lost();
         for Traced { at, thread, event } in found {
@@ -453,7 +521,7 @@ impl Watch {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
         let (names, tracepoints) = (self.decoder.names(), self.decoder.tracepoints());
-        if self.trace.is_some() {
+        if !matches!(self.collector, Collector::Perf) {
             // Perf tells of a thread's end by itself.
             let gone = |id: &&u32| !threads.iter().any(|thread| thread.id == **id);
             let gone: Vec<u32> = self.threads.keys().filter(gone).copied().collect();
@@ -469,12 +537,16 @@ impl Watch {
             if self.threads.len() >= THREADS {
                 break;
             }
-            let events = match &self.trace {
-                Some(trace) => {
+            let events = match &mut self.collector {
+                Collector::Tracefs(trace) => {
                     trace.add(id)?;
                     None
                 }
-                None => {
+                Collector::Programs(counts) => {
+                    counts.add(id)?;
+                    None
+                }
+                Collector::Perf => {
                     let Some(events) = open(&tracepoints, id)? else { continue };
                     if let Some(index) = names.iter().position(|name| *name == MMIO)
                         && self.options.sample == 1

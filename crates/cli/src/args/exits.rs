@@ -135,7 +135,7 @@ pub struct WatchArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub sample: u64,
     /// Where events come from
-    #[arg(long, value_name = "SOURCE", default_value = "any", value_parser = ["any", "perf", "tracefs"])]
+    #[arg(long, value_name = "SOURCE", default_value = "any", value_parser = ["any", "bpf", "perf", "tracefs"])]
     pub source: String,
     /// Names for guest functions: the guest's /proc/kallsyms (read as root there), or its System.map or unstripped vmlinux
     #[arg(long, value_name = "FILE")]

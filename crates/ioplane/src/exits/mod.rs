@@ -213,6 +213,7 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
     let mut names = Naming::new(args, &vm)?;
     let interrupted = interrupted()?;
     let source = match args.source.as_str() {
+        "bpf" => Source::Programs,
         "perf" => Source::Perf,
         "tracefs" => Source::Tracefs,
         _ => Source::Any,
@@ -234,6 +235,7 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
             && drawn.elapsed() >= PERIOD
         {
             drawn = Instant::now();
+            watch.refresh()?;
             draw(&names.report(&watch, watch.elapsed()))?;
         }
     }
@@ -303,6 +305,9 @@ impl Naming {
         let mut notes = self.notes.clone();
         if let Some(why) = watch.fallback() {
             notes.push(format!("read by tracefs, not by perf events, and every exit of it ({why})"));
+        }
+        if let Some(why) = watch.refused() {
+            notes.push(format!("recorded by perf events, which cost the guest more: {why}"));
         }
         notes.extend(watch.problem().map(str::to_owned));
         let mut fits = false;

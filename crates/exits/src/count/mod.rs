@@ -1,0 +1,177 @@
+//! Exits counted in the kernel: programs at KVM's tracepoints (`bpf/count.bpf.c`) keep a profile's numbers, and no event comes to user space.
+//!
+//! ```text
+//!   kvm_exit .. kvm_entry, sched_switch  --programs-->  maps: threads, sites, runs  --[`KernelCounts::collect`]--> Profile
+//! ```
+//!
+//! A tracepoint is one for all VMs: exits of VMs that are not watched run the program as far as the look for their thread.
+
+mod formats;
+mod layout;
+
+use std::fs::File;
+
+use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::programs::{ProgramError, TracePoint};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+
+use crate::error::{ExitsError, Result};
+use crate::format::Format;
+use crate::perf::run_program;
+use crate::profile::Profile;
+use crate::runs::{GAP_NS, NEAR};
+use crate::tracefs::Tracefs;
+use crate::watch::WatchCounts;
+use layout::{RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED};
+
+/// Made by `script/build-bpf`.
+const PROGRAMS: &[u8] = aya::include_bytes_aligned!("../../bpf/count.bpf.o");
+const SWITCH: &str = "sched_switch";
+
+/// Programs that count. They end with this value.
+pub(crate) struct KernelCounts {
+    programs: Ebpf,
+    /// By name; closing one ends the program at its tracepoint.
+    attached: Vec<(String, File)>,
+    /// Threads that have ended.
+    ended: Vec<Box<RawThread>>,
+}
+
+impl KernelCounts {
+    /// Loads the programs for these tracepoints of KVM. They count when threads are added and it is switched on.
+    pub fn new(tracefs: &Tracefs, tracepoints: &[&'static str]) -> Result<KernelCounts> {
+        let mut formats: Vec<(&str, Format)> = Vec::new();
+        for name in tracepoints {
+            formats.push((name, tracefs.kvm(name)?));
+        }
+        formats.push((SWITCH, tracefs.scheduler(SWITCH)?));
+        let types = formats::types(formats.iter().map(|(name, format)| (*name, format)))
+            .map_err(|error| refused(&error))?;
+        let kinds = layout::kinds();
+        let mut loader = EbpfLoader::new();
+        loader.btf(Some(&types));
+        loader.override_global("kinds", &kinds[..], true);
+        loader.override_global("near_bytes", &NEAR, true);
+        loader.override_global("gap_ns", &GAP_NS, true);
+        let mut programs = loader.load(PROGRAMS).map_err(|error: EbpfError| refused(&error))?;
+        let mut attached = Vec::new();
+        for (name, format) in &formats {
+            let program = programs.program_mut(name).ok_or_else(|| refused(&format!("no program {name}")))?;
+            let program: &mut TracePoint =
+                program.try_into().map_err(|error: ProgramError| refused(&error))?;
+            program.load().map_err(|error| refused(&error))?;
+            let program = program.fd().map_err(|error| refused(&error))?;
+            let event = run_program(format.id, program).map_err(ExitsError::os("attaching a program"))?;
+            attached.push(((*name).to_owned(), event));
+        }
+        Ok(KernelCounts { programs, attached, ended: Vec::new() })
+    }
+
+    /// Counts this thread's exits too.
+    pub fn add(&mut self, thread: u32) -> Result<()> {
+        self.threads()?.insert(thread, *RawThread::new(), 0).map_err(|error| refused(&error))
+    }
+
+    /// A thread has ended: its number may be another's soon.
+    pub fn leave(&mut self, thread: u32) -> Result<()> {
+        let mut threads = self.threads()?;
+        let last = threads.get(&thread, 0).map_err(|error| refused(&error))?;
+        threads.remove(&thread).map_err(|error| refused(&error))?;
+        self.ended.push(Box::new(last));
+        Ok(())
+    }
+
+    fn threads(&mut self) -> Result<HashMap<&mut MapData, u32, RawThread>> {
+        let map = self.programs.map_mut("threads").ok_or_else(|| refused("the programs have no threads"))?;
+        map.try_into().map_err(|error: MapError| refused(&error))
+    }
+
+    /// Begins or ends to count, for all threads at once.
+    pub fn switch(&mut self, on: bool) -> Result<()> {
+        // The programs have one variable.
+        let map = self.programs.map_mut(".bss").ok_or_else(|| refused("the programs have no switch"))?;
+        let mut variable: Array<&mut MapData, u32> =
+            map.try_into().map_err(|error: MapError| refused(&error))?;
+        variable.set(0, u32::from(on), 0).map_err(|error| refused(&error))
+    }
+
+    /// Ends one of the programs, which says nothing here.
+    pub fn spare(&mut self, name: &str) {
+        self.attached.retain(|(own, _)| own != name);
+    }
+
+    /// What was counted so far, of sites too if `sites` is set: they are many.
+    pub fn collect(&self, sites: bool) -> Result<(Profile, WatchCounts)> {
+        let mut profile = Profile::default();
+        profile.switches = true;
+        let mut seen = WatchCounts::default();
+        let mut take = |thread: &RawThread| {
+            take_thread(&mut profile, thread);
+            seen.counted += thread.exits;
+            seen.events += thread.events;
+            seen.threads += 1;
+        };
+        self.ended.iter().for_each(|thread| take(thread));
+        for thread in self.map::<u32, RawThread>("threads")?.iter() {
+            take(&thread.map_err(|error| refused(&error))?.1);
+        }
+        if sites {
+            for (name, crowded) in [("sites", false), ("crowded", true)] {
+                for site in self.map::<RawSite, RawCounts>(name)?.iter() {
+                    let (site, counts) = site.map_err(|error| refused(&error))?;
+                    take_site(&mut profile, &site, &counts, crowded);
+                }
+            }
+            for run in self.map::<RawRun, RawRunCounts>("runs")?.iter() {
+                let (run, counts) = run.map_err(|error| refused(&error))?;
+                profile.runs.add(run.run(), counts.counts());
+            }
+        }
+        Ok((profile, seen))
+    }
+
+    fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> Result<HashMap<&MapData, K, V>> {
+        let map = self.programs.map(name).ok_or_else(|| refused(&format!("the programs have no {name}")))?;
+        map.try_into().map_err(|error: MapError| refused(&error))
+    }
+}
+
+/// What is kept of a thread, and the exit and run that it is in.
+fn take_thread(profile: &mut Profile, thread: &RawThread) {
+    if let Some((site, counts)) = thread.unfinished() {
+        take_site(profile, &site, &counts, false);
+    }
+    if let Some((run, counts)) = thread.run() {
+        profile.runs.add(run.run(), counts.counts());
+    }
+    if thread.vcpu_known != 0 {
+        profile.add_vcpu(thread.vcpu, thread.counts(), thread.halted_ns);
+    }
+    for (vector, count) in (0u8..=255).zip(thread.vectors).filter(|(_, count)| *count > 0) {
+        profile.add_interrupts(vector, count);
+    }
+    if thread.lost > 0 {
+        profile.add_homeless(thread.lost);
+    }
+    profile.whole |= thread.exits > 0;
+    profile.spin_windows += thread.spin_windows;
+    profile.runs.crowded += thread.runs_crowded;
+    profile.ports[0] += thread.ports_by_exit;
+    profile.ports[1] += thread.ports_by_kvm;
+}
+
+fn take_site(profile: &mut Profile, site: &RawSite, counts: &RawCounts, crowded: bool) {
+    if site.is_consequence() {
+        return profile.add_consequence(site.detail(), counts.count);
+    }
+    let step = (site.step != UNTIMED).then_some((site.step, counts.max_ns));
+    let timed = if step.is_some() { counts.count } else { 0 };
+    if crowded {
+        profile.crowded += counts.count;
+    }
+    profile.add_site(site.site(crowded), counts.counts(timed), step);
+}
+
+fn refused(why: &(impl ToString + ?Sized)) -> ExitsError {
+    ExitsError::Programs(why.to_string())
+}
