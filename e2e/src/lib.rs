@@ -19,6 +19,7 @@ pub mod agent;
 pub mod assets;
 pub mod batching;
 pub mod cable;
+pub mod clamped;
 pub mod clustering;
 pub mod daemon;
 pub mod exchange;

@@ -7,14 +7,17 @@
 //!                                    Debian, virtio, the same loads at the same pace        --> remedies
 //!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
 //!                                    Debian, virtio, clustering on and off in turn          --> idle_vm_cost
+//!                                    Debian, ticking by the PIT, its timer clamped and not  --> timer_clamp_gain
 //! ```
 //!
 //! In L1 exits are counted by real KVM in a translated machine: counts and rates of paced loads are what they would be elsewhere, times
 //! are not.
 
+mod clamp;
 mod clusters;
 mod cost;
 mod idle;
+mod pairs;
 mod remedies;
 mod tables;
 
@@ -50,7 +53,7 @@ struct Options {
     /// All but that
     #[arg(long)]
     no_clusters: bool,
-    /// Seconds until what the library costs a VM without device accesses must be known
+    /// Seconds until what the library costs a VM without device accesses must be known, and as many for what a slower timer gains
     #[arg(long, default_value_t = 240.0)]
     idle_seconds: f64,
 }
@@ -58,8 +61,10 @@ struct Options {
 /// What the issue asks for.
 #[derive(Serialize)]
 struct Outcome {
-    /// So many fewer exits a second with the profiler on, of a guest that does nothing but exit, natively.
+    /// So many fewer exits a second with the profiler on, of a guest that does nothing but exit, natively: against a host on which nobody watches any guest.
     profiler_cost_percent: Option<f64>,
+    /// So many fewer exits of a guest beside it, which nobody watches.
+    profiler_neighbour_cost_percent: Option<f64>,
     /// The same, a hundredth of the time recorded.
     sampled_cost_percent: Option<f64>,
     /// The same in L1, where `kvm_exit` fires but profiler and guest share one translated processor.
@@ -74,6 +79,8 @@ struct Outcome {
     clusters: Option<clusters::Figures>,
     #[serde(flatten)]
     idle: Option<idle::Cost>,
+    #[serde(flatten)]
+    clamp: Option<clamp::Gain>,
     /// What one unit of each work takes in each mode.
     modes: Vec<clusters::Row>,
 }
@@ -87,6 +94,7 @@ fn main() -> Result<()> {
         .and_then(|native| native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok());
     let mut outcome = Outcome {
         profiler_cost_percent: native.as_ref().map(|native| native.cost_percent()[0]),
+        profiler_neighbour_cost_percent: native.as_ref().map(|native| native.cost_percent()[2]),
         sampled_cost_percent: native.as_ref().map(|native| native.cost_percent()[1]),
         l1_profiler_cost_percent: None,
         l1_sampled_cost_percent: None,
@@ -95,6 +103,7 @@ fn main() -> Result<()> {
         remedies: Vec::new(),
         clusters: None,
         idle: None,
+        clamp: None,
         modes: Vec::new(),
     };
     let mut text = native.as_ref().map(cost::Native::table).unwrap_or_default();
@@ -121,10 +130,13 @@ fn main() -> Result<()> {
         let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
         text += &clusters::table(&modes.rows);
         (outcome.clusters, outcome.modes) = (Some(modes.figures), modes.rows);
-        let cost = idle::cost(&l1, Duration::from_secs_f64(options.idle_seconds), &say);
-        let cost = cost.context("a VM without device accesses")?;
-        text += &cost.line();
+        let limit = Duration::from_secs_f64(options.idle_seconds);
+        let cost = idle::cost(&l1, limit, &say).context("a VM without device accesses")?;
+        text += &cost.line;
         outcome.idle = Some(cost);
+        let gain = clamp::gain(&l1, limit, &say)?;
+        text += &gain.line;
+        outcome.clamp = Some(gain);
     }
     if options.json {
         let name = if options.clusters { "exits-clusters" } else { "exits" };
