@@ -34,7 +34,7 @@ pub(crate) struct KernelCounts {
     /// By name; closing one ends the program at its tracepoint.
     attached: Vec<(String, File)>,
     /// Threads that have ended.
-    ended: Vec<Box<RawThread>>,
+    ended: Vec<RawThread>,
 }
 
 impl KernelCounts {
@@ -77,7 +77,7 @@ impl KernelCounts {
         let mut threads = self.threads()?;
         let last = threads.get(&thread, 0).map_err(|error| refused(&error))?;
         threads.remove(&thread).map_err(|error| refused(&error))?;
-        self.ended.push(Box::new(last));
+        self.ended.push(last);
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl KernelCounts {
             seen.events += thread.events;
             seen.threads += 1;
         };
-        self.ended.iter().for_each(|thread| take(thread));
+        self.ended.iter().for_each(&mut take);
         for thread in self.map::<u32, RawThread>("threads")?.iter() {
             take(&thread.map_err(|error| refused(&error))?.1);
         }
