@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod answers;
 mod batch;
 mod calls;
 mod clock;
