@@ -7,6 +7,7 @@ mod batch;
 mod calls;
 mod clock;
 mod fake;
+mod hotplug;
 mod migration;
 mod paged32;
 mod program;
