@@ -6,6 +6,7 @@ mod answers;
 mod batch;
 mod calls;
 mod clock;
+mod every_step;
 mod fake;
 mod hotplug;
 mod migration;
