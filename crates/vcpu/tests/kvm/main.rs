@@ -15,5 +15,6 @@ mod program;
 #[path = "../quiet/mod.rs"]
 mod quiet;
 mod real;
+mod reset;
 mod same;
 mod timer;
