@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -50,6 +50,13 @@ nightly_alone() {
 }
 
 # Long forms of tests that script/test has in short.
+
+# Each night another seed, which the log shows.
+nightly_differential() {
+    IOPLANE_DIFFERENTIAL_RUNS=${IOPLANE_DIFFERENTIAL_RUNS:-1000000} \
+        IOPLANE_DIFFERENTIAL_SEED=${IOPLANE_DIFFERENTIAL_SEED:-$(date -u +%Y%m%d)} \
+        cargo test --workspace --features "$features" --test interpreter -- --nocapture
+}
 nightly_invariants() {
     IOPLANE_MUTATIONS=all cargo test --workspace --exclude ioplane-e2e --features "$features" --test mutations -- --nocapture
 }

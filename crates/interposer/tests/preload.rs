@@ -298,11 +298,14 @@ fn a_guest_on_this_host_does_the_same_with_fewer_exits() {
     let plain = child("vmm", false, &[]);
     let plain = String::from_utf8_lossy(&plain.stdout).into_owned();
     if let Some(why) = plain.lines().find_map(|line| line.strip_prefix("no KVM: ")) {
-        eprintln!("not tried: {why}");
-        return;
+        return eprintln!("SKIPPED (cannot be had here): a guest on KVM: {why}");
     }
     let did = |said: &str| -> Vec<String> {
         said.lines().filter(|line| line.starts_with("did ")).map(str::to_owned).collect()
+    };
+    let saved = |said: &str| -> u64 {
+        let saved = said.lines().find_map(|line| line.strip_prefix("saved "));
+        saved.unwrap_or_else(|| panic!("{said}")).parse().unwrap()
     };
     assert!(!did(&plain).is_empty(), "{plain}");
     let with = succeeds("vmm", &[]);
@@ -314,10 +317,13 @@ fn a_guest_on_this_host_does_the_same_with_fewer_exits() {
     assert_eq!(did(&batches), did(&plain));
     let offered = |said: &str| said.lines().any(|line| line == "batches true");
     assert_eq!([&plain, &off, &with, &batches].map(|said| offered(said)), [false, false, false, true]);
-    let saved = with.lines().find_map(|line| line.strip_prefix("saved "));
-    let saved: u64 = saved.unwrap_or_else(|| panic!("{with}")).parse().unwrap();
     // A KVM that is made of software forgets IOPL, so that ports end its clusters.
-    assert!(saved > vmm::ACCESSES / 3, "{saved} of {} accesses\n{with}", vmm::ACCESSES);
+    assert!(saved(&with) > vmm::ACCESSES / 3, "{} of {} accesses\n{with}", saved(&with), vmm::ACCESSES);
+    // The VMM forks in the middle of exits, and the children end. A fork takes longer than a cluster may by itself.
+    let time = ("IOPLANE_EXITS_CLUSTER_MICROSECONDS", "60000000");
+    let forks = succeeds("vmm", &[(vmm::FORKS, "1"), time]);
+    assert_eq!(did(&forks), did(&plain));
+    assert!(saved(&forks) > vmm::ACCESSES / 3, "{} of {} accesses\n{forks}", saved(&forks), vmm::ACCESSES);
 }
 
 /// A real PIT of KVM's, on this host. The guest leaves KVM_RUN for nothing but a kick.
@@ -325,7 +331,7 @@ fn a_guest_on_this_host_does_the_same_with_fewer_exits() {
 fn a_timer_is_clamped_and_comes_back_and_the_vmm_sees_the_guests() {
     let said = succeeds("timer", &[]);
     match said.lines().find_map(|line| line.strip_prefix("no KVM: ")) {
-        Some(why) => eprintln!("not tried: {why}"),
+        Some(why) => eprintln!("SKIPPED (cannot be had here): a PIT of KVM: {why}"),
         None => assert!(said.lines().any(|line| line == "clamped"), "{said}"),
     }
 }

@@ -26,6 +26,9 @@ const ROUNDS: u32 = 300;
 /// Of all rounds and of the end.
 pub const ACCESSES: u64 = 4 * ROUNDS as u64 + 1;
 
+/// Set: the VMM forks while it handles every third access, so while it handles made-up exits of each kind.
+pub const FORKS: &str = "IOPLANE_TEST_FORKS";
+
 const KVM_CREATE_VM: u64 = 0xae01;
 const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
 const KVM_GET_SUPPORTED_CPUID: u64 = 0xc008_ae05;
@@ -187,6 +190,7 @@ fn guest() -> Result<(), String> {
     let bytes = usize::try_from(call(system.as_raw_fd(), KVM_GET_VCPU_MMAP_SIZE, 0)?).unwrap();
     let page: *mut kvm_run = map(bytes, libc::MAP_SHARED, vcpu).cast();
     let mut did = Vec::new();
+    let forks = std::env::var_os(FORKS).is_some();
     println!();
     while did.len() < usize::try_from(ACCESSES).unwrap() {
         call(vcpu, KVM_RUN, 0)?;
@@ -195,6 +199,9 @@ fn guest() -> Result<(), String> {
             let read = call(vcpu, KVM_GET_REGS, ptr::from_mut(&mut registers).expose_provenance());
             format!("exit {other} after {} accesses, {read:?} {registers:x?}", did.len())
         })?);
+        if forks && did.len() % 3 == 0 {
+            fork();
+        }
     }
     did.iter().for_each(|line| println!("did {line}"));
     let mut registers = kvm_regs::default();
@@ -211,6 +218,20 @@ fn guest() -> Result<(), String> {
     // SAFETY: descriptors of this function's own.
     drop(unsafe { [File::from_raw_fd(vcpu), File::from_raw_fd(vm)] });
     Ok(())
+}
+
+/// Makes a child, which ends as programs do, and waits for it.
+fn fork() {
+    let mut status: c_int = -1;
+    // SAFETY: the child runs nothing but what the process has for its end.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::exit(0);
+        }
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+    }
+    assert_eq!(status, 0, "the child has ended well");
 }
 
 /// What was asked, after it was answered; the reason of an exit that is no access.

@@ -1,5 +1,8 @@
 //! A small linear memory: a page of code and three of data, at addresses that also exist in this process.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use ioplane_vcpu::{Denied, INSTRUCTION_BYTES, LinearMemory, OperandSize, Platform, StopReason};
 
 pub const BASE: u64 = 0x1000_0000;
@@ -20,12 +23,14 @@ pub struct Arena {
     pub panic: Option<usize>,
     pub accesses: usize,
     pub denied: bool,
+    /// How often code was fetched: once for each step.
+    pub fetches: Rc<Cell<u64>>,
 }
 
 impl Arena {
     pub fn new(bytes: Vec<u8>) -> Self {
         assert_eq!(bytes.len(), SIZE);
-        Self { bytes, deny: None, panic: None, accesses: 0, denied: false }
+        Self { bytes, deny: None, panic: None, accesses: 0, denied: false, fetches: Rc::default() }
     }
 
     pub fn put(&mut self, address: u64, bytes: &[u8]) {
@@ -36,7 +41,10 @@ impl Arena {
     fn at(&mut self, linear: u64, bytes: u64) -> Result<usize, Denied> {
         let number = self.accesses;
         self.accesses += 1;
-        assert_ne!(self.panic, Some(number), "a fault that the test has made");
+        if self.panic == Some(number) {
+            // As a panic, without its message.
+            std::panic::resume_unwind(Box::new("a fault that the test has made"));
+        }
         if self.deny == Some(number) {
             self.denied = true;
             return Err(Denied::Stop(StopReason::Slot));
@@ -60,6 +68,7 @@ impl Arena {
 
 impl LinearMemory for Arena {
     fn fetch(&mut self, linear: u64, bytes: &mut [u8; INSTRUCTION_BYTES]) -> Result<usize, Denied> {
+        self.fetches.set(self.fetches.get() + 1);
         let at = self.at(linear, 1)?;
         let there = &self.bytes[at..self.bytes.len().min(at + INSTRUCTION_BYTES)];
         bytes[..there.len()].copy_from_slice(there);
@@ -121,6 +130,8 @@ impl LinearMemory for Arena {
 pub struct Surroundings {
     pub now: u64,
     pub kick_at: Option<u64>,
+    /// Kicks while the step with this number is carried out, counted from 1.
+    pub kick_in_step: Option<(Rc<Cell<u64>>, u64)>,
     pub in_kernel: Vec<u64>,
     pub may_enable_interrupts: bool,
     pub interrupt_at: Option<u64>,
@@ -134,6 +145,7 @@ impl Platform for Surroundings {
 
     fn kicked(&mut self) -> bool {
         self.kick_at.is_some_and(|at| self.now >= at)
+            || self.kick_in_step.as_ref().is_some_and(|(fetches, step)| fetches.get() >= *step)
     }
 
     fn may_enable_interrupts(&mut self) -> bool {

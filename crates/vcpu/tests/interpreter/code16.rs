@@ -10,7 +10,7 @@ use crate::arena::{BASE, CODE, DATA};
 use crate::coverage;
 use crate::generate::{FLAT, Random, Shape, all_shapes};
 use crate::native::{Ended, OwnSegment, Program};
-use crate::rig::{Rig, number};
+use crate::rig::{Rig, runs_and_seed};
 
 /// The whole arena as code; its data; and the whole of it, which may be read only.
 const SEGMENTS: [OwnSegment; 6] = {
@@ -200,12 +200,10 @@ fn every_opcode_of_16_bit_code_as_the_processor_does_it() {
 
 #[test]
 fn random_sequences_of_16_bit_code_as_the_processor_does_them() {
-    let runs = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000) / 5;
-    let seed = number("IOPLANE_DIFFERENTIAL_SEED").unwrap_or(8);
-    println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
+    let (runs, seed) = runs_and_seed(8);
     for layout in LAYOUTS {
         rig(layout, seed).sequences(
-            runs,
+            runs / 5,
             |random| {
                 let shape = random_shape(random);
                 encode(&shape, layout, random)

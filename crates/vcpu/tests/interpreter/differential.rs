@@ -1,7 +1,7 @@
 //! What the interpreter carries out, the processor carries out to the same registers, flags and memory.
 //!
 //! The short form takes every opcode with its operand sizes, and 50,000 random sequences.
-//! `IOPLANE_DIFFERENTIAL_RUNS=1000000` is the long form.
+//! `IOPLANE_DIFFERENTIAL_RUNS=1000000` is the long form, `script/test nightly:differential`.
 
 use ioplane_vcpu::{GeneralRegisters, SystemRegisters, registers};
 use registers::rflags;
@@ -10,7 +10,7 @@ use crate::arena::{CODE, DATA, END};
 use crate::coverage;
 use crate::generate::{self, FLAT, SYSTEM};
 use crate::native::{Ended, Program};
-use crate::rig::{Rig, number};
+use crate::rig::{Rig, runs_and_seed};
 
 fn rig(system: SystemRegisters, seed: u64) -> Rig {
     let (program, bits) = if system.code_long { (Program::Long, 64) } else { (Program::Flat32, 32) };
@@ -44,10 +44,7 @@ fn every_opcode(rig: &mut Rig, shapes: impl Iterator<Item = generate::Shape>) {
 
 #[test]
 fn random_sequences_as_the_processor_does_them() {
-    let runs = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000);
-    // The long form takes other numbers each time and says which.
-    let seed = number("IOPLANE_DIFFERENTIAL_SEED").unwrap_or(2);
-    println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
+    let (runs, seed) = runs_and_seed(2);
     for (system, runs) in [(SYSTEM, runs), (FLAT, runs / 4)] {
         rig(system, seed).sequences(
             runs,

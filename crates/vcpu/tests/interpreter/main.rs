@@ -9,6 +9,7 @@ mod coverage;
 mod devices;
 mod differential;
 mod generate;
+mod kicks;
 mod native;
 #[path = "../quiet/mod.rs"]
 mod quiet;

@@ -1,4 +1,6 @@
-//! An access that is refused in the middle of an instruction leaves the state as before that instruction.
+//! An access that is refused or panics in the middle of an instruction leaves the state as before that instruction.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ioplane_vcpu::{GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, SystemRegisters};
 
@@ -7,7 +9,7 @@ use crate::code16::{self, LAYOUTS};
 use crate::generate::{self, FLAT, Random, SYSTEM};
 use crate::segments32;
 
-/// Refuses each access of an instruction in turn.
+/// Refuses each access of an instruction in turn, and has each panic.
 struct Refusal {
     interpreter: Interpreter,
     template: Vec<u8>,
@@ -29,24 +31,30 @@ impl Refusal {
             arena.deny = Some(denied);
             let mut general = start;
             let before = self.interpreter.executed();
-            let end = self.interpreter.run(
-                &mut general,
-                system,
-                &mut arena,
-                &mut Surroundings::default(),
-                &mut [0; 4096],
-                &mut RunBudget { instructions: 1, accesses: 1, deadline: u64::MAX },
-            );
+            let end = self.run(&mut general, system, &mut arena);
             if !arena.denied {
                 break;
             }
             self.refused += 1;
             self.deepest = self.deepest.max(denied);
-            assert_eq!(self.interpreter.executed(), before, "{code:02x?} counts as done");
             assert!(matches!(end, RunEnd::Stopped(StopReason::Slot)), "{code:02x?}: {end:?}");
-            assert_eq!(general, start, "{code:02x?}, access {denied} refused");
-            assert!(arena.bytes == memory, "{code:02x?}: memory changed, access {denied} refused");
+            let unchanged = |interpreter: &Interpreter, general: GeneralRegisters, arena: &Arena| {
+                assert_eq!(interpreter.executed(), before, "{code:02x?} counts as done");
+                assert_eq!(general, start, "{code:02x?}, access {denied}");
+                assert!(arena.bytes == memory, "{code:02x?}: memory changed, access {denied}");
+            };
+            unchanged(&self.interpreter, general, &arena);
+            (arena.deny, arena.panic, arena.accesses) = (None, Some(denied), 0);
+            let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut general, system, &mut arena)));
+            assert!(ended.is_err(), "{code:02x?}, access {denied}: {ended:?}");
+            unchanged(&self.interpreter, general, &arena);
         }
+    }
+
+    fn run(&mut self, general: &mut GeneralRegisters, system: &SystemRegisters, arena: &mut Arena) -> RunEnd {
+        let mut budget = RunBudget { instructions: 1, accesses: 1, deadline: u64::MAX };
+        let surroundings = &mut Surroundings::default();
+        self.interpreter.run(general, system, arena, surroundings, &mut [0; 4096], &mut budget)
     }
 
     fn enough(&self) {

@@ -250,7 +250,15 @@ fn keep_flags_harmless(memory: &mut [u8], at: usize) {
     memory[at..at + 8].copy_from_slice(&harmless.to_le_bytes());
 }
 
-/// A number that the environment gives to the long form.
-pub fn number(name: &str) -> Option<u64> {
+/// How many random sequences to run, and from which seed: `seed` unless the environment names another, as the long form does each
+/// night. Printed, so that a failure can be repeated.
+pub fn runs_and_seed(seed: u64) -> (u64, u64) {
+    let runs = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000);
+    let seed = number("IOPLANE_DIFFERENTIAL_SEED").unwrap_or(seed);
+    println!("IOPLANE_DIFFERENTIAL_RUNS={runs} IOPLANE_DIFFERENTIAL_SEED={seed}");
+    (runs, seed)
+}
+
+fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }

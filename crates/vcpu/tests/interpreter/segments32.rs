@@ -12,7 +12,7 @@ use crate::arena::{BASE, CODE, DATA, DEVICE, DEVICE_ADDRESS, END};
 use crate::devices::{Machine, write};
 use crate::generate::{self, FLAT, Random, Shape, all_shapes};
 use crate::native::{Ended, OwnSegment, Program};
-use crate::rig::{Rig, number};
+use crate::rig::{Rig, runs_and_seed};
 
 /// What is in GS. The numbers are those that 16-bit code leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,12 +145,10 @@ const FORMS_READ: usize = 150;
 
 #[test]
 fn random_sequences_by_a_segment_as_the_processor_does_them() {
-    let runs = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000) / 10;
-    let seed = number("IOPLANE_DIFFERENTIAL_SEED").unwrap_or(12);
-    println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
+    let (runs, seed) = runs_and_seed(12);
     for layout in LAYOUTS {
         rig(layout, seed).sequences(
-            runs,
+            runs / 10,
             |random| {
                 let shape = random_shape(random);
                 encode(&shape, layout, random)

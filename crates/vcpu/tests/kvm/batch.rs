@@ -16,7 +16,7 @@ use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs};
 
 use crate::fake::{CODE, DEVICE, FakeKvm, MEMORY};
 use crate::program::Random;
-use crate::same::{LIMITS, clustered, vm};
+use crate::same::{LIMITS, clustered};
 
 /// Where the array is.
 const ARRAY: u64 = 0x9000;
@@ -67,7 +67,7 @@ impl Vmm {
     fn limited(code: &[u8], limits: ClusterLimits) -> Self {
         let mut kvm = FakeKvm::new(code, VmState::default());
         kvm.vm.interrupt_controller(InterruptController::Kernel);
-        let state = vm(&kvm);
+        let state = kvm.shared_vm();
         let counters: &'static VcpuCounters = Box::leak(Box::default());
         let mut vcpu = clustered(&kvm, limits, counters);
         vcpu.offer_batches(true);

@@ -14,7 +14,7 @@ use ioplane_vcpu::kvm::{
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
     kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
-    kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
+    kvm_sregs, kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -27,18 +27,22 @@ pub(crate) const KVM_CREATE_VM: u64 = 0xae01;
 pub(crate) const KVM_CHECK_EXTENSION: u64 = 0xae03;
 pub(crate) const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
 pub(crate) const KVM_CREATE_VCPU: u64 = 0xae41;
-const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
-const KVM_CREATE_IRQCHIP: u64 = 0xae60;
+pub(crate) const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
+pub(crate) const KVM_CREATE_IRQCHIP: u64 = 0xae60;
 const KVM_IRQ_LINE: u64 = 0x4008_ae61;
 const KVM_IRQ_LINE_STATUS: u64 = 0xc008_ae67;
 const KVM_SIGNAL_MSI: u64 = 0x4020_aea5;
 pub(crate) const KVM_RUN: u64 = 0xae80;
 pub(crate) const KVM_GET_REGS: u64 = 0x8090_ae81;
-const KVM_SET_REGS: u64 = 0x4090_ae82;
+pub(crate) const KVM_SET_REGS: u64 = 0x4090_ae82;
+pub(crate) const KVM_GET_SREGS: u64 = 0x8138_ae83;
+pub(crate) const KVM_SET_SREGS: u64 = 0x4138_ae84;
+pub(crate) const KVM_GET_MP_STATE: u64 = 0x8004_ae98;
+pub(crate) const KVM_SET_MP_STATE: u64 = 0x4004_ae99;
 const KVM_SET_CPUID: u64 = 0x4008_ae8a;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
-const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
-const KVM_GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
+pub(crate) const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
+pub(crate) const KVM_GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
 const KVM_SET_VCPU_EVENTS: u64 = 0x4040_aea0;
 const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
 const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
@@ -47,11 +51,11 @@ const KVM_SET_TSC_KHZ: u64 = 0xaea2;
 pub(crate) const KVM_GET_TSC_KHZ: u64 = 0xaea3;
 const KVM_GET_DEVICE_ATTR: u64 = 0x4018_aee2;
 const KVM_GET_SREGS2: u64 = 0x8140_aecc;
-const LIMITS: ClusterLimits =
+pub(crate) const LIMITS: ClusterLimits =
     ClusterLimits { instructions: 1000, accesses: 64, cycles: u64::MAX, output_elements: 1 };
 
-struct FakeKernel {
-    kvm: RefCell<FakeKvm>,
+pub(crate) struct FakeKernel {
+    pub(crate) kvm: RefCell<FakeKvm>,
     shares_registers: bool,
     seen: RefCell<Vec<(i32, u64)>>,
     counters: &'static VcpuCounters,
@@ -117,6 +121,19 @@ impl Kernel for FakeKernel {
                 // SAFETY: the caller's structure.
                 kvm.set_registers(unsafe { &*from })
             }
+            (VCPU, KVM_GET_SREGS) => {
+                let to: *mut kvm_sregs = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure.
+                unsafe { *to = kvm.special() };
+                0
+            }
+            (VCPU, KVM_SET_SREGS) => {
+                let from: *const kvm_sregs = std::ptr::with_exposed_provenance(argument);
+                // SAFETY: the caller's structure.
+                kvm.set_special(unsafe { &*from });
+                0
+            }
+            (VCPU, KVM_GET_MP_STATE | KVM_SET_MP_STATE) => 0,
             (VCPU, KVM_GET_DEBUGREGS) => {
                 let to: *mut kvm_debugregs = std::ptr::with_exposed_provenance_mut(argument);
                 // SAFETY: the caller's structure.
@@ -198,31 +215,31 @@ impl Kernel for FakeKernel {
     }
 }
 
-struct Vmm {
-    interposer: Interposer<FakeKernel>,
+pub(crate) struct Vmm {
+    pub(crate) interposer: Interposer<FakeKernel>,
 }
 
-fn at<T>(value: &T) -> usize {
+pub(crate) fn at<T>(value: &T) -> usize {
     std::ptr::from_ref(value).expose_provenance()
 }
 
 /// Eleven writes and HLT.
-fn program() -> Vec<u8> {
+pub(crate) fn program() -> Vec<u8> {
     let mut code = [0xe6, 0x80].repeat(11);
     code.push(0xf4);
     code
 }
 
 impl Vmm {
-    fn new(shares_registers: bool) -> Self {
+    pub(crate) fn new(shares_registers: bool) -> Self {
         Self::with(shares_registers, &program())
     }
 
-    fn with(shares_registers: bool, code: &[u8]) -> Self {
+    pub(crate) fn with(shares_registers: bool, code: &[u8]) -> Self {
         Self::of(shares_registers, FakeKvm::new(code, VmState::default()))
     }
 
-    fn of(shares_registers: bool, kvm: FakeKvm) -> Self {
+    pub(crate) fn of(shares_registers: bool, kvm: FakeKvm) -> Self {
         let kvm = RefCell::new(kvm);
         let kernel = FakeKernel {
             kvm,
@@ -244,7 +261,7 @@ impl Vmm {
         Self { interposer: Interposer::new(kernel, LIMITS) }
     }
 
-    fn call(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+    pub(crate) fn call(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
         self.interposer.ioctl(descriptor, request, argument)
     }
 
@@ -260,7 +277,7 @@ impl Vmm {
         assert_eq!(self.call(VM, KVM_SET_USER_MEMORY_REGION, at(&region)), 0);
     }
 
-    fn create(&self) {
+    pub(crate) fn create(&self) {
         assert_eq!(self.call(SYSTEM, KVM_CREATE_VM, 0), VM);
         assert_eq!(self.call(VM, KVM_CREATE_IRQCHIP, 0), 0);
         self.region(MEMORY as u64, 0);
@@ -283,7 +300,7 @@ impl Vmm {
     }
 
     /// Runs to HLT; says how often the guest was entered.
-    fn entries(&self) -> u64 {
+    pub(crate) fn entries(&self) -> u64 {
         let page = self.interposer.kernel().kvm.borrow().run_page();
         for exits in 0.. {
             assert_eq!(self.call(VCPU, KVM_RUN, 0), 0);

@@ -73,12 +73,7 @@ impl Machine {
     fn new(code: &[u8]) -> Self {
         let mut kvm = FakeKvm::new(code, VmState::default());
         kvm.time_stamp = (OFFSET, AUXILIARY);
-        let vm = SharedVm::default();
-        let mut change = vm.change();
-        change.interrupt_controller(InterruptController::Kernel);
-        change.vcpu_created();
-        change.slots = kvm.vm.slots.clone();
-        drop(change);
+        let vm = kvm.shared_vm();
         kvm.vm.interrupt_controller(InterruptController::Kernel);
         let page = run_page(&kvm);
         let mut vcpu = ClusteredVcpu::new(page, LIMITS, BITS, Box::leak(Box::default()));

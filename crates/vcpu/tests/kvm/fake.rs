@@ -7,14 +7,15 @@
 
 use std::cell::Cell;
 
-use ioplane_vcpu::kvm::{ClusterSwitch, VcpuDescriptor, VmState};
+use ioplane_vcpu::kvm::{ClusterSwitch, InterruptController, SharedVm, VcpuDescriptor, VmState};
 use ioplane_vcpu::segments;
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
     OperandSize, PendingAccess, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
 };
 use kvm_bindings::{
-    KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment, kvm_vcpu_events,
+    KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment, kvm_sregs,
+    kvm_vcpu_events,
 };
 use registers::{cr0, cr4, efer, rflags};
 
@@ -80,6 +81,10 @@ pub struct FakeKvm {
     /// Accesses that KVM's own devices have had.
     pub kernel: Vec<DeviceAccess>,
     pub entries: u64,
+    /// The registers with which the guest was entered last.
+    pub entered_with: GeneralRegisters,
+    /// Asking for the offset of the time stamp counter panics, as a fault of the interpreter would.
+    pub panic_at_time_stamp: bool,
     /// The VMM's signal arrives in a KVM_RUN that was to leave at once.
     pub kick_while_completing: bool,
     /// The next KVM_RUN that leaves at once panics after what it has to complete, as a fault in the interposer would.
@@ -145,6 +150,8 @@ impl FakeKvm {
             completion: None,
             kernel: Vec::new(),
             entries: 0,
+            entered_with: GeneralRegisters::default(),
+            panic_at_time_stamp: false,
             kick_while_completing: false,
             panic_while_completing: false,
             panic_when_asked: Cell::new(None),
@@ -157,6 +164,17 @@ impl FakeKvm {
             pdptes: (None, 0),
             time_stamp: (0, 0),
         }
+    }
+
+    /// What the interposer knows of a VM with this memory, one vCPU and KVM's interrupt controller.
+    pub fn shared_vm(&self) -> SharedVm {
+        let vm = SharedVm::default();
+        let mut change = vm.change();
+        change.interrupt_controller(InterruptController::Kernel);
+        change.vcpu_created();
+        change.slots = self.vm.slots.clone();
+        drop(change);
+        vm
     }
 
     pub fn run_page(&self) -> *mut kvm_run {
@@ -188,7 +206,15 @@ impl FakeKvm {
         if shared.kvm_valid_regs == 0 {
             return;
         }
-        let mut sregs = kvm_bindings::kvm_sregs {
+        shared.s.regs.sregs = self.special();
+        shared.s.regs.regs = regs_of(&self.general);
+        shared.s.regs.events = kvm_vcpu_events::default();
+        shared.apic_base = 0xfee0_0900;
+    }
+
+    /// KVM_GET_SREGS.
+    pub fn special(&self) -> kvm_sregs {
+        let mut sregs = kvm_sregs {
             cr0: self.system.cr0,
             cr3: self.system.cr3,
             cr4: self.system.cr4,
@@ -215,10 +241,13 @@ impl FakeKvm {
                 };
             }
         }
-        shared.s.regs.sregs = sregs;
-        shared.s.regs.regs = regs_of(&self.general);
-        shared.s.regs.events = kvm_vcpu_events::default();
-        shared.apic_base = 0xfee0_0900;
+        sregs
+    }
+
+    /// KVM_SET_SREGS, of control registers.
+    pub fn set_special(&mut self, sregs: &kvm_sregs) {
+        let (cr0, cr3, cr4, efer) = (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer);
+        self.system = SystemRegisters { cr0, cr3, cr4, efer, ..self.system };
     }
 
     fn byte_at_rip(&self) -> Vec<u8> {
@@ -228,6 +257,7 @@ impl FakeKvm {
     /// Enters the guest: until an access that the VMM must answer, or HLT.
     fn enter(&mut self) -> i32 {
         self.entries += 1;
+        self.entered_with = self.general;
         loop {
             let mut data = vec![0; 4096];
             let mut space = GuestSpace::new(&self.vm.slots, &self.system, BITS, &mut self.cache);
@@ -413,6 +443,14 @@ impl VcpuDescriptor for FakeKvm {
     fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
         self.exception = events.exception.injected != 0;
         0
+    }
+
+    fn time_stamp_offset(&mut self) -> Option<u64> {
+        if self.panic_at_time_stamp {
+            // As a panic, without its message.
+            std::panic::resume_unwind(Box::new("a fault that the test has made"));
+        }
+        None
     }
 
     fn pdptes(&mut self) -> Option<[u64; 4]> {

@@ -2,14 +2,19 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod answers;
 mod batch;
 mod calls;
 mod clock;
+mod every_step;
 mod fake;
+mod hotplug;
+mod migration;
 mod paged32;
 mod program;
 #[path = "../quiet/mod.rs"]
 mod quiet;
 mod real;
+mod reset;
 mod same;
 mod timer;

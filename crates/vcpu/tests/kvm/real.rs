@@ -3,8 +3,7 @@
 // UNSAFETY: a VMM reads and writes `kvm_run`.
 
 use ioplane_vcpu::kvm::{
-    ClusterLimits, ClusteredVcpu, InterruptController, RunPage, SharedVm, VcpuCounters, VcpuDescriptor,
-    VmState,
+    ClusterLimits, ClusteredVcpu, InterruptController, RunPage, VcpuCounters, VcpuDescriptor, VmState,
 };
 use ioplane_vcpu::{CachedSegment, GeneralRegisters, SystemRegisters, registers};
 use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO};
@@ -47,12 +46,7 @@ fn run(code: &[u8], counters: Option<&'static VcpuCounters>) -> (Vec<String>, Ge
 
 /// Runs to HLT, with clustering if there are counters; says what the VMM saw.
 pub fn run_on(mut kvm: FakeKvm, counters: Option<&'static VcpuCounters>) -> (Vec<String>, FakeKvm) {
-    let state = SharedVm::default();
-    let mut change = state.change();
-    change.interrupt_controller(InterruptController::Kernel);
-    change.vcpu_created();
-    change.slots = kvm.vm.slots.clone();
-    drop(change);
+    let state = kvm.shared_vm();
     let page = kvm.run_page();
     // SAFETY: the page lives as long as `kvm`, and all is on this thread.
     let mut vcpu =

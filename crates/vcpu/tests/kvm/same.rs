@@ -9,10 +9,11 @@ use ioplane_vcpu::kvm::{
     ClusterCounts, ClusterLimits, ClusterObstacle, ClusteredVcpu, InterruptController, RunPage, SharedVm,
     VcpuCounters, VcpuDescriptor, VmState,
 };
-use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs};
+use kvm_bindings::{KVM_EXIT_HLT, kvm_regs};
 
+use crate::answers::answer;
 use crate::fake::{BITS, FakeKvm, general_of, regs_of};
-use crate::program::{Random, STATUS, random_program};
+use crate::program::{Random, random_program};
 
 /// What the VMM sees and the guest has at the end.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,16 +46,6 @@ fn due(asked: usize, every: usize) -> bool {
 pub const LIMITS: ClusterLimits =
     ClusterLimits { instructions: 1000, accesses: 16, cycles: u64::MAX, output_elements: 1 };
 
-pub fn vm(kvm: &FakeKvm) -> SharedVm {
-    let vm = SharedVm::default();
-    let mut change = vm.change();
-    change.interrupt_controller(InterruptController::Kernel);
-    change.vcpu_created();
-    change.slots = kvm.vm.slots.clone();
-    drop(change);
-    vm
-}
-
 pub fn clustered(kvm: &FakeKvm, limits: ClusterLimits, counters: &'static VcpuCounters) -> ClusteredVcpu {
     // SAFETY: the page lives as long as `kvm`, which outlives the vCPU in each test, and all is on this thread.
     let page = unsafe { RunPage::new(kvm.run_page()) };
@@ -66,7 +57,7 @@ fn run(code: &[u8], habits: Habits, limits: Option<ClusterLimits>) -> (Seen, Clu
     let mut kvm = FakeKvm::new(code, VmState::default());
     let page = kvm.run_page();
     kvm.vm.interrupt_controller(InterruptController::Kernel);
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     let mut vcpu = limits.map(|limits| clustered(&kvm, limits, Box::leak(Box::default())));
     let mut seen = Seen {
         accesses: Vec::new(),
@@ -102,47 +93,10 @@ fn run(code: &[u8], habits: Habits, limits: Option<ClusterLimits>) -> (Seen, Clu
         }
         assert_eq!(result, 0);
         asked += 1;
-        // SAFETY: as above; all parts of the union are plain numbers.
-        let string = unsafe {
-            match (*page).exit_reason {
-                KVM_EXIT_HLT => break,
-                KVM_EXIT_IO => {
-                    let io = (*page).__bindgen_anon_1.io;
-                    let bytes = usize::from(io.size) * usize::try_from(io.count).unwrap();
-                    let data = std::slice::from_raw_parts_mut(page.cast::<u8>().add(4096), bytes);
-                    if io.direction == 0 {
-                        for (place, byte) in data.iter_mut().enumerate() {
-                            *byte = u8::try_from((asked * 7 + place) % 251).unwrap();
-                        }
-                        if io.port == STATUS {
-                            data[0] = u8::from(asked.is_multiple_of(3));
-                        }
-                    }
-                    seen.accesses.push(format!(
-                        "{} {:x} size {} count {} {data:x?}",
-                        io.direction, io.port, io.size, io.count
-                    ));
-                    io.count > 1
-                }
-                KVM_EXIT_MMIO => {
-                    let mmio = &mut (*page).__bindgen_anon_1.mmio;
-                    if mmio.is_write == 0 {
-                        mmio.data = (asked as u64 * 0x0101_0101).to_le_bytes();
-                    }
-                    let len = usize::try_from(mmio.len).unwrap();
-                    seen.accesses.push(format!(
-                        "mmio {} {:x} {:x?}",
-                        mmio.is_write,
-                        mmio.phys_addr,
-                        &mmio.data[..len]
-                    ));
-                    // KVM shows registers after the access or before it, by the emulator's course.
-                    true
-                }
-                other => panic!("exit {other}"),
-            }
-        };
-        if due(asked, habits.look_every) && !string {
+        let Some((access, single_port)) = answer(page, asked) else { break };
+        seen.accesses.push(access);
+        // KVM shows registers after other accesses or before them, by the emulator's course.
+        if due(asked, habits.look_every) && single_port {
             look(&mut kvm, vcpu.as_mut(), habits.change, &mut seen);
         }
     }
@@ -222,7 +176,7 @@ fn a_kick_is_answered_and_kept() {
 fn a_kick_during_a_completion_is_kept() {
     // MOV EDI, device; MOV EAX, [RDI], which KVM completes; MOV EAX, [RDI]; HLT
     let mut kvm = FakeKvm::new(&[0xbf, 0, 0, 0x20, 0, 0x8b, 0x07, 0x8b, 0x07, 0xf4], VmState::default());
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     kvm.kick_while_completing = true;
@@ -291,7 +245,7 @@ fn a_panic_leaves_the_guest_to_kvm() {
     // MOV EDI, device; MOV EAX, [RDI], which KVM completes; MOV EAX, [RDI]; OUT 0x80, AL, twice; HLT
     let code = [0xbf, 0, 0, 0x20, 0, 0x8b, 0x07, 0x8b, 0x07, 0xe6, 0x80, 0xe6, 0x80, 0xf4];
     let mut kvm = FakeKvm::new(&code, VmState::default());
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     kvm.panic_while_completing = true;
@@ -309,7 +263,7 @@ fn a_panic_leaves_the_guest_to_kvm() {
 /// OUT was KVM's, IN behind it is made up, and the VMM has not answered it. Another OUT and HLT follow.
 fn in_waits_for_its_answer() -> (FakeKvm, SharedVm, ClusteredVcpu) {
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
     assert_eq!(vcpu.run(&state, &mut kvm), 0);
@@ -364,7 +318,7 @@ fn an_obstacle_leaves_all_to_kvm() {
     const ALONE: ClusterCounts =
         ClusterCounts { returns: 3, real_accesses: 2, made_up_accesses: 0, completions: 0 };
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     state.change().refuse(ClusterObstacle::GuestDebug);
     let mut vcpu = clustered(&kvm, LIMITS, Box::leak(Box::default()));
     for _ in 0..3 {
@@ -373,7 +327,7 @@ fn an_obstacle_leaves_all_to_kvm() {
     assert_eq!((vcpu.counts(), kvm.entries), (ALONE, 3));
     // The VMM shares registers itself.
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
-    let state = vm(&kvm);
+    let state = kvm.shared_vm();
     let page = kvm.run_page();
     // SAFETY: the page lives as long as `kvm`.
     unsafe {
