@@ -193,7 +193,7 @@ pub struct Report {
     pub functions_percent: f64,
     /// Share of exits about a port, an address or a register whose register has a name; its bare number or offset is none.
     pub devices_percent: f64,
-    /// Share of all exits, lost ones too, whose function is named, and the register if they are about one.
+    /// Share of all exits but interrupts, lost ones too, whose function is named, and the register if they are about one.
     #[serde(default)]
     pub attributed_percent: f64,
     /// By reason.

@@ -174,6 +174,24 @@ fn interrupts_are_charged_to_no_function() {
     assert_eq!(rows, [("(interrupts, which come anywhere)", 57, true), ("acpi_pm_read", 30, false)]);
 }
 
+/// Wherever interrupts arrive, they are neither named nor missing.
+#[test]
+fn interrupts_count_in_no_share() {
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let function = |rip: u64| (rip == KERNEL).then(|| "acpi_pm_read+0xd".to_owned().into());
+    // A host interrupt, and an interrupt window.
+    for code in [0x60, 0x64] {
+        for place in [KERNEL, KERNEL + 0x1000, 0x40_1000] {
+            let exits = [(code, place, Detail::Nothing, 50), (0x7b, KERNEL, timer, 30), (0x7b, 0x40_1000, timer, 10)];
+            let seen = WatchCounts { counted: 100, ..WatchCounts::default() };
+            let report = report_of(&untimed(&exits), seen, 1, &function);
+            // Of 50 that the guest caused 30 are named, 10 are user space's and 10 are lost.
+            let shares = (report.attributed_percent, report.functions_percent);
+            assert!((shares.0 - 60.0).abs() < 1e-9 && (shares.1 - 100.0).abs() < 1e-9, "{code:#x} {place:#x}: {shares:?}");
+        }
+    }
+}
+
 #[test]
 fn a_kernel_of_32_bits_is_no_user_space() {
     let timer = Detail::Port { port: 0x608, width: 4, write: false };
