@@ -79,7 +79,7 @@ impl Scene {
             function: Some(&self.function),
             devices: Devices { pci },
             host: self.host.clone(),
-            notes: Vec::new(),
+            ..Names::default()
         };
         let seen = WatchCounts { counted: profile.total().count, ..WatchCounts::default() };
         let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen, sample: 1 };

@@ -3,6 +3,7 @@
 use super::*;
 use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
+use crate::symbols::Symbols;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 
@@ -275,6 +276,28 @@ fn the_page_needs_nothing_else_and_guests_cannot_write_into_it() {
     let links = page.replace("http://www.w3.org/2000/svg", "");
     assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("url("));
     assert!(!report.svg().contains('\u{7}'));
+}
+
+/// Programs read how sure the names are; they do not parse notes.
+#[test]
+fn how_sure_the_names_are_is_a_field() {
+    let (start, end) = (KERNEL + 0x1000, KERNEL + 0x2000);
+    let list = format!("{start:x} T acpi_pm_read\n{end:x} T other\nffffffffc0000000 t probe [module]\n");
+    let told = |rip: u64| {
+        let mut symbols = Symbols::parse(list.as_bytes(), "kallsyms".as_ref()).unwrap();
+        let fit = symbols.fit([(rip, Kind::Port)]);
+        let names = Names { symbols: Some(fit), ..Names::default() };
+        let vm = Vm { pid: 1, name: "a".into(), program: "b".into(), vcpus: 1, vm_fds: vec![9], command: Vec::new() };
+        let seen = WatchCounts { counted: 41, ..WatchCounts::default() };
+        let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample: 1 };
+        serde_json::to_value(Report::new(subject, &profile(), None, &names)).unwrap()["symbols"].clone()
+    };
+    let fits = told(KERNEL + 0x1010);
+    assert_eq!((&fits["confidence"], &fits["matched"], &fits["seen"]), (&"low".into(), &1.into(), &1.into()), "{fits}");
+    let other = told(KERNEL - 0x10_0000);
+    assert_eq!((&other["confidence"], &other["matched"]), (&"none".into(), &0.into()), "{other}");
+    let without = serde_json::to_value(a_report()).unwrap();
+    assert!(without.get("symbols").is_none());
 }
 
 #[test]

@@ -305,16 +305,15 @@ impl Naming {
             notes.push(format!("read by tracefs, not by perf events, and every exit of it ({why})"));
         }
         notes.extend(watch.problem().map(str::to_owned));
-        let mut fits = false;
-        if let Some(symbols) = &mut self.symbols {
-            let seen = profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind())));
-            let fit = symbols.fit(seen);
-            notes.push(fit.to_string());
-            fits = fit.confidence > Confidence::None;
-        }
+        let fit = self.symbols.as_mut().map(|symbols| {
+            symbols.fit(profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind()))))
+        });
+        notes.extend(fit.map(|fit| fit.to_string()));
+        let fits = fit.is_some_and(|fit| fit.confidence > Confidence::None);
         let named = |rip: u64| self.symbols.as_ref()?.function(rip);
         let function: Option<&dyn Fn(u64) -> Option<GuestFunction>> = if fits { Some(&named) } else { None };
-        let names = Names { function, devices: self.devices.clone(), host: HostFacts::read(), notes };
+        let (devices, host) = (self.devices.clone(), HostFacts::read());
+        let names = Names { function, symbols: fit, devices, host, notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
         Report::new(subject, profile, watch.kernel(), &names)
     }
