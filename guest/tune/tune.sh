@@ -33,22 +33,29 @@ set_value() {
     echo "$1: $before -> $2"
 }
 
-# For every file of a set, or none.
+# set_all FILE VALUE...: every file takes its value, or none does.
 set_all() {
-    value=$1
-    shift
-    [ -e "$1" ] || fail "this guest has no $1"
-    for file in "$@"; do
-        [ -e "$file" ] || continue
-        set_value "$file" "$value" || {
+    while [ $# -gt 0 ]; do
+        set_value "$1" "$2" || {
             put_back "$run" || {
                 keep
-                fail "$file does not take $value, and not all could be put back: $journal has the rest, for undo"
+                fail "$1 does not take $2, and not all could be put back: $journal has the rest, for undo"
             }
-            fail "$file does not take $value; everything is as it was"
+            fail "$1 does not take $2; everything is as it was"
         }
+        shift 2
     done
     keep
+}
+
+# What a disk calls no scheduler: noop before Linux 5.0.
+no_scheduler() {
+    words=$(cat "$1" 2>/dev/null)
+    case " $words " in
+    *" none "* | *"[none]"*) echo none ;;
+    *" noop "* | *"[noop]"*) echo noop ;;
+    *) echo none ;;
+    esac
 }
 
 # What this run has found joins what earlier ones found. The oldest value is the one to go back to.
@@ -96,13 +103,24 @@ apply() {
         available=$(cat "$clock/available_clocksource") || fail "this guest has no clock sources"
         for source in kvm-clock tsc; do
             case " $available " in
-            *" $source "*) set_all "$source" "$clock/current_clocksource" && return ;;
+            *" $source "*) set_all "$clock/current_clocksource" "$source" && return ;;
             esac
         done
         fail "neither kvm-clock nor tsc is there, only: $available"
         ;;
-    console) set_all 1 "$proc/sys/kernel/printk" ;;
-    scheduler) set_all none "$sys"/block/vd*/queue/scheduler ;;
+    console)
+        [ -e "$proc/sys/kernel/printk" ] || fail "this guest has no $proc/sys/kernel/printk"
+        set_all "$proc/sys/kernel/printk" 1
+        ;;
+    scheduler)
+        set --
+        # Virtio disks, and those of libata and SCSI.
+        for file in "$sys"/block/[sv]d*/queue/scheduler; do
+            [ -e "$file" ] && set -- "$@" "$file" "$(no_scheduler "$file")"
+        done
+        [ $# -gt 0 ] || fail "this guest has neither vd* nor sd* in $sys/block"
+        set_all "$@"
+        ;;
     esac
 }
 

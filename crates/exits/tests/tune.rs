@@ -121,6 +121,23 @@ fn what_an_earlier_run_has_done_stays() {
     guest.forgot("scheduler");
 }
 
+/// IDE, SATA and SCSI disks as virtio's; kernels before 5.0 call it noop. No other block device is touched.
+#[test]
+fn every_disk_loses_its_scheduler() {
+    let guest = Guest::new();
+    let file = |disk: &str, text: &str| guest.file(&format!("sys/block/{disk}/queue/scheduler"), text);
+    let (sda, sdb, vda) = (file("sda", "[mq-deadline] none\n"), file("sdb", "noop [cfq]\n"), file("vda", "[bfq] none\n"));
+    let others = [file("loop0", "[mq-deadline] none\n"), file("sr0", "[mq-deadline] none\n")];
+    assert!(guest.tune(&["apply", "scheduler"]).status.success());
+    assert_eq!([&sda, &sdb, &vda].map(|file| read(file)), ["none", "noop", "none"]);
+    assert!(others.iter().all(|file| read(file) == "[mq-deadline] none"));
+    assert!(guest.tune(&["undo", "scheduler"]).status.success());
+    assert_eq!([&sda, &sdb, &vda].map(|file| read(file)), ["mq-deadline", "cfq", "bfq"]);
+    guest.forgot("scheduler");
+    let none = Guest::new().tune(&["apply", "scheduler"]);
+    assert!(!none.status.success() && last_line(&none).contains("neither vd* nor sd*"), "{none:?}");
+}
+
 /// Killed after it has changed something, before it has said so.
 #[test]
 fn a_run_that_was_cut_off_can_be_undone() {

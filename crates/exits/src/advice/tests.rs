@@ -177,7 +177,7 @@ fn disks_and_consoles() {
         (0x7b, 0x205, port(0x3f8, 1, true), 300),
     ]);
     // One after the other hundreds of times is nothing in a row.
-    assert_eq!(ids(&disk), ["ide", "serial"]);
+    assert_eq!(ids(&disk), ["ide", "serial", "scheduler"]);
     let ide = &advise(&disk)[0];
     near(ide.gain, 1200.0);
     assert!(ide.evidence.contains("399 commands"), "{ide:?}");
@@ -197,7 +197,7 @@ fn what_comes_in_a_row_is_a_sequence() {
     assert_eq!(found.sequence, Some(RunStart::Function("f1".into())));
     assert!(found.evidence.starts_with("out 0x1f2, out 0x1f3, "), "{found}");
     assert!(found.evidence.contains("400 times a second; 97.9 % of all exits"), "{found}");
-    assert!(found.evidence.contains("exits of ide too"), "{found}");
+    assert!(found.evidence.contains("exits of ide, scheduler too"), "{found}");
     assert!(
         found.remedy.contains("ioplane run --") && found.remedy.contains("exits cluster --vm pid:1"),
         "{found}"
@@ -253,6 +253,28 @@ fn other_disks() {
     let report =
         scene.report(&[(0x400, 1, memory(BAR + 0x14, true), 300), (0x400, 1, memory(BAR + 0xc, false), 600)]);
     near(find(&report, "lsi").gain, 600.0);
+    near(find(&report, "scheduler").rate_in(&report), 300.0);
+}
+
+/// Each kind of disk by what starts a request, and by nothing else of it.
+#[test]
+fn the_scheduler_matters_on_every_disk_that_is_busy() {
+    let ide = |commands: u64, others: u64| {
+        let exits = [(0x7b, 1, port(0x1f7, 1, true), commands), (0x7b, 2, port(0x1f2, 1, true), others)];
+        report(&exits)
+    };
+    let found = find(&ide(300, 4000), "scheduler");
+    assert!(found.action == Some(Action::Scheduler) && found.remedy.contains("sd*"), "{found}");
+    assert!(found.evidence.contains("requests to disks: 300 exits a second (7.0 % of all)"), "{found}");
+    near(found.rate_in(&ide(300, 4000)), 300.0);
+    // Few a second: only where they are a large part of all.
+    assert!(ids(&ide(100, 150)).contains(&"scheduler".into()));
+    assert!(!ids(&ide(100, 4000)).contains(&"scheduler".into()));
+    // A read of the status starts nothing.
+    assert!(!ids(&report(&[(0x7b, 1, port(0x1f7, 1, false), 4000)])).contains(&"scheduler".into()));
+    let ahci = Scene { devices: bus(0x8086, 0x2922, 5), ..Scene::default() };
+    let ahci = ahci.report(&[(0x400, 1, memory(BAR + 0x138, true), 300), (0x400, 2, memory(BAR + 8, true), 900)]);
+    near(find(&ahci, "scheduler").rate_in(&ahci), 300.0);
 }
 
 #[test]

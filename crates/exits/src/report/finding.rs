@@ -38,7 +38,7 @@ pub enum Action {
     Clocksource,
     /// No chatter of the kernel on the console.
     Console,
-    /// No I/O scheduler on virtio disks.
+    /// No I/O scheduler on virtio, IDE, SATA and SCSI disks.
     Scheduler,
 }
 
