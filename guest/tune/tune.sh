@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `ioplane exits apply` does inside a guest, and undoes. POSIX sh and nothing else; run as root:
-#     sh tune.sh apply|undo|show clocksource|console|scheduler
+#     sh tune.sh apply|undo|show clocksource|console|scheduler|napi
 # What was before is kept in /run/ioplane-tune, so that it can be undone, by another run too. If one step fails, those
 # of this run before it are undone at once; what earlier runs have done stays.
 set -u
@@ -121,12 +121,22 @@ apply() {
         [ $# -gt 0 ] || fail "this guest has neither vd* nor sd* in $sys/block"
         set_all "$@"
         ;;
+    napi)
+        set --
+        # A NIC has a device behind it; lo, bridges and tunnels have none. Twice a timer of 50 us looks for frames, then interrupts are on.
+        for nic in "$sys"/class/net/*; do
+            [ -e "$nic/device" ] && [ -e "$nic/napi_defer_hard_irqs" ] || continue
+            set -- "$@" "$nic/gro_flush_timeout" 50000 "$nic/napi_defer_hard_irqs" 2
+        done
+        [ $# -gt 0 ] || fail "no NIC of this guest has napi_defer_hard_irqs, which Linux 5.8 and later have"
+        set_all "$@"
+        ;;
     esac
 }
 
-[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler"
+[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler|napi"
 case $2 in
-clocksource | console | scheduler) ;;
+clocksource | console | scheduler | napi) ;;
 *) fail "nobody knows $2" ;;
 esac
 mkdir -p "$state" || fail "$state cannot be made"

@@ -138,6 +138,37 @@ fn every_disk_loses_its_scheduler() {
     assert!(!none.status.success() && last_line(&none).contains("neither vd* nor sd*"), "{none:?}");
 }
 
+/// Both settings of each NIC, or none; what is no NIC keeps its own.
+#[test]
+fn interrupts_of_nics_are_turned_on_later() {
+    let guest = Guest::new();
+    let nic = |name: &str, device: bool| {
+        if device {
+            guest.file(&format!("sys/class/net/{name}/device/vendor"), "0x8086\n");
+        }
+        let file = |key: &str, value: &str| guest.file(&format!("sys/class/net/{name}/{key}"), value);
+        (file("napi_defer_hard_irqs", "0\n"), file("gro_flush_timeout", "7\n"))
+    };
+    let (eth0, lo) = (nic("eth0", true), nic("lo", false));
+    let values = |(defer, flush): &(PathBuf, PathBuf)| [read(defer), read(flush)];
+    assert!(guest.tune(&["apply", "napi"]).status.success());
+    assert_eq!((values(&eth0), values(&lo)), (["2", "50000"].map(String::from), ["0", "7"].map(String::from)));
+    assert!(guest.tune(&["undo", "napi"]).status.success());
+    assert_eq!(values(&eth0), ["0", "7"]);
+    guest.forgot("napi");
+    // The second file takes no value: the first one has its own again.
+    fs::remove_file(&eth0.0).unwrap();
+    fs::create_dir(&eth0.0).unwrap();
+    let failed = guest.tune(&["apply", "napi"]);
+    assert!(!failed.status.success() && last_line(&failed).contains("does not take 2; everything is as it was"));
+    assert_eq!(read(&eth0.1), "7");
+    guest.forgot("napi");
+    let old = Guest::new();
+    old.file("sys/class/net/eth0/device/vendor", "0x8086\n");
+    let refused = old.tune(&["apply", "napi"]);
+    assert!(!refused.status.success() && last_line(&refused).contains("Linux 5.8"), "{refused:?}");
+}
+
 /// Killed after it has changed something, before it has said so.
 #[test]
 fn a_run_that_was_cut_off_can_be_undone() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Action, Certainty, Finding, Part};
 use crate::devices::DeviceModel::{self, Ahci, Ide, Lsi53c895a, SerialPort, VirtioBlk};
-use crate::devices::RegisterRole::{InterruptCause, QueueNotification, Transmit};
+use crate::devices::RegisterRole::{InterruptCause, InterruptMask, QueueNotification, Transmit};
 use crate::event::Detail;
 use crate::report::{Report, SiteRow};
 
@@ -133,6 +133,32 @@ pub(super) fn moderation(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
+    })
+}
+
+/// From this share of all exits on.
+const NAPI_PERCENT: f64 = 5.0;
+
+/// After each interrupt the driver turns the NIC's interrupts on again as soon as there is nothing to do. The guest's kernel can wait for a
+/// timer instead, which finds what has come meanwhile without an interrupt.
+pub(super) fn napi(report: &Report) -> Option<Finding> {
+    let part = Part::at(report, |place| {
+        place.model.is_polled_by_napi() && matches!(place.role, InterruptCause | InterruptMask)
+    });
+    (part.matters() && part.percent >= NAPI_PERCENT).then(|| Finding {
+        id: "napi".into(),
+        title: "each interrupt of a NIC causes further exits".into(),
+        about: part.about(),
+        evidence: part.evidence("reads of its interrupt cause, and writes of its interrupt mask"),
+        // The timer that stands in for an interrupt takes exits itself.
+        gain: 0.0,
+        remedy: "let the guest's kernel (Linux 5.8 or later) wait for a timer before it turns the NIC's interrupts on again: \
+                 napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/NIC. The timer takes exits itself, and delays what arrives \
+                 meanwhile by up to its time; virtio-net instead is better"
+            .into(),
+        certainty: Certainty::Low,
+        action: Some(Action::Napi),
         sequence: None,
     })
 }

@@ -290,9 +290,33 @@ fn moderation_is_for_those_that_can() {
     };
     near(find(&busy((0x8086, 0x100e, 0), 0xc0, 9000), "moderation").gain, 5000.0);
     // With the setting it would still have so many.
-    assert_eq!(ids(&busy((0x8086, 0x100e, 0), 0xc0, 3900)), ["nic"]);
+    assert_eq!(ids(&busy((0x8086, 0x100e, 0), 0xc0, 3900)), ["nic", "napi"]);
     // 8139too and 8139cp have none.
-    assert_eq!(ids(&busy((0x10ec, 0x8139, 1), 0x3e, 9000)), ["nic"]);
+    assert_eq!(ids(&busy((0x10ec, 0x8139, 1), 0x3e, 9000)), ["nic", "napi"]);
+}
+
+/// The cause and the mask, of NICs whose drivers poll; a share of all exits, and no promise.
+#[test]
+fn interrupts_of_a_nic_can_be_turned_on_later() {
+    let of = |vendor, device, bar, exits: Exits<'_>| {
+        Scene { devices: bus(vendor, device, bar), ..Scene::default() }.report(exits)
+    };
+    let (cause, unmask, tail) =
+        (memory(BAR + 0xc0, false), memory(BAR + 0xd0, true), memory(BAR + 0x3818, true));
+    let busy = of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 2, unmask, 100), (0x400, 3, tail, 200)]);
+    let found = find(&busy, "napi");
+    assert!(found.gain == 0.0 && found.action == Some(Action::Napi), "{found}");
+    assert_eq!(action_of("napi"), found.action);
+    assert!(found.evidence.contains("200 exits a second (50.0 % of all)"), "{found}");
+    near(found.rate_in(&busy), 200.0);
+    let rare = of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 3, tail, 4000)]);
+    assert!(!ids(&rare).contains(&"napi".into()));
+    // The driver of an NE2000 does not poll.
+    let old = of(0x10ec, 0x8029, 0, &[(0x400, 1, memory(BAR + 0x7, false), 100)]);
+    assert_eq!(ids(&old), ["nic"]);
+    // A virtio-net whose interrupt has a cause to be read has no MSI-X.
+    let shared = of(0x1af4, 0x1041, 4, &[(0x400, 1, memory(BAR + 0x1000, false), 100)]);
+    assert_eq!(ids(&shared), ["napi"]);
 }
 
 #[test]
@@ -512,6 +536,7 @@ fn advice_does_not_depend_on_words() {
         "io-delay",
         "lsi",
         "moderation",
+        "napi",
         "nic",
         "page-faults",
         "pit",

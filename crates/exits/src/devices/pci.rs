@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::place::RegisterRole::{InterruptCause, Other, QueueNotification, Transmit};
+use super::place::RegisterRole::{InterruptCause, InterruptMask, Other, QueueNotification, Transmit};
 use super::place::{DeviceModel, DevicePlace, RegisterRole};
 
 /// So many regions are remembered.
@@ -224,8 +224,8 @@ fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0xc0 => (InterruptCause, "ICR (interrupt cause)"),
         0xc4 => (Other, "ITR (interrupt throttle)"),
         0xc8 => (Other, "ICS"),
-        0xd0 => (Other, "IMS (interrupt mask set)"),
-        0xd8 => (Other, "IMC (interrupt mask clear)"),
+        0xd0 => (InterruptMask, "IMS (interrupt mask set)"),
+        0xd8 => (InterruptMask, "IMC (interrupt mask clear)"),
         0x100 => (Other, "RCTL"),
         0x400 => (Other, "TCTL"),
         0x410 => (Other, "TIPG"),
@@ -265,7 +265,7 @@ fn rtl8139(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x08..=0x0f => (Other, "multicast filter"),
         0x37 => (Other, "command"),
         0x38..=0x39 => (Other, "CAPR (receive read pointer)"),
-        0x3c..=0x3d => (Other, "IMR (interrupt mask)"),
+        0x3c..=0x3d => (InterruptMask, "IMR (interrupt mask)"),
         0x3e..=0x3f => (InterruptCause, "ISR (interrupt status)"),
         0x40..=0x43 => (Other, "TCR"),
         0x44..=0x47 => (Other, "RCR"),
@@ -301,7 +301,7 @@ fn ne2000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x0c => (Other, "RCR"),
         0x0d => (Other, "TCR"),
         0x0e => (Other, "DCR"),
-        0x0f => (Other, "IMR (interrupt mask)"),
+        0x0f => (InterruptMask, "IMR (interrupt mask)"),
         0x10..=0x17 => (Other, "data"),
         0x18..=0x1f => (Other, "reset"),
         _ => return None,

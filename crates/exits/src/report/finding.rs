@@ -40,6 +40,8 @@ pub enum Action {
     Console,
     /// No I/O scheduler on virtio, IDE, SATA and SCSI disks.
     Scheduler,
+    /// NICs' interrupts are turned on again later.
+    Napi,
 }
 
 impl Action {
@@ -49,6 +51,7 @@ impl Action {
             Action::Clocksource => "clocksource",
             Action::Console => "console",
             Action::Scheduler => "scheduler",
+            Action::Napi => "napi",
         }
     }
 }

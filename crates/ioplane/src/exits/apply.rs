@@ -69,7 +69,7 @@ fn actions(findings: &[String]) -> Result<Vec<Action>> {
     for id in findings {
         let Some(action) = action_of(id) else {
             bail!(usage(format!(
-                "{id} is nothing that can be applied from here; pm-timer, hpet, serial and scheduler are. \
+                "{id} is nothing that can be applied from here; pm-timer, hpet, serial, scheduler and napi are. \
                  `ioplane exits advise` says what to do about others"
             )));
         };
