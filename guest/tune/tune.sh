@@ -1,6 +1,7 @@
 #!/bin/sh
 # What `ioplane exits apply` does inside a guest, and undoes. POSIX sh and nothing else; run as root:
 #     sh tune.sh apply|undo|show clocksource|console|scheduler|napi
+#     sh tune.sh work all      prints what this guest has done since it booted, and changes nothing
 # What was before is kept in /run/ioplane-tune, so that it can be undone, by another run too. If one step fails, those
 # of this run before it are undone at once; what earlier runs have done stays.
 set -u
@@ -134,7 +135,37 @@ apply() {
     esac
 }
 
-[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler|napi"
+# Requests that disks have completed, packets that NICs have sent and received, context switches. Disks and NICs have a device behind them:
+# partitions, loop devices and bridges have none, and would count twice.
+work() {
+    if [ -r "$proc/diskstats" ]; then
+        requests=0
+        while read -r _ _ name reads _ _ _ writes _ _ _ _ _ _ discards _ _ _ flushes _; do
+            [ -e "$sys/block/$name/device" ] || continue
+            requests=$((requests + reads + writes + ${discards:-0} + ${flushes:-0}))
+        done <"$proc/diskstats"
+        echo "disk_requests $requests"
+    fi
+    if [ -r "$proc/net/dev" ]; then
+        packets=0
+        while IFS=' :' read -r name _ received _ _ _ _ _ _ _ sent _; do
+            [ -e "$sys/class/net/$name/device" ] || continue
+            packets=$((packets + received + sent))
+        done <"$proc/net/dev"
+        echo "packets $packets"
+    fi
+    [ -r "$proc/stat" ] || return 0
+    while read -r key count _; do
+        [ "$key" = ctxt ] && echo "context_switches $count"
+    done <"$proc/stat"
+    return 0
+}
+
+[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler|napi, or: tune.sh work all"
+[ "$*" = "work all" ] && {
+    work
+    exit
+}
 case $2 in
 clocksource | console | scheduler | napi) ;;
 *) fail "nobody knows $2" ;;

@@ -169,6 +169,41 @@ fn interrupts_of_nics_are_turned_on_later() {
     assert!(!refused.status.success() && last_line(&refused).contains("Linux 5.8"), "{refused:?}");
 }
 
+const DISKS: &str = "\
+ 254 0 vda 100 1 2 3 40 1 2 3 0 5 6 7 8 9 10 11 12
+ 254 1 vda1 100 1 2 3 40 1 2 3 0 5 6 7 8 9 10 11 12
+   8 0 sda 1000 1 2 3 400 1 2 3 0 5 6
+   7 0 loop0 5000 0 0 0 0 0 0 0 0 0 0
+";
+const NICS: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:  999   7777    0    0    0     0          0         0   999    7777    0    0    0     0       0          0
+  eth0: 90000     60    1    2    3     4          5         6 40000      30    7    8    9    10      11         12
+enp0s3:90000 600 1 2 3 4 5 6 40000 300 7 8 9 10 11 12
+";
+
+/// Reads, writes, discards and flushes of whole disks, also of kernels that count no discards; packets of NICs; nothing is changed.
+#[test]
+fn the_guest_s_work_is_counted() {
+    let guest = Guest::new();
+    guest.file("proc/diskstats", DISKS);
+    guest.file("proc/net/dev", NICS);
+    guest.file("proc/stat", "cpu  1 2 3\nintr 5 6\nctxt 4711\nbtime 1\n");
+    for device in ["block/vda", "block/sda", "net/eth0", "net/enp0s3"] {
+        let at = device.replacen("net", "class/net", 1);
+        guest.file(&format!("sys/{at}/device/vendor"), "1\n");
+    }
+    let said = guest.tune(&["work", "all"]);
+    assert!(said.status.success(), "{said:?}");
+    let wanted = format!("disk_requests {}\npackets 990\ncontext_switches 4711\n", 100 + 40 + 7 + 11 + 1400);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), wanted);
+    assert!(!guest.folder.path().join("run").exists(), "nothing is written");
+    // What it cannot tell it leaves out.
+    let bare = Guest::new().tune(&["work", "all"]);
+    assert!(bare.status.success() && bare.stdout.is_empty(), "{bare:?}");
+}
+
 /// Killed after it has changed something, before it has said so.
 #[test]
 fn a_run_that_was_cut_off_can_be_undone() {

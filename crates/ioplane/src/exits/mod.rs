@@ -10,6 +10,7 @@ mod reach;
 mod record;
 mod script;
 mod top;
+mod work;
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
