@@ -61,6 +61,9 @@ pub struct ExitsTopArgs {
     /// One look instead of a live view: the rates of one interval (as a table, or with --json as an object)
     #[arg(long)]
     pub once: bool,
+    /// Print KVM's counters of all VMs once in the text format of OpenMetrics, for Prometheus, in place of rates
+    #[arg(long, conflicts_with_all = ["once", "interval"])]
+    pub openmetrics: bool,
     /// Time between two looks
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub interval: Duration,
