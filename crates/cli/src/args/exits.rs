@@ -124,13 +124,24 @@ pub enum ClusterWord {
     BatchOnly,
 }
 
-/// What is watched, how long, and what names are made of.
-#[derive(Debug, Args)]
-pub struct WatchArgs {
+/// One VM of this host.
+#[derive(Debug, Default, Args)]
+pub struct VmArgs {
     /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
     /// only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
+    /// The VM, by libvirt's name, UUID or number of the domain: virsh tells its process and its PCI devices
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "vm")]
+    pub libvirt: Option<String>,
+}
+
+/// What is watched, how long, and what names are made of.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Which VM
+    #[command(flatten)]
+    pub which: VmArgs,
     /// How long to watch
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub time: Duration,

@@ -56,7 +56,7 @@ fn measure(args: &WatchArgs, reach: &Reach) -> Result<Measured> {
 /// Applies or undoes, and measures before and after.
 pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
     let actions = actions(&args.findings)?;
-    let reach = Reach::new(&args.reach, args.watch.vm.as_deref())?;
+    let reach = Reach::new(&args.reach, &args.watch.which)?;
     let before = measure(&args.watch, &reach).context("nothing was changed")?;
     if super::interrupted()?.load(Ordering::Relaxed) {
         bail!("interrupted; nothing was changed");
@@ -138,7 +138,8 @@ fn undo(args: &ApplyArgs) -> String {
     let ReachArgs { ssh, ssh_config, agent, directory, via } = &args.reach;
     let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     for (option, value) in [
-        ("--vm", args.watch.vm.clone()),
+        ("--vm", args.watch.which.vm.clone()),
+        ("--libvirt", args.watch.which.libvirt.clone()),
         ("--ssh", ssh.clone()),
         ("--ssh-config", path(ssh_config)),
         ("--agent", path(agent)),

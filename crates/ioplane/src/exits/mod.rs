@@ -6,6 +6,7 @@ mod callers;
 mod clamp;
 mod cluster;
 mod diff;
+mod libvirt;
 mod reach;
 mod record;
 mod script;
@@ -21,12 +22,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
-use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
+use ioplane_cli::args::{ExitsArgs, ExitsCommand, VmArgs, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
     Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Report,
     Source, Subject, Symbols, Vm, Watch, WatchOptions,
 };
+
+use libvirt::Domain;
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -206,9 +209,17 @@ fn remover(folders: &[PathBuf]) -> Command {
     shell
 }
 
+/// The VM that is meant.
+fn chosen(which: &VmArgs) -> Result<Vm> {
+    match &which.libvirt {
+        Some(domain) => Domain::new(domain)?.vm(),
+        None => Ok(Vm::choose(which.vm.as_deref())?),
+    }
+}
+
 /// Watches for the time that was asked for, or until the VM ends or Ctrl-C; hands reports of the time so far to `draw`.
 fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
-    let vm = Vm::choose(args.vm.as_deref())?;
+    let vm = chosen(&args.which)?;
     let (name, pid) = (vm.name.clone(), vm.pid);
     // What can be refused is refused before anything is watched.
     let mut names = Naming::new(args, &vm)?;
@@ -255,8 +266,39 @@ struct Naming {
     symbols: Option<Symbols>,
     devices: Devices,
     /// The monitor, if it can be asked: whoever else has it is not waited for twice.
-    monitor: Option<Endpoint>,
+    monitor: Option<Monitor>,
     notes: Vec<String>,
+}
+
+/// The ways to a QEMU's monitor.
+#[derive(Debug, PartialEq, Eq)]
+enum Monitor {
+    Socket(Endpoint),
+    Libvirt(Domain),
+}
+
+impl Monitor {
+    fn of(which: &VmArgs, vm: &Vm) -> Result<Option<Monitor>> {
+        Ok(match (&which.libvirt, Layout::monitor(vm)) {
+            (Some(domain), _) => Some(Monitor::Libvirt(Domain::new(domain)?)),
+            (None, Some(Chardev::Path(socket))) => Some(Monitor::Socket(vm.socket(&socket))),
+            (None, _) => None,
+        })
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        match self {
+            Monitor::Socket(socket) => Ok(Layout::from_qmp(socket)?),
+            Monitor::Libvirt(domain) => domain.layout(),
+        }
+    }
+
+    fn state(&self) -> Result<String> {
+        match self {
+            Monitor::Socket(socket) => Ok(Layout::state(socket)?),
+            Monitor::Libvirt(domain) => domain.state(),
+        }
+    }
 }
 
 impl Naming {
@@ -264,38 +306,27 @@ impl Naming {
         let symbols = args.symbols.as_deref().map(Symbols::read).transpose()?;
         let mut notes = symbols.as_ref().map(|symbols| symbols.notes.clone()).unwrap_or_default();
         let given = args.devices.as_deref().map(Layout::from_file).transpose()?;
-        let mut monitor = None;
-        let pci = match (given, Layout::monitor(vm)) {
-            (Some(layout), found) => {
-                monitor = found.and_then(path).map(|path| vm.socket(&path));
-                layout
-            }
+        let mut monitor = Monitor::of(&args.which, vm)?;
+        let pci = if let Some(layout) = given {
+            layout
+        } else if let Some(asked) = &monitor {
             // A convenience: whoever has the monitor keeps it, and the profile goes without these names.
-            (None, Some(Chardev::Path(socket))) => {
-                let socket = vm.socket(&socket);
-                match Layout::from_qmp(&socket) {
-                    Ok(layout) => {
-                        monitor = Some(socket);
-                        layout
-                    }
-                    Err(error) => {
-                        notes.push(format!("PCI devices are not named: {error}; give them with --devices"));
-                        Layout::default()
-                    }
-                }
-            }
-            (None, Some(Chardev::Inherited)) => {
-                notes.push(INHERITED.into());
+            asked.layout().unwrap_or_else(|error| {
+                notes.push(format!("PCI devices are not named: {error:#}; give them with --devices"));
+                monitor = None;
                 Layout::default()
-            }
-            (None, None) => Layout::default(),
+            })
+        } else {
+            let handed = Layout::monitor(vm) == Some(Chardev::Inherited);
+            notes.extend(handed.then(|| INHERITED.into()));
+            Layout::default()
         };
         Ok(Naming { symbols, devices: Devices { pci }, monitor, notes })
     }
 
     /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
     fn state(&self) -> Option<String> {
-        let state = Layout::state(self.monitor.as_ref()?).ok()?;
+        let state = self.monitor.as_ref()?.state().ok()?;
         (state != "running").then(|| if state == "postmigrate" { "it has migrated".into() } else { state })
     }
 
@@ -322,15 +353,8 @@ impl Naming {
 
 /// What is said where QEMU's monitor is a descriptor.
 const INHERITED: &str = "PCI devices are not named: QEMU was given its monitor's socket as a descriptor (libvirt does so), \
-     to which there is no path; give them with --devices FILE, made by \
+     to which there is no path; say --libvirt DOMAIN in place of --vm, or give them with --devices FILE, made by \
      virsh qemu-monitor-command VM '{\"execute\":\"query-pci\"}' >FILE";
-
-fn path(chardev: Chardev) -> Option<PathBuf> {
-    match chardev {
-        Chardev::Path(path) => Some(path),
-        Chardev::Inherited => None,
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -380,6 +404,21 @@ mod tests {
             assert!(handed.notes[0].contains(word), "{:?}", handed.notes);
         }
         assert!(naming("qemu -m 1").notes.is_empty());
+    }
+
+    /// Libvirt's own way to the monitor goes before what the command line says, and one that fails is not gone again.
+    #[test]
+    fn a_domain_is_asked_through_virsh() {
+        let words = ["ioplane", "exits", "--libvirt", "no-such-domain"];
+        let args = ioplane_cli::args::Cli::try_parse_from(words).unwrap();
+        let ioplane_cli::args::Command::Exits(args) = args.command else { panic!("exits") };
+        let (name, program) = ("vm".into(), "qemu".into());
+        let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
+        let which = Monitor::of(&args.watch.which, &vm).unwrap();
+        assert_eq!(which, Some(Monitor::Libvirt(Domain::new("no-such-domain").unwrap())));
+        let naming = Naming::new(&args.watch, &vm).unwrap();
+        assert!(naming.notes[0].contains("virsh") && naming.monitor.is_none(), "{:?}", naming.notes);
+        assert!(ioplane_cli::args::Cli::try_parse_from([&words[..], &["--vm", "a"]].concat()).is_err());
     }
 
     /// Any process may open /dev/kvm and have any words: they do not reach root's terminal, and the monitor is not asked again.
