@@ -41,7 +41,7 @@ mod watch;
 
 pub use advice::{action_of, advise};
 pub use claim::instances;
-pub use devices::{DeviceModel, DevicePlace, Devices, Layout, RegisterRole};
+pub use devices::{DeviceModel, DevicePlace, Devices, GuestRegions, Layout, RegisterRole};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event, FaultCause};
 pub use format::{Field, Format};

@@ -126,7 +126,8 @@ fn what_an_earlier_run_has_done_stays() {
 fn every_disk_loses_its_scheduler() {
     let guest = Guest::new();
     let file = |disk: &str, text: &str| guest.file(&format!("sys/block/{disk}/queue/scheduler"), text);
-    let (sda, sdb, vda) = (file("sda", "[mq-deadline] none\n"), file("sdb", "noop [cfq]\n"), file("vda", "[bfq] none\n"));
+    let (sda, sdb, vda) =
+        (file("sda", "[mq-deadline] none\n"), file("sdb", "noop [cfq]\n"), file("vda", "[bfq] none\n"));
     let others = [file("loop0", "[mq-deadline] none\n"), file("sr0", "[mq-deadline] none\n")];
     assert!(guest.tune(&["apply", "scheduler"]).status.success());
     assert_eq!([&sda, &sdb, &vda].map(|file| read(file)), ["none", "noop", "none"]);
@@ -152,7 +153,10 @@ fn interrupts_of_nics_are_turned_on_later() {
     let (eth0, lo) = (nic("eth0", true), nic("lo", false));
     let values = |(defer, flush): &(PathBuf, PathBuf)| [read(defer), read(flush)];
     assert!(guest.tune(&["apply", "napi"]).status.success());
-    assert_eq!((values(&eth0), values(&lo)), (["2", "50000"].map(String::from), ["0", "7"].map(String::from)));
+    assert_eq!(
+        (values(&eth0), values(&lo)),
+        (["2", "50000"].map(String::from), ["0", "7"].map(String::from))
+    );
     assert!(guest.tune(&["undo", "napi"]).status.success());
     assert_eq!(values(&eth0), ["0", "7"]);
     guest.forgot("napi");
@@ -160,7 +164,9 @@ fn interrupts_of_nics_are_turned_on_later() {
     fs::remove_file(&eth0.0).unwrap();
     fs::create_dir(&eth0.0).unwrap();
     let failed = guest.tune(&["apply", "napi"]);
-    assert!(!failed.status.success() && last_line(&failed).contains("does not take 2; everything is as it was"));
+    assert!(
+        !failed.status.success() && last_line(&failed).contains("does not take 2; everything is as it was")
+    );
     assert_eq!(read(&eth0.1), "7");
     guest.forgot("napi");
     let old = Guest::new();
@@ -194,6 +200,8 @@ fn the_guest_s_work_is_counted() {
         let at = device.replacen("net", "class/net", 1);
         guest.file(&format!("sys/{at}/device/vendor"), "1\n");
     }
+    guest.file("sys/block/loop0/size", "1\n");
+    guest.file("sys/class/net/lo/mtu", "1\n");
     let said = guest.tune(&["work", "all"]);
     assert!(said.status.success(), "{said:?}");
     let wanted = format!("disk_requests {}\npackets 990\ncontext_switches 4711\n", 100 + 40 + 7 + 11 + 1400);

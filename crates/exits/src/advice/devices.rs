@@ -188,7 +188,8 @@ const REQUESTS: f64 = 200.0;
 const REQUESTS_PERCENT: f64 = 10.0;
 
 pub(super) fn scheduler(report: &Report) -> Option<Finding> {
-    let part = Part::of(report, |site| site.place.as_ref().is_some_and(|place| starts_request(place.model, site)));
+    let part =
+        Part::of(report, |site| site.place.as_ref().is_some_and(|place| starts_request(place.model, site)));
     (part.matters() && (part.rate > REQUESTS || part.percent >= REQUESTS_PERCENT)).then(|| Finding {
         id: "scheduler".into(),
         about: part.about(),

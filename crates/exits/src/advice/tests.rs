@@ -77,7 +77,7 @@ impl Scene {
         let pci = Layout::from_query_pci(&self.devices).unwrap();
         let names = Names {
             function: Some(&self.function),
-            devices: Devices { pci },
+            devices: Devices { pci, ..Devices::default() },
             host: self.host.clone(),
             ..Names::default()
         };
@@ -273,7 +273,8 @@ fn the_scheduler_matters_on_every_disk_that_is_busy() {
     // A read of the status starts nothing.
     assert!(!ids(&report(&[(0x7b, 1, port(0x1f7, 1, false), 4000)])).contains(&"scheduler".into()));
     let ahci = Scene { devices: bus(0x8086, 0x2922, 5), ..Scene::default() };
-    let ahci = ahci.report(&[(0x400, 1, memory(BAR + 0x138, true), 300), (0x400, 2, memory(BAR + 8, true), 900)]);
+    let ahci =
+        ahci.report(&[(0x400, 1, memory(BAR + 0x138, true), 300), (0x400, 2, memory(BAR + 8, true), 900)]);
     near(find(&ahci, "scheduler").rate_in(&ahci), 300.0);
 }
 
@@ -303,7 +304,8 @@ fn interrupts_of_a_nic_can_be_turned_on_later() {
     };
     let (cause, unmask, tail) =
         (memory(BAR + 0xc0, false), memory(BAR + 0xd0, true), memory(BAR + 0x3818, true));
-    let busy = of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 2, unmask, 100), (0x400, 3, tail, 200)]);
+    let busy =
+        of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 2, unmask, 100), (0x400, 3, tail, 200)]);
     let found = find(&busy, "napi");
     assert!(found.gain == 0.0 && found.action == Some(Action::Napi), "{found}");
     assert_eq!(action_of("napi"), found.action);

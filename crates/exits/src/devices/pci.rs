@@ -208,7 +208,8 @@ const QUEUES: u64 = 1024;
 /// which is rounded up to a power of two, tells which. A BAR of another size is another VMM's, and nothing is said of it. A legacy device has
 /// one register for all queues: the value that is written tells the queue, and is not recorded.
 fn queue(region: &Region, offset: u64) -> Option<u64> {
-    let each = [4, 0x1000].into_iter().find(|each| (NOTIFY + each * QUEUES).next_power_of_two() == region.size)?;
+    let each =
+        [4, 0x1000].into_iter().find(|each| (NOTIFY + each * QUEUES).next_power_of_two() == region.size)?;
     let queue = (!region.io && region.bar == 4).then(|| offset.checked_sub(NOTIFY)).flatten()? / each;
     (queue < QUEUES).then_some(queue)
 }
@@ -373,7 +374,11 @@ mod tests {
             (0x80_0000, 0x5ffc, 2),
             (0x80_0000, 0x40_2000, 1023),
         ] {
-            assert_eq!(register(size, offset), format!("queue notification, queue {queue}"), "{size:#x} {offset:#x}");
+            assert_eq!(
+                register(size, offset),
+                format!("queue notification, queue {queue}"),
+                "{size:#x} {offset:#x}"
+            );
         }
         // Behind the last queue, and a BAR as QEMU makes none.
         assert_eq!(register(0x80_0000, 0x40_3000), "queue notification");

@@ -20,10 +20,18 @@ const FAMILIES: [(&str, &str, &str); 11] = [
     ("ioplane_vm_mmio_exits", "mmio_exits", "Exits by MMIO that the VMM has answered"),
     ("ioplane_vm_halt_exits", "halt_exits", "Exits by HLT"),
     ("ioplane_vm_host_interrupt_exits", "irq_exits", "Exits by interrupts of the host"),
-    ("ioplane_vm_interrupt_window_exits", "irq_window_exits", "Exits because the guest can take an interrupt now"),
+    (
+        "ioplane_vm_interrupt_window_exits",
+        "irq_window_exits",
+        "Exits because the guest can take an interrupt now",
+    ),
     ("ioplane_vm_signal_exits", "signal_exits", "Exits by signals to the VMM"),
     ("ioplane_vm_hypercalls", "hypercalls", "Hypercalls"),
-    ("ioplane_vm_injected_interrupts", "irq_injections", "Interrupts injected, none where the processor delivers them"),
+    (
+        "ioplane_vm_injected_interrupts",
+        "irq_injections",
+        "Interrupts injected, none where the processor delivers them",
+    ),
     ("ioplane_vm_emulated_instructions", "insn_emulation", "Instructions emulated"),
     ("ioplane_vm_page_faults", "pf_taken", "Page faults that KVM has handled"),
 ];
@@ -78,6 +86,8 @@ impl Collector for Scrape {
             (!parts.is_empty()).then(|| ConstCounter::new(ns as f64 / 1e9))
         })?;
         let vcpus = ("ioplane_vm_vcpus", "vCPUs", None);
-        self.each(&mut encoder, vcpus, |vm| Some(ConstGauge::new(i64::try_from(vm.vcpus).unwrap_or(i64::MAX))))
+        self.each(&mut encoder, vcpus, |vm| {
+            Some(ConstGauge::new(i64::try_from(vm.vcpus).unwrap_or(i64::MAX)))
+        })
     }
 }

@@ -183,12 +183,16 @@ fn interrupts_count_in_no_share() {
     // A host interrupt, and an interrupt window.
     for code in [0x60, 0x64] {
         for place in [KERNEL, KERNEL + 0x1000, 0x40_1000] {
-            let exits = [(code, place, Detail::Nothing, 50), (0x7b, KERNEL, timer, 30), (0x7b, 0x40_1000, timer, 10)];
+            let exits =
+                [(code, place, Detail::Nothing, 50), (0x7b, KERNEL, timer, 30), (0x7b, 0x40_1000, timer, 10)];
             let seen = WatchCounts { counted: 100, ..WatchCounts::default() };
             let report = report_of(&untimed(&exits), seen, 1, &function);
             // Of 50 that the guest caused 30 are named, 10 are user space's and 10 are lost.
             let shares = (report.attributed_percent, report.functions_percent);
-            assert!((shares.0 - 60.0).abs() < 1e-9 && (shares.1 - 100.0).abs() < 1e-9, "{code:#x} {place:#x}: {shares:?}");
+            assert!(
+                (shares.0 - 60.0).abs() < 1e-9 && (shares.1 - 100.0).abs() < 1e-9,
+                "{code:#x} {place:#x}: {shares:?}"
+            );
         }
     }
 }
@@ -287,13 +291,24 @@ fn how_sure_the_names_are_is_a_field() {
         let mut symbols = Symbols::parse(list.as_bytes(), "kallsyms".as_ref()).unwrap();
         let fit = symbols.fit([(rip, Kind::Port)]);
         let names = Names { symbols: Some(fit), ..Names::default() };
-        let vm = Vm { pid: 1, name: "a".into(), program: "b".into(), vcpus: 1, vm_fds: vec![9], command: Vec::new() };
+        let vm = Vm {
+            pid: 1,
+            name: "a".into(),
+            program: "b".into(),
+            vcpus: 1,
+            vm_fds: vec![9],
+            command: Vec::new(),
+        };
         let seen = WatchCounts { counted: 41, ..WatchCounts::default() };
         let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample: 1 };
         serde_json::to_value(Report::new(subject, &profile(), None, &names)).unwrap()["symbols"].clone()
     };
     let fits = told(KERNEL + 0x1010);
-    assert_eq!((&fits["confidence"], &fits["matched"], &fits["seen"]), (&"low".into(), &1.into(), &1.into()), "{fits}");
+    assert_eq!(
+        (&fits["confidence"], &fits["matched"], &fits["seen"]),
+        (&"low".into(), &1.into(), &1.into()),
+        "{fits}"
+    );
     let other = told(KERNEL - 0x10_0000);
     assert_eq!((&other["confidence"], &other["matched"]), (&"none".into(), &0.into()), "{other}");
     let without = serde_json::to_value(a_report()).unwrap();

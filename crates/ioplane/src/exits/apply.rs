@@ -5,17 +5,14 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
-use ioplane_cli::args::{ApplyArgs, ReachArgs, WatchArgs};
+use ioplane_cli::args::{ApplyArgs, ReachArgs};
 use ioplane_cli::output::print;
 use ioplane_exits::{Action, Finding, Report, action_of};
 use serde::Serialize;
 
 use super::reach::Reach;
-use super::work::{self, Counters, Harm, Rate, Unit, UnitRow, Work};
-use super::{usage, watch};
-
-/// What runs in the guest.
-const TUNE: &str = include_str!("../../../../guest/tune/tune.sh");
+use super::usage;
+use super::work::{self, Harm, Measured, Rate, TUNE, Unit, UnitRow, measure};
 
 /// One finding, before and after.
 #[derive(Serialize)]
@@ -39,18 +36,6 @@ struct Applied {
     harm: Option<Harm>,
     /// What the script said.
     said: String,
-}
-
-/// One measurement: the exits, and what the guest got done meanwhile.
-struct Measured {
-    report: Report,
-    work: Work,
-}
-
-fn measure(args: &WatchArgs, reach: &Reach) -> Result<Measured> {
-    let begun = Counters::read(reach, TUNE)?;
-    let report = watch(args, None)?;
-    Ok(Measured { report, work: Counters::read(reach, TUNE)?.since(&begun) })
 }
 
 /// Applies or undoes, and measures before and after.
@@ -154,7 +139,11 @@ fn undo(args: &ApplyArgs) -> String {
 /// As a shell takes it for one word.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./_-".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 /// What is to be done; an error for what is not safe or not known.
@@ -300,10 +289,24 @@ mod tests {
         assert!(text.contains(&format!("took 33 % more exits per packet: undo it with `{undo}`")), "{text}");
         // Ten disk requests are no work.
         let units: Vec<_> = value["work"].as_array().unwrap().iter().map(|row| &row["unit"]).collect();
-        assert_eq!(units, ["packet", "context switch"]);
+        assert_eq!(units, ["packet", "context-switch"]);
         assert_eq!(value["work"][0]["before"], json!({"count": 2000, "rate": 1000.0, "exits_each": 3.0}));
         assert!(text.contains("per packet                        3.0          4.0"), "{text}");
         assert!(text.contains("packets a second               1000.0        500.0"), "{text}");
+    }
+
+    /// A profile has the report's own keys, and the work beside them.
+    #[test]
+    fn a_profile_has_exits_per_unit_of_work() {
+        let busy = measured(6000, [Some(10), Some(2000), None]);
+        let profiled = serde_json::to_value(busy.profiled()).unwrap();
+        assert_eq!((&profiled["exits"], &profiled["vm"]), (&json!(6000), &json!("web")));
+        let packets = json!([{"unit": "packet", "count": 2000, "rate": 1000.0, "exits_each": 3.0}]);
+        assert_eq!(profiled["work"], packets);
+        let text = busy.profiled().to_string();
+        assert!(text.starts_with("web (qemu") && text.contains("1000.0         3.00  packet"), "{text}");
+        let idle = measured(6000, [Some(10), None, None]).profiled().to_string();
+        assert!(idle.contains("too little to divide exits by"), "{idle}");
     }
 
     #[test]
@@ -314,16 +317,19 @@ mod tests {
             (value["judged_by"].clone(), text)
         };
         let packets = |exits, packets| measured(exits, [None, Some(packets), None]);
-        let (unit, text) = of(&["napi", "--ssh", "a"], Action::Napi, packets(6000, 2000), packets(6500, 2000));
+        let (unit, text) =
+            of(&["napi", "--ssh", "a"], Action::Napi, packets(6000, 2000), packets(6500, 2000));
         assert!(unit == "packet" && !text.contains("harm") && !text.contains("too little"), "{text}");
         // The guest wants what was before, whatever it costs.
         of(&["napi", "--undo", "--ssh", "a"], Action::Napi, packets(10, 2000), packets(9000, 2000));
         // A scheduler is for disks, and there were no requests: the packets say nothing of it.
-        let (unit, text) = of(&["scheduler", "--ssh", "a"], Action::Scheduler, packets(10, 2000), packets(90, 2000));
+        let (unit, text) =
+            of(&["scheduler", "--ssh", "a"], Action::Scheduler, packets(10, 2000), packets(90, 2000));
         assert!(unit == Value::Null && text.contains("too little work"), "{text}");
         // A clock is for everything: the first unit that both have.
-        let (before, after) = (measured(10, [Some(5), None, Some(900)]), measured(10, [Some(900), None, Some(900)]));
-        assert_eq!(of(&["pm-timer", "--ssh", "a"], Action::Clocksource, before, after).0, "context switch");
+        let (before, after) =
+            (measured(10, [Some(5), None, Some(900)]), measured(10, [Some(900), None, Some(900)]));
+        assert_eq!(of(&["pm-timer", "--ssh", "a"], Action::Clocksource, before, after).0, "context-switch");
         // Nothing happened at all before.
         of(&["napi", "--ssh", "a"], Action::Napi, packets(0, 2000), packets(90, 2000));
     }

@@ -35,7 +35,10 @@ impl Domain {
     }
 
     fn of(name: &str, virsh: &str) -> Result<Domain> {
-        ensure!(!name.is_empty() && !name.starts_with('-'), usage(format!("{name:?} is no domain of libvirt")));
+        ensure!(
+            !name.is_empty() && !name.starts_with('-'),
+            usage(format!("{name:?} is no domain of libvirt"))
+        );
         Ok(Domain { name: name.into(), virsh: virsh.into() })
     }
 
@@ -58,7 +61,10 @@ impl Domain {
             ),
             _ => {
                 let pids: Vec<String> = found.iter().map(|vm| format!("--vm pid:{}", vm.pid)).collect();
-                bail!("several processes say that they are the domain {domain}; choose one: {}", pids.join(", "))
+                bail!(
+                    "several processes say that they are the domain {domain}; choose one: {}",
+                    pids.join(", ")
+                )
             }
         }
     }
@@ -94,8 +100,9 @@ impl Domain {
             _ => anyhow::Error::new(error).context("start virsh"),
         })?;
         let seconds = PATIENCE.as_secs();
-        let done = talk(&mut child, "", Instant::now() + PATIENCE, ANSWER)
-            .with_context(|| format!("virsh {command} has not answered within {seconds} s; is libvirtd running?"))?;
+        let done = talk(&mut child, "", Instant::now() + PATIENCE, ANSWER).with_context(|| {
+            format!("virsh {command} has not answered within {seconds} s; is libvirtd running?")
+        })?;
         if done.status != 0 {
             let why = excerpt(&done.error.trim());
             bail!("virsh {command} --domain {} failed: {why}", plain(&self.name));
@@ -171,7 +178,10 @@ mod tests {
         assert!(missing.contains("needs virsh") && missing.contains("libvirt-clients"), "{missing}");
         let (_folder, unknown) = domain("printf 'error: failed to get domain\\033[2J' >&2; exit 1");
         let error = unknown.vm().unwrap_err().to_string();
-        assert!(error.contains("virsh domuuid --domain web failed: error: failed to get domain?[2J"), "{error:?}");
+        assert!(
+            error.contains("virsh domuuid --domain web failed: error: failed to get domain?[2J"),
+            "{error:?}"
+        );
         let (_folder, strange) = domain("head -c 10000000 /dev/zero | tr '\\0' x");
         let error = format!("{:#}", strange.layout().unwrap_err());
         assert!(error.contains("answers no JSON: xxx") && error.len() < 600, "{error:.700}");

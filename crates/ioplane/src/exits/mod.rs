@@ -6,6 +6,7 @@ mod callers;
 mod clamp;
 mod cluster;
 mod diff;
+mod learn;
 mod libvirt;
 mod reach;
 mod record;
@@ -25,11 +26,13 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, VmArgs, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Report,
-    Source, Subject, Symbols, Vm, Watch, WatchOptions,
+    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, GuestRegions, HostFacts, Layout,
+    Names, Report, Source, Subject, Symbols, Vm, Watch, WatchOptions,
 };
 
 use libvirt::Domain;
+use reach::Reach;
+use work::Measured;
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -66,27 +69,37 @@ fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
         Some(ExitsCommand::Callers(args)) => callers::run(args, json)?,
+        Some(ExitsCommand::Learn(args)) => learn::run(args, json)?,
         Some(ExitsCommand::Top(args)) => top::run(args, json)?,
         Some(ExitsCommand::Record(args)) => record::record(args, json)?,
         Some(ExitsCommand::Diff(args)) => return record::diff(args, json),
         Some(ExitsCommand::Cluster(args)) => cluster::run(args, json)?,
         Some(ExitsCommand::Clamp(args)) => clamp::run(args, json)?,
         None if args.list => list(json)?,
-        None => {
-            let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };
-            for (file, text) in
-                [(&args.html, Report::html as fn(&Report) -> String), (&args.svg, Report::svg)]
-            {
-                if let Some(file) = file {
-                    write(file, &text(&report))?;
-                }
-            }
-            if !args.live {
-                print(json, &report, Report::to_string)?;
-            }
-        }
+        None => profile(args, json)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn profile(args: &ExitsArgs, json: bool) -> Result<()> {
+    let (report, work) = match Reach::given(&args.reach, &args.watch.which)? {
+        Some(reach) => {
+            let Measured { report, work } = work::measure(&args.watch, &reach)?;
+            (report, Some(work))
+        }
+        None if args.live => (live(args, json)?, None),
+        None => (watch(&args.watch, None)?, None),
+    };
+    for (file, text) in [(&args.html, Report::html as fn(&Report) -> String), (&args.svg, Report::svg)] {
+        if let Some(file) = file {
+            write(file, &text(&report))?;
+        }
+    }
+    match work {
+        Some(work) => print(json, &Measured { report, work }.profiled(), ToString::to_string),
+        None if args.live => Ok(()),
+        None => print(json, &report, Report::to_string),
+    }
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
@@ -303,7 +316,11 @@ impl Monitor {
 
 impl Naming {
     fn new(args: &WatchArgs, vm: &Vm) -> Result<Naming> {
-        let symbols = args.symbols.as_deref().map(Symbols::read).transpose()?;
+        // A file, or a directory of `exits learn`.
+        let learned = args.symbols.as_deref().filter(|path| path.is_dir());
+        let guest = learned.map(GuestRegions::read).transpose()?.unwrap_or_default();
+        let file = learned.map(|directory| directory.join("kallsyms")).or_else(|| args.symbols.clone());
+        let symbols = file.as_deref().map(Symbols::read).transpose()?;
         let mut notes = symbols.as_ref().map(|symbols| symbols.notes.clone()).unwrap_or_default();
         let given = args.devices.as_deref().map(Layout::from_file).transpose()?;
         let mut monitor = Monitor::of(&args.which, vm)?;
@@ -321,7 +338,7 @@ impl Naming {
             notes.extend(handed.then(|| INHERITED.into()));
             Layout::default()
         };
-        Ok(Naming { symbols, devices: Devices { pci }, monitor, notes })
+        Ok(Naming { symbols, devices: Devices { pci, guest }, monitor, notes })
     }
 
     /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
@@ -387,9 +404,17 @@ mod tests {
     }
 
     fn naming(line: &str) -> Naming {
-        let args = ioplane_cli::args::Cli::try_parse_from(["ioplane", "exits"]).unwrap();
+        named(&["ioplane", "exits"], line.split(' ').map(String::from).collect())
+    }
+
+    /// What a command line makes names of.
+    pub(super) fn naming_of(words: &[&str]) -> Naming {
+        named(words, Vec::new())
+    }
+
+    fn named(words: &[&str], command: Vec<String>) -> Naming {
+        let args = ioplane_cli::args::Cli::try_parse_from(words).unwrap();
         let ioplane_cli::args::Command::Exits(args) = args.command else { panic!("exits") };
-        let command = line.split(' ').map(String::from).collect();
         let (name, program) = ("vm".into(), "qemu".into());
         let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command };
         Naming::new(&args.watch, &vm).unwrap()
@@ -406,17 +431,11 @@ mod tests {
         assert!(naming("qemu -m 1").notes.is_empty());
     }
 
-    /// Libvirt's own way to the monitor goes before what the command line says, and one that fails is not gone again.
+    /// There is no such domain: the profile goes without these names, and virsh is not asked again.
     #[test]
     fn a_domain_is_asked_through_virsh() {
         let words = ["ioplane", "exits", "--libvirt", "no-such-domain"];
-        let args = ioplane_cli::args::Cli::try_parse_from(words).unwrap();
-        let ioplane_cli::args::Command::Exits(args) = args.command else { panic!("exits") };
-        let (name, program) = ("vm".into(), "qemu".into());
-        let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
-        let which = Monitor::of(&args.watch.which, &vm).unwrap();
-        assert_eq!(which, Some(Monitor::Libvirt(Domain::new("no-such-domain").unwrap())));
-        let naming = Naming::new(&args.watch, &vm).unwrap();
+        let naming = naming_of(&words);
         assert!(naming.notes[0].contains("virsh") && naming.monitor.is_none(), "{:?}", naming.notes);
         assert!(ioplane_cli::args::Cli::try_parse_from([&words[..], &["--vm", "a"]].concat()).is_err());
     }

@@ -37,6 +37,13 @@ pub(super) enum Reach {
 }
 
 impl Reach {
+    /// The way that was asked for, if there is one.
+    pub fn given(args: &ReachArgs, which: &VmArgs) -> Result<Option<Reach>> {
+        let ReachArgs { ssh, ssh_config: _, agent, directory, via } = args;
+        let given = ssh.is_some() || agent.is_some() || directory.is_some() || via.is_some();
+        given.then(|| Reach::new(args, which)).transpose()
+    }
+
     /// The way that was asked for; what cannot be is refused before anything happens.
     pub fn new(args: &ReachArgs, which: &VmArgs) -> Result<Reach> {
         if let Some(destination) = &args.ssh {
@@ -311,7 +318,8 @@ mod tests {
     #[test]
     fn a_directory_that_nobody_watches_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = by_directory(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20), WORDS).unwrap_err();
+        let error =
+            by_directory(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20), WORDS).unwrap_err();
         assert!(error.to_string().contains("folder.sh"), "{error}");
         assert!(error.to_string().contains("nothing will"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -324,7 +332,8 @@ mod tests {
         let mut child = watcher(folder.path());
         let mark = folder.path().join("mark");
         let script = format!("echo begun >{}; sleep 2", mark.display());
-        let error = by_directory(folder.path(), &script, ["a", "b"], Duration::from_secs(1), WORDS).unwrap_err();
+        let error =
+            by_directory(folder.path(), &script, ["a", "b"], Duration::from_secs(1), WORDS).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(mark.exists(), "it has begun");
@@ -335,8 +344,8 @@ mod tests {
     fn a_guest_that_talks_for_ever_is_left() {
         let begun = Instant::now();
         for script in ["yes", "exec >/dev/null 2>&1; sleep 20", "sleep 20 & sleep 20"] {
-            let error =
-                by_command(&["env".into()], script, ["a", "b"], Duration::from_millis(200), WORDS).unwrap_err();
+            let error = by_command(&["env".into()], script, ["a", "b"], Duration::from_millis(200), WORDS)
+                .unwrap_err();
             assert!(error.to_string().contains("may still change the guest"), "{error}");
         }
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());

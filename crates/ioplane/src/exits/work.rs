@@ -1,14 +1,19 @@
 //! What the guest got done while it was watched, by its own counters: exits per request, packet or context switch compare two measurements of a
 //! guest whose load changes; exits per second do not.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use ioplane_cli::args::WatchArgs;
 use ioplane_exits::{Action, Report};
 use serde::Serialize;
 
 use super::reach::Reach;
+use super::watch;
 
+/// What runs in the guest: it also applies and undoes.
+pub(super) const TUNE: &str = include_str!("../../../../guest/tune/tune.sh");
 /// Fewer than this are no work: reading the counters by ssh causes some itself.
 const LEAST: u64 = 200;
 /// From this share of further exits per unit on, a change did harm; less is noise.
@@ -16,14 +21,13 @@ const HARM_PERCENT: f64 = 10.0;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Unit {
     /// Requests that disks have completed.
-    #[serde(rename = "disk request")]
     DiskRequest,
     /// Packets that NICs have sent and received.
-    #[serde(rename = "packet")]
     Packet,
-    #[serde(rename = "context switch")]
+    /// Changes from one task to another.
     ContextSwitch,
 }
 
@@ -128,6 +132,58 @@ pub(super) struct Rate {
     pub exits_each: f64,
 }
 
+/// One measurement: the exits, and what the guest got done meanwhile.
+pub(super) struct Measured {
+    pub report: Report,
+    pub work: Work,
+}
+
+pub(super) fn measure(args: &WatchArgs, reach: &Reach) -> Result<Measured> {
+    let begun = Counters::read(reach, TUNE)?;
+    let report = watch(args, None)?;
+    Ok(Measured { report, work: Counters::read(reach, TUNE)?.since(&begun) })
+}
+
+/// A profile of a guest that was reached: the report, and exits per unit of its work.
+#[derive(Serialize)]
+pub(super) struct Profiled<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    work: Vec<UnitRate>,
+}
+
+/// Work of one unit.
+#[derive(Serialize)]
+struct UnitRate {
+    unit: Unit,
+    #[serde(flatten)]
+    rate: Rate,
+}
+
+impl Measured {
+    pub(super) fn profiled(&self) -> Profiled<'_> {
+        let units = Unit::ALL.into_iter().enumerate();
+        let work =
+            units.filter_map(|(at, unit)| Some(UnitRate { unit, rate: self.work.of(at, &self.report)? }));
+        Profiled { report: &self.report, work: work.collect() }
+    }
+}
+
+impl fmt::Display for Profiled<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\nthe guest's work", self.report)?;
+        if self.work.is_empty() {
+            writeln!(f, ": too little to divide exits by")?;
+        } else {
+            writeln!(f, "\n{:>12} {:>12} {:>12}  unit", "units", "a second", "exits each")?;
+        }
+        for UnitRate { unit, rate: Rate { count, rate, exits_each } } in &self.work {
+            writeln!(f, "{count:>12} {rate:>12.1} {exits_each:>12.2}  {}", unit.word())?;
+        }
+        Ok(())
+    }
+}
+
 /// Work of one unit, before and after; nothing where the guest did too little of it to compare.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct UnitRow {
@@ -146,8 +202,8 @@ pub(super) struct Harm {
     pub undo: String,
 }
 
-impl std::fmt::Display for Harm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Harm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Harm { unit, percent, undo } = self;
         write!(f, "harm: took {percent:.0} % more exits per {}: undo it with `{undo}`", unit.word())
     }

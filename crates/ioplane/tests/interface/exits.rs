@@ -16,7 +16,8 @@ fn vm(root: &Path, pid: u32, name: &str, vcpus: usize, counters: &[(&str, u64)])
     fs::write(process.join("cmdline"), format!("qemu\0-name\0{name}\0")).unwrap();
     symlink("anon_inode:kvm-vm", process.join("fd/9")).unwrap();
     for vcpu in 0..vcpus {
-        symlink(format!("anon_inode:kvm-vcpu:{vcpu}"), process.join("fd").join((10 + vcpu).to_string())).unwrap();
+        symlink(format!("anon_inode:kvm-vcpu:{vcpu}"), process.join("fd").join((10 + vcpu).to_string()))
+            .unwrap();
     }
     let folder = root.join("debug/kvm").join(format!("{pid}-9"));
     fs::create_dir_all(&folder).unwrap();
