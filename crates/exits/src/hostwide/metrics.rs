@@ -51,10 +51,11 @@ impl HostLook {
 struct Scrape(BTreeMap<u32, Counted>);
 
 impl Scrape {
-    /// What the label `vm` says: the name, and the process number too where several VMs have that name.
-    fn label(&self, pid: u32, vm: &Counted) -> String {
+    /// The name, and the process number too where several VMs have that name: a series must not appear twice, whatever VMs call themselves.
+    fn labels(&self, pid: u32, vm: &Counted) -> Vec<(&'static str, String)> {
         let same = self.0.values().filter(|other| other.name == vm.name).count();
-        if same > 1 { format!("{} ({pid})", vm.name) } else { vm.name.clone() }
+        let pid = (same > 1).then(|| ("pid", pid.to_string()));
+        [("vm", vm.name.clone())].into_iter().chain(pid).collect()
     }
 
     /// One family: of each VM what `value` says.
@@ -64,11 +65,11 @@ impl Scrape {
         (name, help, unit): (&str, &str, Option<&Unit>),
         value: impl Fn(&Counted) -> Option<M>,
     ) -> fmt::Result {
-        let samples = self.0.iter().filter_map(|(pid, vm)| Some((self.label(*pid, vm), value(vm)?)));
+        let samples = self.0.iter().filter_map(|(pid, vm)| Some((self.labels(*pid, vm), value(vm)?)));
         let mut samples = samples.peekable();
         let Some((_, first)) = samples.peek() else { return Ok(()) };
         let mut encoder = encoder.encode_descriptor(name, help, unit, first.metric_type())?;
-        samples.try_for_each(|(vm, metric)| metric.encode(encoder.encode_family(&[("vm", vm)])?))
+        samples.try_for_each(|(labels, metric)| metric.encode(encoder.encode_family(&labels)?))
     }
 }
 

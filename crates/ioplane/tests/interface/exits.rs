@@ -1,5 +1,6 @@
 //! `ioplane exits top --openmetrics`: what Prometheus is told of made-up VMs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -51,10 +52,15 @@ fn counters_of_all_vms_for_prometheus() {
     // Two of one name are told apart.
     vm(root.path(), 300, "db", 1, &[("exits", 3)]);
     vm(root.path(), 301, "db", 1, &[("exits", 4)]);
+    // A name is no way to be taken for one of them.
+    vm(root.path(), 302, "db (300)", 1, &[("exits", 5)]);
     let counters = KvmCounters::of(&root.path().join("proc"), Some(&root.path().join("debug")));
     let text = counters.look().unwrap().open_metrics().unwrap();
     assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    let series: Vec<&str> = text.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+    let once: BTreeSet<&&str> = series.iter().collect();
+    assert_eq!(once.len(), series.len(), "{text}");
     golden!("exits-top.text").check(&text);
 }
 
