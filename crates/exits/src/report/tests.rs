@@ -46,6 +46,10 @@ fn report_of(
     sample: u64,
     function: &dyn Fn(u64) -> Option<GuestFunction>,
 ) -> Report {
+    report_by(profile, seen, sample, &Names { function: Some(function), ..Names::default() })
+}
+
+fn report_by(profile: &Profile, seen: WatchCounts, sample: u64, names: &Names<'_>) -> Report {
     let vm = Vm {
         pid: 1,
         name: "web".into(),
@@ -54,9 +58,8 @@ fn report_of(
         vm_fds: vec![9],
         command: Vec::new(),
     };
-    let names = Names { function: Some(function), ..Names::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample };
-    Report::new(subject, profile, None, &names)
+    Report::new(subject, profile, None, names)
 }
 
 /// Exits of these: AMD's code, address, detail, how many. They have no times.
@@ -290,18 +293,9 @@ fn how_sure_the_names_are_is_a_field() {
     let told = |rip: u64| {
         let mut symbols = Symbols::parse(list.as_bytes(), "kallsyms".as_ref()).unwrap();
         let fit = symbols.fit([(rip, Kind::Port)]);
-        let names = Names { symbols: Some(fit), ..Names::default() };
-        let vm = Vm {
-            pid: 1,
-            name: "a".into(),
-            program: "b".into(),
-            vcpus: 1,
-            vm_fds: vec![9],
-            command: Vec::new(),
-        };
         let seen = WatchCounts { counted: 41, ..WatchCounts::default() };
-        let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample: 1 };
-        serde_json::to_value(Report::new(subject, &profile(), None, &names)).unwrap()["symbols"].clone()
+        let names = Names { symbols: Some(fit), ..Names::default() };
+        serde_json::to_value(report_by(&profile(), seen, 1, &names)).unwrap()["symbols"].clone()
     };
     let fits = told(KERNEL + 0x1010);
     assert_eq!(
