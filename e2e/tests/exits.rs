@@ -443,13 +443,64 @@ fn transcript(l1: &L1) -> Result<String> {
     l1.run(&script, 2 * MINUTE)
 }
 
+/// Each remedy but the clock's, under a load that calls for it: finding, what it has set, how it is judged, what undoing it has set.
+fn each_remedy_is_applied_and_undone(guest: &L2<'_>, exits: &dyn Fn(&str) -> Result<Value>) -> Result<()> {
+    let shared = format!("--directory {}", guest.folder().display());
+    guest.run(
+        "set -e; kill $(cat /tmp/busy); echo on >/proc/sys/kernel/printk_devkmsg
+         modprobe e1000; modprobe mq-deadline; echo mq-deadline >/sys/block/vda/queue/scheduler
+         ip link set eth1 up; ip address add 10.7.2.15/24 dev eth1",
+    )?;
+    let load = |work: &str| {
+        guest.run(&format!("setsid bash -c '{work}' >/dev/null 2>&1 </dev/null & echo $! >/tmp/load"))
+    };
+    for (finding, work, set, back, unit) in [
+        (
+            "scheduler",
+            "while :; do dd if=/dev/vda of=/dev/null bs=4k iflag=direct; done",
+            "vda/queue/scheduler: mq-deadline -> none",
+            "back to mq-deadline",
+            Some("disk-request"),
+        ),
+        (
+            "serial",
+            "while :; do echo \"<3>a line of the kernel\" >/dev/kmsg; done",
+            "printk: ",
+            "printk: back to",
+            None,
+        ),
+        (
+            "napi",
+            "while :; do echo x >/dev/udp/10.7.2.2/9; done",
+            "eth1/napi_defer_hard_irqs: 0 -> 2",
+            "eth1/napi_defer_hard_irqs: back to 0",
+            Some("packet"),
+        ),
+    ] {
+        load(work)?;
+        let applied = exits(&format!("apply {finding} {shared}")).context(finding)?;
+        let outcome = &applied["outcomes"][0];
+        ensure!(applied["said"].as_str().is_some_and(|said| said.contains(set)), "{applied:#}");
+        ensure!(outcome["before"].as_f64() > Some(10.0), "{applied:#}");
+        // What a busy host measures differs; that there was enough work to compare does not.
+        ensure!(unit.is_none_or(|unit| applied["judged_by"] == unit), "{applied:#}");
+        ensure!(finding != "serial" || outcome["after"].as_f64() < Some(1.0), "{applied:#}");
+        eprintln!("applied: {outcome}, {}, harm {}", applied["work"], applied["harm"]);
+        let undone = exits(&format!("apply {finding} --undo {shared}")).context(finding)?;
+        ensure!(undone["said"].as_str().is_some_and(|said| said.contains(back)), "{undone:#}");
+        guest.run("kill -- -$(cat /tmp/load)")?;
+    }
+    Ok(())
+}
+
 /// A guest of stock QEMU with a hot site that nobody can know: its function's name and its place are random, and the kernel is
 /// moved. It is found and its register named; a remedy makes the exits go, undoing it brings them back, by every way into a guest.
 fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     let guest = l1.debian(
         "debian",
         "-machine q35 -m 400 -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:2222-:22 \
-         -device virtio-net-pci,netdev=net -device virtio-serial-pci \
+         -device virtio-net-pci,netdev=net -netdev user,id=old,restrict=on,net=10.7.2.0/24 -device e1000,netdev=old \
+         -device virtio-serial-pci \
          -chardev socket,id=agent,path=/tmp/agent,server=on,wait=off \
          -device virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
         "clocksource=acpi_pm",
@@ -482,7 +533,7 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
          # Nobody makes /dev/virtio-ports here, that is udev's.
          port=$(grep -lx org.qemu.guest_agent.0 /sys/class/virtio-ports/*/name); port=${port%/name}
          setsid /usr/sbin/qemu-ga -p /dev/${port##*/} >/folder/agent.log 2>&1 </dev/null &
-         setsid bash -c 'while :; do x=$EPOCHREALTIME; done' >/dev/null 2>&1 </dev/null &",
+         setsid bash -c 'while :; do x=$EPOCHREALTIME; done' >/dev/null 2>&1 </dev/null & echo $! >/tmp/busy",
     )?;
     let folder = l1.folder().display().to_string();
     let ioplane = binary()?.display().to_string();
@@ -544,6 +595,23 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
         Ok(())
     };
     let ssh = format!("--ssh debian --ssh-config {folder}/ssh_config");
+    // The guest's own names do as well as those that were brought by hand.
+    let learned = l1.run(
+        &format!(
+            "set -e; {ioplane} exits learn /tmp/names {ssh} --json; echo =
+             {ioplane} exits --vm debian --for 1500ms --symbols /tmp/names --json 2>/dev/null"
+        ),
+        MINUTE,
+    )?;
+    let (learned, report) = learned.split_once("=\n").with_context(|| learned.clone())?;
+    let learned: Value = serde_json::from_str(learned).with_context(|| learned.to_owned())?;
+    ensure!(
+        learned["functions"].as_u64() > Some(10_000) && learned["regions"].as_u64() > Some(20),
+        "{learned:#}"
+    );
+    let report: Value = serde_json::from_str(report).with_context(|| report.to_owned())?;
+    ensure!(report["functions"][0]["name"] == named.as_str(), "{report:#}");
+    ensure!(report["symbols"]["confidence"] != "none", "{report:#}");
     gone(&exits(&format!("apply pm-timer {ssh}"))?).context("by ssh")?;
     back(&exits("apply pm-timer --undo --agent")?).context("by the agent")?;
     // Who calls it: a program asks for the time by a system call. Nothing of that is left in the guest.
@@ -566,6 +634,7 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     ensure!(refused.contains("does not take kvm-clock; everything is as it was"), "{refused}");
     guest.run(&format!("umount {clock}; grep -qx acpi_pm {clock}"))?;
     gone(&exits(&format!("apply pm-timer {shared}"))?).context("by a directory")?;
+    each_remedy_is_applied_and_undone(&guest, &exits)?;
     guest.kill()
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Detail, Devices, Event, HostFacts, Kind, Layout, Names, Profile, Reason, Report, Subject, Symbols,
+    Detail, Devices, Event, Kind, Layout, Names, Profile, Reason, Report, Subject, Symbols,
     Thread, Vm, WatchCounts,
 };
 
@@ -86,7 +86,7 @@ fn report(symbols: &Symbols, notes: Vec<String>) {
     let function = |rip: u64| symbols.function(rip);
     let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
     let names =
-        Names { function: Some(&function), devices: Devices { pci }, host: HostFacts::default(), notes };
+        Names { function: Some(&function), devices: Devices { pci, ..Devices::default() }, notes, ..Names::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: WatchCounts::default(), sample: 1 };
     let report = Report::new(subject, &profile, None, &names);
     let text = report.to_string();

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What `ioplane exits apply` does inside a guest, and undoes. POSIX sh and nothing else; run as root:
-#     sh tune.sh apply|undo|show clocksource|console|scheduler
+#     sh tune.sh apply|undo|show clocksource|console|scheduler|napi
+#     sh tune.sh work all      prints what this guest has done since it booted, and changes nothing
 # What was before is kept in /run/ioplane-tune, so that it can be undone, by another run too. If one step fails, those
 # of this run before it are undone at once; what earlier runs have done stays.
 set -u
@@ -33,22 +34,29 @@ set_value() {
     echo "$1: $before -> $2"
 }
 
-# For every file of a set, or none.
+# set_all FILE VALUE...: every file takes its value, or none does.
 set_all() {
-    value=$1
-    shift
-    [ -e "$1" ] || fail "this guest has no $1"
-    for file in "$@"; do
-        [ -e "$file" ] || continue
-        set_value "$file" "$value" || {
+    while [ $# -gt 0 ]; do
+        set_value "$1" "$2" || {
             put_back "$run" || {
                 keep
-                fail "$file does not take $value, and not all could be put back: $journal has the rest, for undo"
+                fail "$1 does not take $2, and not all could be put back: $journal has the rest, for undo"
             }
-            fail "$file does not take $value; everything is as it was"
+            fail "$1 does not take $2; everything is as it was"
         }
+        shift 2
     done
     keep
+}
+
+# What a disk calls no scheduler: noop before Linux 5.0.
+no_scheduler() {
+    words=$(cat "$1" 2>/dev/null)
+    case " $words " in
+    *" none "* | *"[none]"*) echo none ;;
+    *" noop "* | *"[noop]"*) echo noop ;;
+    *) echo none ;;
+    esac
 }
 
 # What this run has found joins what earlier ones found. The oldest value is the one to go back to.
@@ -96,19 +104,70 @@ apply() {
         available=$(cat "$clock/available_clocksource") || fail "this guest has no clock sources"
         for source in kvm-clock tsc; do
             case " $available " in
-            *" $source "*) set_all "$source" "$clock/current_clocksource" && return ;;
+            *" $source "*) set_all "$clock/current_clocksource" "$source" && return ;;
             esac
         done
         fail "neither kvm-clock nor tsc is there, only: $available"
         ;;
-    console) set_all 1 "$proc/sys/kernel/printk" ;;
-    scheduler) set_all none "$sys"/block/vd*/queue/scheduler ;;
+    console)
+        [ -e "$proc/sys/kernel/printk" ] || fail "this guest has no $proc/sys/kernel/printk"
+        set_all "$proc/sys/kernel/printk" 1
+        ;;
+    scheduler)
+        set --
+        # Virtio disks, and those of libata and SCSI.
+        for file in "$sys"/block/[sv]d*/queue/scheduler; do
+            [ -e "$file" ] && set -- "$@" "$file" "$(no_scheduler "$file")"
+        done
+        [ $# -gt 0 ] || fail "this guest has neither vd* nor sd* in $sys/block"
+        set_all "$@"
+        ;;
+    napi)
+        set --
+        # A NIC has a device behind it; lo, bridges and tunnels have none. Twice a timer of 50 us looks for frames, then interrupts are on.
+        for nic in "$sys"/class/net/*; do
+            [ -e "$nic/device" ] && [ -e "$nic/napi_defer_hard_irqs" ] || continue
+            set -- "$@" "$nic/gro_flush_timeout" 50000 "$nic/napi_defer_hard_irqs" 2
+        done
+        [ $# -gt 0 ] || fail "no NIC of this guest has napi_defer_hard_irqs, which Linux 5.8 and later have"
+        set_all "$@"
+        ;;
     esac
 }
 
-[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler"
+# Requests that disks have completed, packets that NICs have sent and received, context switches. Disks and NICs have a device behind them:
+# partitions, loop devices and bridges have none, and would count twice.
+work() {
+    if [ -r "$proc/diskstats" ]; then
+        requests=0
+        while read -r _ _ name reads _ _ _ writes _ _ _ _ _ _ discards _ _ _ flushes _; do
+            [ -e "$sys/block/$name/device" ] || continue
+            requests=$((requests + reads + writes + ${discards:-0} + ${flushes:-0}))
+        done <"$proc/diskstats"
+        echo "disk_requests $requests"
+    fi
+    if [ -r "$proc/net/dev" ]; then
+        packets=0
+        while IFS=' :' read -r name _ received _ _ _ _ _ _ _ sent _; do
+            [ -e "$sys/class/net/$name/device" ] || continue
+            packets=$((packets + received + sent))
+        done <"$proc/net/dev"
+        echo "packets $packets"
+    fi
+    [ -r "$proc/stat" ] || return 0
+    while read -r key count _; do
+        [ "$key" = ctxt ] && echo "context_switches $count"
+    done <"$proc/stat"
+    return 0
+}
+
+[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler|napi, or: tune.sh work all"
+[ "$*" = "work all" ] && {
+    work
+    exit
+}
 case $2 in
-clocksource | console | scheduler) ;;
+clocksource | console | scheduler | napi) ;;
 *) fail "nobody knows $2" ;;
 esac
 mkdir -p "$state" || fail "$state cannot be made"

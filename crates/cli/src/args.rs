@@ -31,7 +31,7 @@ pub use configuration::ConfigCommand;
 pub use devices::{DevicesArgs, DevicesCommand};
 pub use exits::{
     ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, DiffArgs, ExitsArgs, ExitsCommand, ExitsTopArgs,
-    ReachArgs, RecordArgs, WatchArgs,
+    LearnArgs, ReachArgs, RecordArgs, VmArgs, WatchArgs,
 };
 pub use identity::{IdentityArgs, IdentityCommand};
 pub use move_vm::{MoveCommand, MoveVm};

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   /sys/kernel/debug/kvm/PID-FD/exits, io_exits, ... --Look::take--> Look --since--> HostRates --> table, JSON
-//!   (without debugfs: the statistics descriptors that VMMs have open)
+//!   (without debugfs: the statistics descriptors that VMMs have open)   `--open_metrics--> text of OpenMetrics
 //! ```
+
+mod metrics;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,6 +43,9 @@ const COUNTERS: [&str; 15] = [
     "halt_poll_fail_ns",
     "directed_yield_attempted",
 ];
+
+/// Which of these are time in which a vCPU was halted.
+const HALTED: [&str; 3] = ["halt_wait_ns", "halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// Where KVM's counters are.
 #[derive(Clone, Debug)]
@@ -258,7 +263,7 @@ fn rates(pid: u32, before: &Counted, now: &Counted, seconds: f64) -> Option<VmRa
     let rate = |count: u64| count as f64 / seconds;
     let parts = ["io_exits", "mmio_exits", "halt_exits", "irq_exits", "irq_window_exits"].map(count);
     let known = parts.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
-    let halted = ["halt_wait_ns", "halt_poll_success_ns", "halt_poll_fail_ns"].map(count);
+    let halted = HALTED.map(count);
     let halted = halted.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
     let [io, mmio, halt, host_interrupt, interrupt_window] = parts.map(rate);
     Some(VmRates {

@@ -31,6 +31,7 @@ mod reason;
 mod record;
 mod report;
 mod runs;
+mod seen;
 mod slices;
 mod symbols;
 mod times;
@@ -42,7 +43,7 @@ mod watch;
 
 pub use advice::{action_of, advise};
 pub use claim::instances;
-pub use devices::{DeviceModel, DevicePlace, Devices, Layout, RegisterRole};
+pub use devices::{DeviceModel, DevicePlace, Devices, GuestRegions, Layout, RegisterRole};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event, FaultCause};
 pub use format::{Field, Format};
@@ -57,10 +58,11 @@ pub use report::{
     Action, Certainty, ExitRow, Finding, HostParts, Names, Report, RunRow, RunStart, SiteRow, Subject,
 };
 pub use runs::{LONGEST, Run, RunCounts, Runs};
+pub use seen::WatchCounts;
 pub use symbols::{Confidence, Fit, GuestFunction, Symbols};
 pub use times::SiteTimes;
 pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};
 pub use tracefs::Tracefs;
 pub use vm::Vm;
-pub use watch::{Source, Watch, WatchCounts, WatchOptions};
+pub use watch::{Source, Watch, WatchOptions};

@@ -13,9 +13,10 @@ use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
 use crate::perf::{PerfRecord, ThreadEvents};
 use crate::profile::{Profile, Thread};
+use crate::seen::WatchCounts;
 use crate::slices::Slices;
 use crate::totals::Totals;
-use crate::trace::{Losses, TraceInstance, Traced};
+use crate::trace::{TraceInstance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vm::Vm;
 
@@ -62,25 +63,6 @@ impl Default for WatchOptions {
     fn default() -> WatchOptions {
         WatchOptions { sample: 1, source: Source::Any }
     }
-}
-
-/// How much was seen, and how much not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WatchCounts {
-    /// `kvm_exit` as counted by perf in the kernel, recorded or not.
-    pub counted: u64,
-    /// Hits of all tracepoints that we asked for, counted likewise.
-    pub events: u64,
-    /// Records of events that we have read.
-    pub records: u64,
-    /// Threads that were watched.
-    pub threads: usize,
-    /// What tracefs has lost.
-    pub losses: Losses,
-    /// In a sample: how long it was recorded, and in how many slices.
-    pub recorded: (Duration, u64),
-    /// Exits that KVM has counted while the watch was being switched on and off: so far its count may be from ours.
-    pub slack: u64,
 }
 
 /// Who records the events of all threads.

@@ -121,6 +121,97 @@ fn what_an_earlier_run_has_done_stays() {
     guest.forgot("scheduler");
 }
 
+/// IDE, SATA and SCSI disks as virtio's; kernels before 5.0 call it noop. No other block device is touched.
+#[test]
+fn every_disk_loses_its_scheduler() {
+    let guest = Guest::new();
+    let file = |disk: &str, text: &str| guest.file(&format!("sys/block/{disk}/queue/scheduler"), text);
+    let (sda, sdb, vda) =
+        (file("sda", "[mq-deadline] none\n"), file("sdb", "noop [cfq]\n"), file("vda", "[bfq] none\n"));
+    let others = [file("loop0", "[mq-deadline] none\n"), file("sr0", "[mq-deadline] none\n")];
+    assert!(guest.tune(&["apply", "scheduler"]).status.success());
+    assert_eq!([&sda, &sdb, &vda].map(|file| read(file)), ["none", "noop", "none"]);
+    assert!(others.iter().all(|file| read(file) == "[mq-deadline] none"));
+    assert!(guest.tune(&["undo", "scheduler"]).status.success());
+    assert_eq!([&sda, &sdb, &vda].map(|file| read(file)), ["mq-deadline", "cfq", "bfq"]);
+    guest.forgot("scheduler");
+    let none = Guest::new().tune(&["apply", "scheduler"]);
+    assert!(!none.status.success() && last_line(&none).contains("neither vd* nor sd*"), "{none:?}");
+}
+
+/// Both settings of each NIC, or none; what is no NIC keeps its own.
+#[test]
+fn interrupts_of_nics_are_turned_on_later() {
+    let guest = Guest::new();
+    let nic = |name: &str, device: bool| {
+        if device {
+            guest.file(&format!("sys/class/net/{name}/device/vendor"), "0x8086\n");
+        }
+        let file = |key: &str, value: &str| guest.file(&format!("sys/class/net/{name}/{key}"), value);
+        (file("napi_defer_hard_irqs", "0\n"), file("gro_flush_timeout", "7\n"))
+    };
+    let (eth0, lo) = (nic("eth0", true), nic("lo", false));
+    let values = |(defer, flush): &(PathBuf, PathBuf)| [read(defer), read(flush)];
+    assert!(guest.tune(&["apply", "napi"]).status.success());
+    assert_eq!(
+        (values(&eth0), values(&lo)),
+        (["2", "50000"].map(String::from), ["0", "7"].map(String::from))
+    );
+    assert!(guest.tune(&["undo", "napi"]).status.success());
+    assert_eq!(values(&eth0), ["0", "7"]);
+    guest.forgot("napi");
+    // The second file takes no value: the first one has its own again.
+    fs::remove_file(&eth0.0).unwrap();
+    fs::create_dir(&eth0.0).unwrap();
+    let failed = guest.tune(&["apply", "napi"]);
+    assert!(
+        !failed.status.success() && last_line(&failed).contains("does not take 2; everything is as it was")
+    );
+    assert_eq!(read(&eth0.1), "7");
+    guest.forgot("napi");
+    let old = Guest::new();
+    old.file("sys/class/net/eth0/device/vendor", "0x8086\n");
+    let refused = old.tune(&["apply", "napi"]);
+    assert!(!refused.status.success() && last_line(&refused).contains("Linux 5.8"), "{refused:?}");
+}
+
+const DISKS: &str = "\
+ 254 0 vda 100 1 2 3 40 1 2 3 0 5 6 7 8 9 10 11 12
+ 254 1 vda1 100 1 2 3 40 1 2 3 0 5 6 7 8 9 10 11 12
+   8 0 sda 1000 1 2 3 400 1 2 3 0 5 6
+   7 0 loop0 5000 0 0 0 0 0 0 0 0 0 0
+";
+const NICS: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:  999   7777    0    0    0     0          0         0   999    7777    0    0    0     0       0          0
+  eth0: 90000     60    1    2    3     4          5         6 40000      30    7    8    9    10      11         12
+enp0s3:90000 600 1 2 3 4 5 6 40000 300 7 8 9 10 11 12
+";
+
+/// Reads, writes, discards and flushes of whole disks, also of kernels that count no discards; packets of NICs; nothing is changed.
+#[test]
+fn the_guest_s_work_is_counted() {
+    let guest = Guest::new();
+    guest.file("proc/diskstats", DISKS);
+    guest.file("proc/net/dev", NICS);
+    guest.file("proc/stat", "cpu  1 2 3\nintr 5 6\nctxt 4711\nbtime 1\n");
+    for device in ["block/vda", "block/sda", "net/eth0", "net/enp0s3"] {
+        let at = device.replacen("net", "class/net", 1);
+        guest.file(&format!("sys/{at}/device/vendor"), "1\n");
+    }
+    guest.file("sys/block/loop0/size", "1\n");
+    guest.file("sys/class/net/lo/mtu", "1\n");
+    let said = guest.tune(&["work", "all"]);
+    assert!(said.status.success(), "{said:?}");
+    let wanted = format!("disk_requests {}\npackets 990\ncontext_switches 4711\n", 100 + 40 + 7 + 11 + 1400);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), wanted);
+    assert!(!guest.folder.path().join("run").exists(), "nothing is written");
+    // What it cannot tell it leaves out.
+    let bare = Guest::new().tune(&["work", "all"]);
+    assert!(bare.status.success() && bare.stdout.is_empty(), "{bare:?}");
+}
+
 /// Killed after it has changed something, before it has said so.
 #[test]
 fn a_run_that_was_cut_off_can_be_undone() {

@@ -18,8 +18,11 @@ pub struct ExitsArgs {
     /// What is watched
     #[command(flatten)]
     pub watch: WatchArgs,
+    /// How to reach the guest, whose own counters then tell the exits per unit of its work
+    #[command(flatten)]
+    pub reach: ReachArgs,
     /// Show the profile as it grows, until Ctrl-C
-    #[arg(long)]
+    #[arg(long, conflicts_with = "reach")]
     pub live: bool,
     /// Write a page that works offline
     #[arg(long, value_name = "FILE")]
@@ -42,6 +45,8 @@ pub enum ExitsCommand {
     /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
     /// removed again
     Callers(CallersArgs),
+    /// Bring the names of the guest's functions and of its devices' ports and addresses, for --symbols
+    Learn(LearnArgs),
     /// Show what all VMs of this host do, as rates of KVM's own counters: that costs the VMs nothing
     Top(ExitsTopArgs),
     /// Write the report to a file, to compare it with a later one by `ioplane exits diff`
@@ -61,6 +66,9 @@ pub struct ExitsTopArgs {
     /// One look instead of a live view: the rates of one interval (as a table, or with --json as an object)
     #[arg(long)]
     pub once: bool,
+    /// Print KVM's counters of all VMs once in the text format of OpenMetrics, for Prometheus, in place of rates
+    #[arg(long, conflicts_with_all = ["once", "interval"])]
+    pub openmetrics: bool,
     /// Time between two looks
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub interval: Duration,
@@ -121,13 +129,24 @@ pub enum ClusterWord {
     BatchOnly,
 }
 
-/// What is watched, how long, and what names are made of.
-#[derive(Debug, Args)]
-pub struct WatchArgs {
+/// One VM of this host.
+#[derive(Debug, Default, Args)]
+pub struct VmArgs {
     /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
     /// only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
+    /// The VM, by libvirt's name, UUID or number of the domain: virsh tells its process and its PCI devices
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "vm")]
+    pub libvirt: Option<String>,
+}
+
+/// What is watched, how long, and what names are made of.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Which VM
+    #[command(flatten)]
+    pub which: VmArgs,
     /// How long to watch
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub time: Duration,
@@ -137,8 +156,9 @@ pub struct WatchArgs {
     /// Where events come from
     #[arg(long, value_name = "SOURCE", default_value = "any", value_parser = ["any", "bpf", "perf", "tracefs"])]
     pub source: String,
-    /// Names for guest functions: the guest's /proc/kallsyms (read as root there), or its System.map or unstripped vmlinux
-    #[arg(long, value_name = "FILE")]
+    /// Names for guest functions: the guest's /proc/kallsyms (read as root there), or its System.map or unstripped vmlinux; or a
+    /// directory of `ioplane exits learn`, which names devices too
+    #[arg(long, value_name = "FILE|DIR")]
     pub symbols: Option<PathBuf>,
     /// The VM's PCI devices: what QMP's query-pci answers [default: QEMU is asked by its own monitor, if that is free]
     #[arg(long, value_name = "FILE")]
@@ -147,6 +167,7 @@ pub struct WatchArgs {
 
 /// Which findings, and how to reach the guest.
 #[derive(Debug, Args)]
+#[command(group = one_way())]
 pub struct ApplyArgs {
     /// Findings, as `ioplane exits advise` calls them
     #[arg(required = true, value_name = "FINDING")]
@@ -164,6 +185,7 @@ pub struct ApplyArgs {
 
 /// Whose callers, and how to reach the guest.
 #[derive(Debug, Args)]
+#[command(group = one_way())]
 pub struct CallersArgs {
     /// Functions of the guest's kernel [default: those that cause most exits, for which --symbols is needed]
     #[arg(value_name = "FUNCTION")]
@@ -176,9 +198,29 @@ pub struct CallersArgs {
     pub watch: WatchArgs,
 }
 
+/// Where names go, and how to reach the guest.
+#[derive(Debug, Args)]
+#[command(group = one_way())]
+pub struct LearnArgs {
+    /// The directory: it is made, or its files are replaced
+    #[arg(value_name = "NAMES")]
+    pub names: PathBuf,
+    /// Which VM: only --agent without a socket asks
+    #[command(flatten)]
+    pub which: VmArgs,
+    /// How to reach the guest
+    #[command(flatten)]
+    pub reach: ReachArgs,
+}
+
+/// The ways of [`ReachArgs`], one of which must be given.
+fn one_way() -> clap::ArgGroup {
+    clap::ArgGroup::new("way").required(true).args(["ssh", "agent", "directory", "via"])
+}
+
 /// One way into the guest.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("reach").required(true))]
+#[command(group = clap::ArgGroup::new("reach"))]
 pub struct ReachArgs {
     /// Reach the guest by ssh, as root
     #[arg(long, value_name = "DESTINATION", group = "reach")]

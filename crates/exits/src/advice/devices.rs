@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Action, Certainty, Finding, Part};
-use crate::devices::DeviceModel::{Ahci, Ide, Lsi53c895a, SerialPort, VirtioBlk};
-use crate::devices::RegisterRole::{InterruptCause, QueueNotification, Transmit};
+use crate::devices::DeviceModel::{self, Ahci, Ide, Lsi53c895a, SerialPort, VirtioBlk};
+use crate::devices::RegisterRole::{InterruptCause, InterruptMask, QueueNotification, Transmit};
 use crate::event::Detail;
 use crate::report::{Report, SiteRow};
 
@@ -46,8 +46,7 @@ fn disk(id: &str, title: &str, what: &str, part: &Part<'_>, requests: f64) -> Fi
 
 pub(super) fn ide(report: &Report) -> Option<Finding> {
     let part = Part::device(report, Ide);
-    let commands =
-        Part::of(report, |site| matches!(site.detail, Detail::Port { port: 0x1f7 | 0x177, write: true, .. }));
+    let commands = Part::of(report, |site| starts_request(Ide, site));
     let title = "the guest's disk is an emulated IDE disk";
     part.matters().then(|| disk("ide", title, "IDE", &part, commands.rate))
 }
@@ -63,17 +62,28 @@ fn issues_command(offset: u64) -> bool {
     offset >= 0x100 && offset % 0x80 == 0x38
 }
 
+/// Whether such a disk is given a command by that: one a request.
+fn starts_request(model: DeviceModel, site: &SiteRow) -> bool {
+    match model {
+        Ide => matches!(site.detail, Detail::Port { port: 0x1f7 | 0x177, write: true, .. }),
+        Ahci => writes(site, issues_command),
+        // ISTAT, by which Linux' driver says that there is a command.
+        Lsi53c895a => writes(site, |offset| offset == 0x14),
+        VirtioBlk => site.place.as_ref().is_some_and(|place| place.role == QueueNotification),
+        _ => false,
+    }
+}
+
 pub(super) fn ahci(report: &Report) -> Option<Finding> {
     let part = Part::device(report, Ahci);
-    let commands = part.rate_of(|site| writes(site, issues_command));
+    let commands = part.rate_of(|site| starts_request(Ahci, site));
     let title = "the guest's disk is an emulated SATA disk";
     part.matters().then(|| disk("ahci", title, "AHCI", &part, commands))
 }
 
 pub(super) fn lsi(report: &Report) -> Option<Finding> {
     let part = Part::device(report, Lsi53c895a);
-    // ISTAT, by which Linux' driver says that there is a command.
-    let commands = part.rate_of(|site| writes(site, |offset| offset == 0x14));
+    let commands = part.rate_of(|site| starts_request(Lsi53c895a, site));
     let title = "the guest's disk is behind an emulated SCSI adapter";
     part.matters()
         .then(|| Finding { certainty: Certainty::Fair, ..disk("lsi", title, "lsi53c895a", &part, commands) })
@@ -127,6 +137,32 @@ pub(super) fn moderation(report: &Report) -> Option<Finding> {
     })
 }
 
+/// From this share of all exits on.
+const NAPI_PERCENT: f64 = 5.0;
+
+/// After each interrupt the driver turns the NIC's interrupts on again as soon as there is nothing to do. The guest's kernel can wait for a
+/// timer instead, which finds what has come meanwhile without an interrupt.
+pub(super) fn napi(report: &Report) -> Option<Finding> {
+    let part = Part::at(report, |place| {
+        place.model.is_polled_by_napi() && matches!(place.role, InterruptCause | InterruptMask)
+    });
+    (part.matters() && part.percent >= NAPI_PERCENT).then(|| Finding {
+        id: "napi".into(),
+        title: "each interrupt of a NIC causes further exits".into(),
+        about: part.about(),
+        evidence: part.evidence("reads of its interrupt cause, and writes of its interrupt mask"),
+        // The timer that stands in for an interrupt takes exits itself.
+        gain: 0.0,
+        remedy: "let the guest's kernel (Linux 5.8 or later) wait for a timer before it turns the NIC's interrupts on again: \
+                 napi_defer_hard_irqs and gro_flush_timeout in /sys/class/net/NIC. The timer takes exits itself, and delays what arrives \
+                 meanwhile by up to its time; virtio-net instead is better"
+            .into(),
+        certainty: Certainty::Low,
+        action: Some(Action::Napi),
+        sequence: None,
+    })
+}
+
 pub(super) fn notifications(report: &Report) -> Option<Finding> {
     let part = Part::at(report, |place| place.model.is_virtio() && place.role == QueueNotification);
     (part.matters() && part.rate > 1000.0).then(|| Finding {
@@ -147,19 +183,25 @@ pub(super) fn notifications(report: &Report) -> Option<Finding> {
     })
 }
 
+/// So many requests a second make the guest's scheduler worth a word, or such a share of all exits where each takes long.
+const REQUESTS: f64 = 200.0;
+const REQUESTS_PERCENT: f64 = 10.0;
+
 pub(super) fn scheduler(report: &Report) -> Option<Finding> {
-    let part = Part::register(report, VirtioBlk, QueueNotification);
-    (part.matters() && part.rate > 200.0).then(|| Finding {
+    let part =
+        Part::of(report, |site| site.place.as_ref().is_some_and(|place| starts_request(place.model, site)));
+    (part.matters() && (part.rate > REQUESTS || part.percent >= REQUESTS_PERCENT)).then(|| Finding {
         id: "scheduler".into(),
         about: part.about(),
         title: "the guest may sort requests that the host sorts again".into(),
         evidence: format!(
             "{}; which scheduler the guest has cannot be seen from here",
-            part.evidence("virtio-blk")
+            part.evidence("requests to disks")
         ),
         // It may even merge requests; mostly it costs the guest time.
         gain: 0.0,
-        remedy: "none in /sys/block/vd*/queue/scheduler in the guest; this is about cost, more than about the count of exits"
+        remedy: "none in /sys/block/vd*/queue/scheduler in the guest, or sd* for disks of IDE, SATA and SCSI; this is about cost, more than \
+                 about the count of exits"
             .into(),
         certainty: Certainty::Low,
         action: Some(Action::Scheduler),

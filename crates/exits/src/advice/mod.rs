@@ -125,13 +125,14 @@ pub fn action_of(id: &str) -> Option<Action> {
         "pm-timer" | "hpet" => Some(Action::Clocksource),
         "serial" => Some(Action::Console),
         "scheduler" => Some(Action::Scheduler),
+        "napi" => Some(Action::Napi),
         _ => None,
     }
 }
 
 /// All findings, the one that gains most first.
 pub fn advise(report: &Report) -> Vec<Finding> {
-    let rules: [fn(&Report) -> Option<Finding>; 19] = [
+    let rules: [fn(&Report) -> Option<Finding>; 20] = [
         clocks::pm_timer,
         clocks::hpet,
         clocks::pm_timer_check,
@@ -144,6 +145,7 @@ pub fn advise(report: &Report) -> Vec<Finding> {
         devices::lsi,
         devices::nic,
         devices::moderation,
+        devices::napi,
         devices::notifications,
         devices::scheduler,
         processor::apic,

@@ -12,9 +12,9 @@ use crate::host::HostFacts;
 use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
 use crate::report::{Names, RunStart, Subject};
+use crate::seen::WatchCounts;
 use crate::symbols::GuestFunction;
 use crate::vm::Vm;
-use crate::watch::WatchCounts;
 
 /// The maker's code, the address, about what, how many.
 type Exits<'a> = &'a [(u64, u64, Detail, u64)];
@@ -77,9 +77,9 @@ impl Scene {
         let pci = Layout::from_query_pci(&self.devices).unwrap();
         let names = Names {
             function: Some(&self.function),
-            devices: Devices { pci },
+            devices: Devices { pci, ..Devices::default() },
             host: self.host.clone(),
-            notes: Vec::new(),
+            ..Names::default()
         };
         let seen = WatchCounts { counted: profile.total().count, ..WatchCounts::default() };
         let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen, sample: 1 };
@@ -177,7 +177,7 @@ fn disks_and_consoles() {
         (0x7b, 0x205, port(0x3f8, 1, true), 300),
     ]);
     // One after the other hundreds of times is nothing in a row.
-    assert_eq!(ids(&disk), ["ide", "serial"]);
+    assert_eq!(ids(&disk), ["ide", "serial", "scheduler"]);
     let ide = &advise(&disk)[0];
     near(ide.gain, 1200.0);
     assert!(ide.evidence.contains("399 commands"), "{ide:?}");
@@ -197,7 +197,7 @@ fn what_comes_in_a_row_is_a_sequence() {
     assert_eq!(found.sequence, Some(RunStart::Function("f1".into())));
     assert!(found.evidence.starts_with("out 0x1f2, out 0x1f3, "), "{found}");
     assert!(found.evidence.contains("400 times a second; 97.9 % of all exits"), "{found}");
-    assert!(found.evidence.contains("exits of ide too"), "{found}");
+    assert!(found.evidence.contains("exits of ide, scheduler too"), "{found}");
     assert!(
         found.remedy.contains("ioplane run --") && found.remedy.contains("exits cluster --vm pid:1"),
         "{found}"
@@ -253,6 +253,29 @@ fn other_disks() {
     let report =
         scene.report(&[(0x400, 1, memory(BAR + 0x14, true), 300), (0x400, 1, memory(BAR + 0xc, false), 600)]);
     near(find(&report, "lsi").gain, 600.0);
+    near(find(&report, "scheduler").rate_in(&report), 300.0);
+}
+
+/// Each kind of disk by what starts a request, and by nothing else of it.
+#[test]
+fn the_scheduler_matters_on_every_disk_that_is_busy() {
+    let ide = |commands: u64, others: u64| {
+        let exits = [(0x7b, 1, port(0x1f7, 1, true), commands), (0x7b, 2, port(0x1f2, 1, true), others)];
+        report(&exits)
+    };
+    let found = find(&ide(300, 4000), "scheduler");
+    assert!(found.action == Some(Action::Scheduler) && found.remedy.contains("sd*"), "{found}");
+    assert!(found.evidence.contains("requests to disks: 300 exits a second (7.0 % of all)"), "{found}");
+    near(found.rate_in(&ide(300, 4000)), 300.0);
+    // Few a second: only where they are a large part of all.
+    assert!(ids(&ide(100, 150)).contains(&"scheduler".into()));
+    assert!(!ids(&ide(100, 4000)).contains(&"scheduler".into()));
+    // A read of the status starts nothing.
+    assert!(!ids(&report(&[(0x7b, 1, port(0x1f7, 1, false), 4000)])).contains(&"scheduler".into()));
+    let ahci = Scene { devices: bus(0x8086, 0x2922, 5), ..Scene::default() };
+    let ahci =
+        ahci.report(&[(0x400, 1, memory(BAR + 0x138, true), 300), (0x400, 2, memory(BAR + 8, true), 900)]);
+    near(find(&ahci, "scheduler").rate_in(&ahci), 300.0);
 }
 
 #[test]
@@ -268,9 +291,34 @@ fn moderation_is_for_those_that_can() {
     };
     near(find(&busy((0x8086, 0x100e, 0), 0xc0, 9000), "moderation").gain, 5000.0);
     // With the setting it would still have so many.
-    assert_eq!(ids(&busy((0x8086, 0x100e, 0), 0xc0, 3900)), ["nic"]);
+    assert_eq!(ids(&busy((0x8086, 0x100e, 0), 0xc0, 3900)), ["nic", "napi"]);
     // 8139too and 8139cp have none.
-    assert_eq!(ids(&busy((0x10ec, 0x8139, 1), 0x3e, 9000)), ["nic"]);
+    assert_eq!(ids(&busy((0x10ec, 0x8139, 1), 0x3e, 9000)), ["nic", "napi"]);
+}
+
+/// The cause and the mask, of NICs whose drivers poll; a share of all exits, and no promise.
+#[test]
+fn interrupts_of_a_nic_can_be_turned_on_later() {
+    let of = |vendor, device, bar, exits: Exits<'_>| {
+        Scene { devices: bus(vendor, device, bar), ..Scene::default() }.report(exits)
+    };
+    let (cause, unmask, tail) =
+        (memory(BAR + 0xc0, false), memory(BAR + 0xd0, true), memory(BAR + 0x3818, true));
+    let busy =
+        of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 2, unmask, 100), (0x400, 3, tail, 200)]);
+    let found = find(&busy, "napi");
+    assert!(found.gain == 0.0 && found.action == Some(Action::Napi), "{found}");
+    assert_eq!(action_of("napi"), found.action);
+    assert!(found.evidence.contains("200 exits a second (50.0 % of all)"), "{found}");
+    near(found.rate_in(&busy), 200.0);
+    let rare = of(0x8086, 0x10d3, 0, &[(0x400, 1, cause, 100), (0x400, 3, tail, 4000)]);
+    assert!(!ids(&rare).contains(&"napi".into()));
+    // The driver of an NE2000 does not poll.
+    let old = of(0x10ec, 0x8029, 0, &[(0x400, 1, memory(BAR + 0x7, false), 100)]);
+    assert_eq!(ids(&old), ["nic"]);
+    // A virtio-net whose interrupt has a cause to be read has no MSI-X.
+    let shared = of(0x1af4, 0x1041, 4, &[(0x400, 1, memory(BAR + 0x1000, false), 100)]);
+    assert_eq!(ids(&shared), ["napi"]);
 }
 
 #[test]
@@ -490,6 +538,7 @@ fn advice_does_not_depend_on_words() {
         "io-delay",
         "lsi",
         "moderation",
+        "napi",
         "nic",
         "page-faults",
         "pit",

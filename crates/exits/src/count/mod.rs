@@ -20,8 +20,8 @@ use crate::format::Format;
 use crate::perf::run_program;
 use crate::profile::Profile;
 use crate::runs::{GAP_NS, NEAR};
+use crate::seen::WatchCounts;
 use crate::tracefs::Tracefs;
-use crate::watch::WatchCounts;
 use layout::{RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED};
 
 /// Made by `script/build-bpf`.

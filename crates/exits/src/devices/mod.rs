@@ -5,10 +5,12 @@
 mod monitor;
 mod pci;
 mod place;
+mod regions;
 mod table;
 
 pub use pci::Layout;
 pub use place::{DeviceModel, DevicePlace, RegisterRole};
+pub use regions::GuestRegions;
 
 use crate::event::{Detail, FaultCause};
 
@@ -17,14 +19,22 @@ use crate::event::{Detail, FaultCause};
 pub struct Devices {
     /// The VM's PCI functions.
     pub pci: Layout,
+    /// What the guest's own kernel calls the rest.
+    pub guest: GuestRegions,
 }
 
 impl Devices {
-    /// The device and the register, if there is one that we know. The VM's own layout goes before what PCs usually have.
+    /// The device and the register, if there is one that we know. The VM's own layout goes before what PCs usually have, and
+    /// that before what the guest says, which knows no registers.
     pub fn name(&self, detail: Detail) -> Option<DevicePlace> {
         match detail {
-            Detail::Port { port, .. } => self.pci.port(port).or_else(|| table::port(port)),
-            Detail::Memory { address, .. } => self.pci.memory(address).or_else(|| table::memory(address)),
+            Detail::Port { port, .. } => {
+                self.pci.port(port).or_else(|| table::port(port)).or_else(|| self.guest.port(port))
+            }
+            Detail::Memory { address, .. } => {
+                let usual = || table::memory(address);
+                self.pci.memory(address).or_else(usual).or_else(|| self.guest.memory(address))
+            }
             Detail::Msr { index, .. } => Some(table::msr(index)),
             Detail::Cpuid { leaf } => {
                 Some(DevicePlace::unnamed("CPUID", format!("leaf {leaf:#x}"), leaf.into()))

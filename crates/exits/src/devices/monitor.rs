@@ -33,9 +33,13 @@ impl Layout {
 
     /// What the monitor at `socket` says the VM does: `running`, `paused`, `postmigrate` and so on.
     pub fn state(socket: &Endpoint) -> Result<String> {
-        let answer = ask(socket, "query-status", "the VM's state")?;
+        Ok(Layout::state_of(&ask(socket, "query-status", "the VM's state")?))
+    }
+
+    /// The same of what `query-status` returns.
+    pub fn state_of(answer: &Value) -> String {
         let state = answer["status"].as_str().unwrap_or("unknown");
-        Ok(state.chars().filter(|c| c.is_ascii_graphic()).take(40).collect())
+        state.chars().filter(|c| c.is_ascii_graphic()).take(40).collect()
     }
 
     /// Reads a file with what `query-pci` has answered.

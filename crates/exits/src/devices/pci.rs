@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::place::RegisterRole::{InterruptCause, Other, QueueNotification, Transmit};
+use super::place::RegisterRole::{InterruptCause, InterruptMask, Other, QueueNotification, Transmit};
 use super::place::{DeviceModel, DevicePlace, RegisterRole};
 
 /// So many regions are remembered.
@@ -167,7 +167,11 @@ fn register(region: &Region, offset: u64) -> DevicePlace {
         _ => None,
     };
     match known {
-        Some((role, name)) => DevicePlace::named(&region.device, name, offset).role(role),
+        Some((role, name)) => {
+            let queue = (role == QueueNotification).then(|| queue(region, offset)).flatten();
+            let name = queue.map_or(name.to_owned(), |queue| format!("{name}, queue {queue}"));
+            DevicePlace::named(&region.device, name, offset).role(role)
+        }
         None => DevicePlace::unnamed(&region.device, format!("BAR {bar} + {offset:#x}"), offset),
     }
 }
@@ -195,6 +199,21 @@ fn modern_virtio(offset: u64) -> Option<(RegisterRole, &'static str)> {
     })
 }
 
+/// Where QEMU's notification registers begin in BAR 4.
+const NOTIFY: u64 = 0x3000;
+/// So many queues has each device room for.
+const QUEUES: u64 = 1024;
+
+/// Which queue a modern virtio device is notified of. QEMU gives each queue 4 bytes, or with `page-per-vq=on` a page; the size of the BAR,
+/// which is rounded up to a power of two, tells which. A BAR of another size is another VMM's, and nothing is said of it. A legacy device has
+/// one register for all queues: the value that is written tells the queue, and is not recorded.
+fn queue(region: &Region, offset: u64) -> Option<u64> {
+    let each =
+        [4, 0x1000].into_iter().find(|each| (NOTIFY + each * QUEUES).next_power_of_two() == region.size)?;
+    let queue = (!region.io && region.bar == 4).then(|| offset.checked_sub(NOTIFY)).flatten()? / each;
+    (queue < QUEUES).then_some(queue)
+}
+
 fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
         0x0 => (Other, "CTRL"),
@@ -206,8 +225,8 @@ fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0xc0 => (InterruptCause, "ICR (interrupt cause)"),
         0xc4 => (Other, "ITR (interrupt throttle)"),
         0xc8 => (Other, "ICS"),
-        0xd0 => (Other, "IMS (interrupt mask set)"),
-        0xd8 => (Other, "IMC (interrupt mask clear)"),
+        0xd0 => (InterruptMask, "IMS (interrupt mask set)"),
+        0xd8 => (InterruptMask, "IMC (interrupt mask clear)"),
         0x100 => (Other, "RCTL"),
         0x400 => (Other, "TCTL"),
         0x410 => (Other, "TIPG"),
@@ -247,7 +266,7 @@ fn rtl8139(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x08..=0x0f => (Other, "multicast filter"),
         0x37 => (Other, "command"),
         0x38..=0x39 => (Other, "CAPR (receive read pointer)"),
-        0x3c..=0x3d => (Other, "IMR (interrupt mask)"),
+        0x3c..=0x3d => (InterruptMask, "IMR (interrupt mask)"),
         0x3e..=0x3f => (InterruptCause, "ISR (interrupt status)"),
         0x40..=0x43 => (Other, "TCR"),
         0x44..=0x47 => (Other, "RCR"),
@@ -283,7 +302,7 @@ fn ne2000(offset: u64) -> Option<(RegisterRole, &'static str)> {
         0x0c => (Other, "RCR"),
         0x0d => (Other, "TCR"),
         0x0e => (Other, "DCR"),
-        0x0f => (Other, "IMR (interrupt mask)"),
+        0x0f => (InterruptMask, "IMR (interrupt mask)"),
         0x10..=0x17 => (Other, "data"),
         0x18..=0x1f => (Other, "reset"),
         _ => return None,
@@ -323,13 +342,52 @@ mod tests {
         let layout = Layout::from_query_pci(&answer).unwrap();
         let place = layout.memory(0xfe00_3004).unwrap();
         assert_eq!(place.device, "virtio-net \"net0\" at 01:02.0");
-        assert_eq!(place.register, "queue notification");
+        assert_eq!(place.register, "queue notification, queue 1");
         assert_eq!((place.model, place.role), (DeviceModel::VirtioNet, RegisterRole::QueueNotification));
         assert_eq!(place.offset, 0x3004);
         assert_eq!(layout.port(0xc042).unwrap().register, "bus master status, channel 1");
         assert_eq!(layout.port(0xc050), None);
         assert_eq!(layout.memory(0xc042), None);
         assert_eq!(layout.functions().len(), 2);
+    }
+
+    /// As QEMU 7.2 and 10 lay it out, with `page-per-vq` off and on; other sizes and legacy registers tell no queue.
+    #[test]
+    fn the_queue_of_a_notification() {
+        let layout = |bar: u64, kind: &str, size: u64| {
+            let answer = json!([{"devices": [{"bus": 0, "slot": 2, "function": 0, "qdev_id": "",
+                "id": {"vendor": 0x1af4, "device": 0x1000},
+                "regions": [{"bar": bar, "type": kind, "address": 0x800_0000, "size": size}]}]}]);
+            Layout::from_query_pci(&answer).unwrap()
+        };
+        let register = |size: u64, offset: u64| {
+            let place = layout(4, "memory", size).memory(0x800_0000 + offset).unwrap();
+            assert_eq!(place.role, RegisterRole::QueueNotification);
+            place.register
+        };
+        for (size, offset, queue) in [
+            (0x4000, 0x3000, 0),
+            (0x4000, 0x3004, 1),
+            (0x4000, 0x3006, 1),
+            (0x4000, 0x3ffc, 1023),
+            (0x80_0000, 0x3000, 0),
+            (0x80_0000, 0x5ffc, 2),
+            (0x80_0000, 0x40_2000, 1023),
+        ] {
+            assert_eq!(
+                register(size, offset),
+                format!("queue notification, queue {queue}"),
+                "{size:#x} {offset:#x}"
+            );
+        }
+        // Behind the last queue, and a BAR as QEMU makes none.
+        assert_eq!(register(0x80_0000, 0x40_3000), "queue notification");
+        assert_eq!(register(0x2_0000, 0x3004), "queue notification");
+        let legacy = json!([{"devices": [{"bus": 0, "slot": 2, "function": 0, "qdev_id": "",
+            "id": {"vendor": 0x1af4, "device": 0x1000},
+            "regions": [{"bar": 0, "type": "io", "address": 0xc000, "size": 0x20}]}]}]);
+        let legacy = Layout::from_query_pci(&legacy).unwrap();
+        assert_eq!(legacy.port(0xc010).unwrap().register, "queue notification");
     }
 
     #[test]

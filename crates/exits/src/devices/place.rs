@@ -64,6 +64,12 @@ impl DeviceModel {
         matches!(self, E1000 | E1000e | Rtl8139 | Ne2000 | Pcnet)
     }
 
+    /// Whether Linux's driver polls it for a while after an interrupt (NAPI), and masks its interrupts or asks for their cause by registers.
+    pub fn is_polled_by_napi(self) -> bool {
+        use DeviceModel::*;
+        matches!(self, E1000 | E1000e | Rtl8139 | VirtioNet)
+    }
+
     /// Whether Linux's driver can make it interrupt less often.
     pub fn moderates_interrupts(self) -> bool {
         matches!(self, DeviceModel::E1000 | DeviceModel::E1000e)
@@ -89,6 +95,8 @@ pub enum RegisterRole {
     InterruptCommand,
     /// A read tells why the device has interrupted.
     InterruptCause,
+    /// It turns the device's interrupts on or off.
+    InterruptMask,
     /// Frames are sent by it.
     Transmit,
     /// A write tells the device that a queue has something new.

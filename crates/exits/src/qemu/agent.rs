@@ -9,8 +9,10 @@ use super::answer;
 use super::socket::{Endpoint, Lines};
 use crate::error::{ExitsError, Result};
 
-/// A line that it sends is not longer: the agent cuts what a program has printed at 16 MiB, which no caller here asks for.
+/// A line that it sends is not longer than what a program may print, in Base64, and this.
 const ANSWER: usize = 1 << 20;
+/// Where the agent itself cuts what a program has printed.
+const PRINTED: u64 = 16 << 20;
 /// What no JSON has: it ends whatever somebody else has left in the line.
 const MARK: u8 = 0xff;
 
@@ -21,10 +23,12 @@ pub struct GuestAgent {
 }
 
 impl GuestAgent {
-    /// Connects, and finds the beginning of a line in both directions. An agent that runs answers at once, so `patience` may be short.
-    pub fn connect(to: &Endpoint, patience: Duration) -> Result<GuestAgent> {
+    /// Connects, and finds the beginning of a line in both directions. An agent that runs answers at once, so `patience` may be short. A
+    /// program that it runs may print up to `printed` bytes.
+    pub fn connect(to: &Endpoint, patience: Duration, printed: u64) -> Result<GuestAgent> {
         let end = Instant::now() + patience;
-        let mut agent = GuestAgent { lines: Lines::connect(to, ANSWER, end).map_err(ExitsError::Peer)? };
+        let longest = ANSWER + printed.min(PRINTED) as usize / 3 * 4;
+        let mut agent = GuestAgent { lines: Lines::connect(to, longest, end).map_err(ExitsError::Peer)? };
         agent.synchronize().map_err(explain)?;
         Ok(agent)
     }
@@ -83,7 +87,7 @@ mod tests {
         let path = folder.path().join("agent");
         let listener = UnixListener::bind(&path).unwrap();
         let begun = Instant::now();
-        let error = GuestAgent::connect(&Endpoint::here(&path), Duration::from_millis(100)).unwrap_err();
+        let error = GuestAgent::connect(&Endpoint::here(&path), Duration::from_millis(100), 0).unwrap_err();
         assert!(error.to_string().contains("is qemu-guest-agent running"), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(5));
         // What was left of another's talk, without the mark, is no answer.
@@ -96,7 +100,7 @@ mod tests {
                 let _ = stream.write_all(line.as_bytes());
             }
         });
-        let error = GuestAgent::connect(&Endpoint::here(&path), Duration::from_secs(5)).unwrap_err();
+        let error = GuestAgent::connect(&Endpoint::here(&path), Duration::from_secs(5), 0).unwrap_err();
         assert!(error.to_string().contains("closed the connection"), "{error}");
     }
 }

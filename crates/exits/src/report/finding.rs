@@ -38,8 +38,10 @@ pub enum Action {
     Clocksource,
     /// No chatter of the kernel on the console.
     Console,
-    /// No I/O scheduler on virtio disks.
+    /// No I/O scheduler on virtio, IDE, SATA and SCSI disks.
     Scheduler,
+    /// NICs' interrupts are turned on again later.
+    Napi,
 }
 
 impl Action {
@@ -49,6 +51,7 @@ impl Action {
             Action::Clocksource => "clocksource",
             Action::Console => "console",
             Action::Scheduler => "scheduler",
+            Action::Napi => "napi",
         }
     }
 }

@@ -20,11 +20,11 @@ use crate::host::HostFacts;
 use crate::profile::{Profile, Site, SiteCounts};
 use crate::reason::{Kind, Reason};
 use crate::runs::{LONGEST, RunCounts};
-use crate::symbols::GuestFunction;
+use crate::seen::WatchCounts;
+use crate::symbols::{Fit, GuestFunction};
 use crate::times::SiteTimes;
 use crate::totals::Totals;
 use crate::vm::Vm;
-use crate::watch::WatchCounts;
 pub use finding::{Action, Certainty, Finding};
 use named::{Named, at_instruction};
 
@@ -193,9 +193,12 @@ pub struct Report {
     pub functions_percent: f64,
     /// Share of exits about a port, an address or a register whose register has a name; its bare number or offset is none.
     pub devices_percent: f64,
-    /// Share of all exits, lost ones too, whose function is named, and the register if they are about one.
+    /// Share of all exits but interrupts, lost ones too, whose function is named, and the register if they are about one.
     #[serde(default)]
     pub attributed_percent: f64,
+    /// How well the symbols fit, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symbols: Option<Fit>,
     /// By reason.
     pub reasons: Vec<ExitRow>,
     /// By function of the guest's kernel; what came from below it is one row.
@@ -231,6 +234,8 @@ pub struct Report {
 pub struct Names<'a> {
     /// The guest's function at an address.
     pub function: Option<&'a dyn Fn(u64) -> Option<GuestFunction>>,
+    /// How well the symbols fit, also where that is not well enough for names.
+    pub symbols: Option<Fit>,
     /// The devices.
     pub devices: Devices,
     /// What the host's KVM is set to.
@@ -339,6 +344,7 @@ impl Report {
             functions_percent: named.functions,
             devices_percent: named.devices,
             attributed_percent: named.attributed,
+            symbols: names.symbols,
             reasons,
             functions,
             registers,

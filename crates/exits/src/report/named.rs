@@ -12,7 +12,7 @@ pub(super) struct Named {
     pub functions: f64,
     /// A register, of those about a port, an address or an MSR.
     pub devices: f64,
-    /// A function, and a register if it is about one, of all exits that happened.
+    /// A function, and a register if it is about one, of all exits that happened but interrupts, which no function has caused.
     pub attributed: f64,
 }
 
@@ -25,18 +25,21 @@ impl Named {
         let count = |of: &dyn Fn(&SiteRow) -> bool| {
             sites.iter().filter(|(site, _)| of(site)).map(|(_, tally)| tally.count).sum::<u64>()
         };
+        let caused = |site: &SiteRow| at_instruction(site.kind);
         Named {
             functions: percent(
-                count(&|site| in_kernel(site) && at_instruction(site.kind) && has_function(site)),
-                count(&|site| in_kernel(site) && at_instruction(site.kind)),
+                count(&|site| in_kernel(site) && caused(site) && has_function(site)),
+                count(&|site| in_kernel(site) && caused(site)),
             ),
             devices: percent(
                 count(&|site| about_device(site) && has_register(site)),
                 count(&|site| about_device(site)),
             ),
             attributed: percent(
-                count(&|site| has_function(site) && (!about_device(site) || has_register(site))),
-                exits,
+                count(&|site| {
+                    caused(site) && has_function(site) && (!about_device(site) || has_register(site))
+                }),
+                exits.saturating_sub(count(&|site| !caused(site))),
             ),
         }
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
+use crate::symbols::Symbols;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 
@@ -45,6 +46,10 @@ fn report_of(
     sample: u64,
     function: &dyn Fn(u64) -> Option<GuestFunction>,
 ) -> Report {
+    report_by(profile, seen, sample, &Names { function: Some(function), ..Names::default() })
+}
+
+fn report_by(profile: &Profile, seen: WatchCounts, sample: u64, names: &Names<'_>) -> Report {
     let vm = Vm {
         pid: 1,
         name: "web".into(),
@@ -53,9 +58,8 @@ fn report_of(
         vm_fds: vec![9],
         command: Vec::new(),
     };
-    let names = Names { function: Some(function), ..Names::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample };
-    Report::new(subject, profile, None, &names)
+    Report::new(subject, profile, None, names)
 }
 
 /// Exits of these: AMD's code, address, detail, how many. They have no times.
@@ -174,6 +178,28 @@ fn interrupts_are_charged_to_no_function() {
     assert_eq!(rows, [("(interrupts, which come anywhere)", 57, true), ("acpi_pm_read", 30, false)]);
 }
 
+/// Wherever interrupts arrive, they are neither named nor missing.
+#[test]
+fn interrupts_count_in_no_share() {
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let function = |rip: u64| (rip == KERNEL).then(|| "acpi_pm_read+0xd".to_owned().into());
+    // A host interrupt, and an interrupt window.
+    for code in [0x60, 0x64] {
+        for place in [KERNEL, KERNEL + 0x1000, 0x40_1000] {
+            let exits =
+                [(code, place, Detail::Nothing, 50), (0x7b, KERNEL, timer, 30), (0x7b, 0x40_1000, timer, 10)];
+            let seen = WatchCounts { counted: 100, ..WatchCounts::default() };
+            let report = report_of(&untimed(&exits), seen, 1, &function);
+            // Of 50 that the guest caused 30 are named, 10 are user space's and 10 are lost.
+            let shares = (report.attributed_percent, report.functions_percent);
+            assert!(
+                (shares.0 - 60.0).abs() < 1e-9 && (shares.1 - 100.0).abs() < 1e-9,
+                "{code:#x} {place:#x}: {shares:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_kernel_of_32_bits_is_no_user_space() {
     let timer = Detail::Port { port: 0x608, width: 4, write: false };
@@ -257,6 +283,30 @@ fn the_page_needs_nothing_else_and_guests_cannot_write_into_it() {
     let links = page.replace("http://www.w3.org/2000/svg", "");
     assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("url("));
     assert!(!report.svg().contains('\u{7}'));
+}
+
+/// Programs read how sure the names are; they do not parse notes.
+#[test]
+fn how_sure_the_names_are_is_a_field() {
+    let (start, end) = (KERNEL + 0x1000, KERNEL + 0x2000);
+    let list = format!("{start:x} T acpi_pm_read\n{end:x} T other\nffffffffc0000000 t probe [module]\n");
+    let told = |rip: u64| {
+        let mut symbols = Symbols::parse(list.as_bytes(), "kallsyms".as_ref()).unwrap();
+        let fit = symbols.fit([(rip, Kind::Port)]);
+        let seen = WatchCounts { counted: 41, ..WatchCounts::default() };
+        let names = Names { symbols: Some(fit), ..Names::default() };
+        serde_json::to_value(report_by(&profile(), seen, 1, &names)).unwrap()["symbols"].clone()
+    };
+    let fits = told(KERNEL + 0x1010);
+    assert_eq!(
+        (&fits["confidence"], &fits["matched"], &fits["seen"]),
+        (&"low".into(), &1.into(), &1.into()),
+        "{fits}"
+    );
+    let other = told(KERNEL - 0x10_0000);
+    assert_eq!((&other["confidence"], &other["matched"]), (&"none".into(), &0.into()), "{other}");
+    let without = serde_json::to_value(a_report()).unwrap();
+    assert!(without.get("symbols").is_none());
 }
 
 #[test]

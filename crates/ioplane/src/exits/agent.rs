@@ -15,11 +15,11 @@ const GREETING: Duration = Duration::from_secs(10);
 /// How often the agent is asked whether the script has ended: it does not tell by itself.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Runs a POSIX script.
-pub(super) fn run(socket: &Endpoint, script: &str, words: [&str; 2]) -> Result<Done> {
+/// Runs a POSIX script that says up to so many bytes.
+pub(super) fn run(socket: &Endpoint, script: &str, words: [&str; 2], limit: u64) -> Result<Done> {
     // It may be of another's command line.
     let said = plain(&format!("the guest agent at {socket}"));
-    let mut agent = GuestAgent::connect(socket, GREETING).with_context(|| format!("reach {said}"))?;
+    let mut agent = GuestAgent::connect(socket, GREETING, limit).with_context(|| format!("reach {said}"))?;
     let arguments = json!({
         "path": "/bin/sh",
         "arg": ["-s", "--", words[0], words[1]],
@@ -58,6 +58,8 @@ mod tests {
 
     use super::*;
 
+    const WORDS: u64 = 64 << 10;
+
     /// Answers the lines that come with these, in turn.
     fn agent(answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
@@ -88,7 +90,7 @@ mod tests {
             b"{\"return\": {\"exited\": false}}\n".into(),
             b"{\"return\": {\"exited\": true, \"exitcode\": 3, \"out-data\": \"Zm9v\", \"err-data\": \"Zg==\"}}\n".into(),
         ]);
-        let done = run(&Endpoint::here(&path), "true", ["apply", "console"]).unwrap();
+        let done = run(&Endpoint::here(&path), "true", ["apply", "console"], WORDS).unwrap();
         assert_eq!((done.status, done.said.as_str(), done.error.as_str()), (3, "foo", "f"));
     }
 
@@ -96,20 +98,20 @@ mod tests {
     fn what_is_refused_is_said() {
         // An answer without the mark is somebody else's.
         let (_folder, path) = agent(vec![greeting(&[])]);
-        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"], WORDS).unwrap_err());
         assert!(error.contains("closed the connection"), "{error}");
         let refused =
             b"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"guest-exec is disabled\"}}\n";
         let (_folder, path) = agent(vec![greeting(&[0xff]), refused.into()]);
-        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"], WORDS).unwrap_err());
         assert!(error.contains("guest-exec is disabled") && error.contains("--block-rpcs"), "{error}");
         // What the guest answers is cut, and a terminal does not obey it.
         let strange = format!("{{\"return\": \"{}\"}}\n", "\u{9b}2J".repeat(10_000));
         let (_folder, path) = agent(vec![greeting(&[0xff]), strange.into_bytes()]);
-        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"], WORDS).unwrap_err());
         assert!(error.contains("says no pid") && error.len() < 600, "{error}");
         assert!(!error.chars().any(char::is_control), "{error:?}");
-        let error = format!("{:#}", run(&Endpoint::here("/nowhere"), "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here("/nowhere"), "true", ["a", "b"], WORDS).unwrap_err());
         assert!(error.contains("reach the guest agent at /nowhere"), "{error}");
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
         args.watch.time <= LONGEST,
         usage(format!("--for is {} s at most here: the guest waits for it", LONGEST.as_secs()))
     );
-    let reach = Reach::new(&args.reach, args.watch.vm.as_deref())?;
+    let reach = Reach::new(&args.reach, &args.watch.which)?;
     let mut wanted: Vec<(String, Option<f64>)> =
         args.functions.iter().map(|name| (name.clone(), None)).collect();
     if wanted.is_empty() {

@@ -6,10 +6,13 @@ mod callers;
 mod clamp;
 mod cluster;
 mod diff;
+mod learn;
+mod libvirt;
 mod reach;
 mod record;
 mod script;
 mod top;
+mod work;
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -20,12 +23,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
-use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
+use ioplane_cli::args::{ExitsArgs, ExitsCommand, VmArgs, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Report,
-    Source, Subject, Symbols, Vm, Watch, WatchOptions,
+    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, GuestRegions, HostFacts, Layout,
+    Names, Report, Source, Subject, Symbols, Vm, Watch, WatchOptions,
 };
+
+use libvirt::Domain;
+use reach::Reach;
+use work::Measured;
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -62,27 +69,37 @@ fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
         Some(ExitsCommand::Callers(args)) => callers::run(args, json)?,
+        Some(ExitsCommand::Learn(args)) => learn::run(args, json)?,
         Some(ExitsCommand::Top(args)) => top::run(args, json)?,
         Some(ExitsCommand::Record(args)) => record::record(args, json)?,
         Some(ExitsCommand::Diff(args)) => return record::diff(args, json),
         Some(ExitsCommand::Cluster(args)) => cluster::run(args, json)?,
         Some(ExitsCommand::Clamp(args)) => clamp::run(args, json)?,
         None if args.list => list(json)?,
-        None => {
-            let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };
-            for (file, text) in
-                [(&args.html, Report::html as fn(&Report) -> String), (&args.svg, Report::svg)]
-            {
-                if let Some(file) = file {
-                    write(file, &text(&report))?;
-                }
-            }
-            if !args.live {
-                print(json, &report, Report::to_string)?;
-            }
-        }
+        None => profile(args, json)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn profile(args: &ExitsArgs, json: bool) -> Result<()> {
+    let (report, work) = match Reach::given(&args.reach, &args.watch.which)? {
+        Some(reach) => {
+            let Measured { report, work } = work::measure(&args.watch, &reach)?;
+            (report, Some(work))
+        }
+        None if args.live => (live(args, json)?, None),
+        None => (watch(&args.watch, None)?, None),
+    };
+    for (file, text) in [(&args.html, Report::html as fn(&Report) -> String), (&args.svg, Report::svg)] {
+        if let Some(file) = file {
+            write(file, &text(&report))?;
+        }
+    }
+    match work {
+        Some(work) => print(json, &Measured { report, work }.profiled(), ToString::to_string),
+        None if args.live => Ok(()),
+        None => print(json, &report, Report::to_string),
+    }
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
@@ -205,9 +222,17 @@ fn remover(folders: &[PathBuf]) -> Command {
     shell
 }
 
+/// The VM that is meant.
+fn chosen(which: &VmArgs) -> Result<Vm> {
+    match &which.libvirt {
+        Some(domain) => Domain::new(domain)?.vm(),
+        None => Ok(Vm::choose(which.vm.as_deref())?),
+    }
+}
+
 /// Watches for the time that was asked for, or until the VM ends or Ctrl-C; hands reports of the time so far to `draw`.
 fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
-    let vm = Vm::choose(args.vm.as_deref())?;
+    let vm = chosen(&args.which)?;
     let (name, pid) = (vm.name.clone(), vm.pid);
     // What can be refused is refused before anything is watched.
     let mut names = Naming::new(args, &vm)?;
@@ -256,47 +281,71 @@ struct Naming {
     symbols: Option<Symbols>,
     devices: Devices,
     /// The monitor, if it can be asked: whoever else has it is not waited for twice.
-    monitor: Option<Endpoint>,
+    monitor: Option<Monitor>,
     notes: Vec<String>,
+}
+
+/// The ways to a QEMU's monitor.
+#[derive(Debug, PartialEq, Eq)]
+enum Monitor {
+    Socket(Endpoint),
+    Libvirt(Domain),
+}
+
+impl Monitor {
+    fn of(which: &VmArgs, vm: &Vm) -> Result<Option<Monitor>> {
+        Ok(match (&which.libvirt, Layout::monitor(vm)) {
+            (Some(domain), _) => Some(Monitor::Libvirt(Domain::new(domain)?)),
+            (None, Some(Chardev::Path(socket))) => Some(Monitor::Socket(vm.socket(&socket))),
+            (None, _) => None,
+        })
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        match self {
+            Monitor::Socket(socket) => Ok(Layout::from_qmp(socket)?),
+            Monitor::Libvirt(domain) => domain.layout(),
+        }
+    }
+
+    fn state(&self) -> Result<String> {
+        match self {
+            Monitor::Socket(socket) => Ok(Layout::state(socket)?),
+            Monitor::Libvirt(domain) => domain.state(),
+        }
+    }
 }
 
 impl Naming {
     fn new(args: &WatchArgs, vm: &Vm) -> Result<Naming> {
-        let symbols = args.symbols.as_deref().map(Symbols::read).transpose()?;
+        // A file, or a directory of `exits learn`.
+        let learned = args.symbols.as_deref().filter(|path| path.is_dir());
+        let guest = learned.map(GuestRegions::read).transpose()?.unwrap_or_default();
+        let file = learned.map(|directory| directory.join("kallsyms")).or_else(|| args.symbols.clone());
+        let symbols = file.as_deref().map(Symbols::read).transpose()?;
         let mut notes = symbols.as_ref().map(|symbols| symbols.notes.clone()).unwrap_or_default();
         let given = args.devices.as_deref().map(Layout::from_file).transpose()?;
-        let mut monitor = None;
-        let pci = match (given, Layout::monitor(vm)) {
-            (Some(layout), found) => {
-                monitor = found.and_then(path).map(|path| vm.socket(&path));
-                layout
-            }
+        let mut monitor = Monitor::of(&args.which, vm)?;
+        let pci = if let Some(layout) = given {
+            layout
+        } else if let Some(asked) = &monitor {
             // A convenience: whoever has the monitor keeps it, and the profile goes without these names.
-            (None, Some(Chardev::Path(socket))) => {
-                let socket = vm.socket(&socket);
-                match Layout::from_qmp(&socket) {
-                    Ok(layout) => {
-                        monitor = Some(socket);
-                        layout
-                    }
-                    Err(error) => {
-                        notes.push(format!("PCI devices are not named: {error}; give them with --devices"));
-                        Layout::default()
-                    }
-                }
-            }
-            (None, Some(Chardev::Inherited)) => {
-                notes.push(INHERITED.into());
+            asked.layout().unwrap_or_else(|error| {
+                notes.push(format!("PCI devices are not named: {error:#}; give them with --devices"));
+                monitor = None;
                 Layout::default()
-            }
-            (None, None) => Layout::default(),
+            })
+        } else {
+            let handed = Layout::monitor(vm) == Some(Chardev::Inherited);
+            notes.extend(handed.then(|| INHERITED.into()));
+            Layout::default()
         };
-        Ok(Naming { symbols, devices: Devices { pci }, monitor, notes })
+        Ok(Naming { symbols, devices: Devices { pci, guest }, monitor, notes })
     }
 
     /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
     fn state(&self) -> Option<String> {
-        let state = Layout::state(self.monitor.as_ref()?).ok()?;
+        let state = self.monitor.as_ref()?.state().ok()?;
         (state != "running").then(|| if state == "postmigrate" { "it has migrated".into() } else { state })
     }
 
@@ -310,16 +359,15 @@ impl Naming {
             notes.push(format!("recorded by perf events, which cost the guest more: {why}"));
         }
         notes.extend(watch.problem().map(str::to_owned));
-        let mut fits = false;
-        if let Some(symbols) = &mut self.symbols {
-            let seen = profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind())));
-            let fit = symbols.fit(seen);
-            notes.push(fit.to_string());
-            fits = fit.confidence > Confidence::None;
-        }
+        let fit = self.symbols.as_mut().map(|symbols| {
+            symbols.fit(profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind()))))
+        });
+        notes.extend(fit.map(|fit| fit.to_string()));
+        let fits = fit.is_some_and(|fit| fit.confidence > Confidence::None);
         let named = |rip: u64| self.symbols.as_ref()?.function(rip);
         let function: Option<&dyn Fn(u64) -> Option<GuestFunction>> = if fits { Some(&named) } else { None };
-        let names = Names { function, devices: self.devices.clone(), host: HostFacts::read(), notes };
+        let (devices, host) = (self.devices.clone(), HostFacts::read());
+        let names = Names { function, symbols: fit, devices, host, notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
         Report::new(subject, profile, watch.kernel(), &names)
     }
@@ -327,15 +375,8 @@ impl Naming {
 
 /// What is said where QEMU's monitor is a descriptor.
 const INHERITED: &str = "PCI devices are not named: QEMU was given its monitor's socket as a descriptor (libvirt does so), \
-     to which there is no path; give them with --devices FILE, made by \
+     to which there is no path; say --libvirt DOMAIN in place of --vm, or give them with --devices FILE, made by \
      virsh qemu-monitor-command VM '{\"execute\":\"query-pci\"}' >FILE";
-
-fn path(chardev: Chardev) -> Option<PathBuf> {
-    match chardev {
-        Chardev::Path(path) => Some(path),
-        Chardev::Inherited => None,
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -368,9 +409,17 @@ mod tests {
     }
 
     fn naming(line: &str) -> Naming {
-        let args = ioplane_cli::args::Cli::try_parse_from(["ioplane", "exits"]).unwrap();
+        named(&["ioplane", "exits"], line.split(' ').map(String::from).collect())
+    }
+
+    /// What a command line makes names of.
+    pub(super) fn naming_of(words: &[&str]) -> Naming {
+        named(words, Vec::new())
+    }
+
+    fn named(words: &[&str], command: Vec<String>) -> Naming {
+        let args = ioplane_cli::args::Cli::try_parse_from(words).unwrap();
         let ioplane_cli::args::Command::Exits(args) = args.command else { panic!("exits") };
-        let command = line.split(' ').map(String::from).collect();
         let (name, program) = ("vm".into(), "qemu".into());
         let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command };
         Naming::new(&args.watch, &vm).unwrap()
@@ -385,6 +434,15 @@ mod tests {
             assert!(handed.notes[0].contains(word), "{:?}", handed.notes);
         }
         assert!(naming("qemu -m 1").notes.is_empty());
+    }
+
+    /// There is no such domain: the profile goes without these names, and virsh is not asked again.
+    #[test]
+    fn a_domain_is_asked_through_virsh() {
+        let words = ["ioplane", "exits", "--libvirt", "no-such-domain"];
+        let naming = naming_of(&words);
+        assert!(naming.notes[0].contains("virsh") && naming.monitor.is_none(), "{:?}", naming.notes);
+        assert!(ioplane_cli::args::Cli::try_parse_from([&words[..], &["--vm", "a"]].concat()).is_err());
     }
 
     /// Any process may open /dev/kvm and have any words: they do not reach root's terminal, and the monitor is not asked again.

@@ -10,12 +10,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_cli::args::ReachArgs;
-use ioplane_exits::{Chardev, Endpoint, Vm};
+use ioplane_cli::args::{ReachArgs, VmArgs};
+use ioplane_exits::{Chardev, Endpoint};
 
 use super::agent;
 use super::script::{Done, PATIENCE, STARTED};
-use super::usage;
+use super::{chosen, usage};
 
 /// A script says a few lines.
 const WORDS: u64 = 64 << 10;
@@ -37,8 +37,15 @@ pub(super) enum Reach {
 }
 
 impl Reach {
+    /// The way that was asked for, if there is one.
+    pub fn given(args: &ReachArgs, which: &VmArgs) -> Result<Option<Reach>> {
+        let ReachArgs { ssh, ssh_config: _, agent, directory, via } = args;
+        let given = ssh.is_some() || agent.is_some() || directory.is_some() || via.is_some();
+        given.then(|| Reach::new(args, which)).transpose()
+    }
+
     /// The way that was asked for; what cannot be is refused before anything happens.
-    pub fn new(args: &ReachArgs, vm: Option<&str>) -> Result<Reach> {
+    pub fn new(args: &ReachArgs, which: &VmArgs) -> Result<Reach> {
         if let Some(destination) = &args.ssh {
             // A name, not an option of ssh.
             ensure!(
@@ -68,7 +75,7 @@ impl Reach {
         if socket != Path::new("auto") {
             return Ok(Reach::Agent(Endpoint::here(socket)));
         }
-        let vm = Vm::choose(vm)?;
+        let vm = chosen(which)?;
         match Chardev::agent(&vm.command) {
             Some(Chardev::Path(socket)) => Ok(Reach::Agent(vm.socket(&socket))),
             Some(Chardev::Inherited) => bail!(
@@ -84,18 +91,23 @@ impl Reach {
 
     /// Runs a POSIX script with two words as its arguments.
     pub fn run(&self, script: &str, words: [&str; 2]) -> Result<Done> {
+        self.run_up_to(script, words, WORDS)
+    }
+
+    /// The same of a script that says up to so many bytes; the rest is left out.
+    pub fn run_up_to(&self, script: &str, words: [&str; 2], limit: u64) -> Result<Done> {
         let done = match self {
-            Reach::Command(command) => by_command(command, script, words, PATIENCE),
-            Reach::Agent(socket) => agent::run(socket, script, words),
-            Reach::Directory(directory) => by_directory(directory, script, words, PATIENCE),
+            Reach::Command(command) => by_command(command, script, words, PATIENCE, limit),
+            Reach::Agent(socket) => agent::run(socket, script, words, limit),
+            Reach::Directory(directory) => by_directory(directory, script, words, PATIENCE, limit),
         }?;
-        Ok(Done { said: plain(cut(&done.said)), error: plain(cut(&done.error)), ..done })
+        Ok(Done { said: plain(cut(&done.said, limit)), error: plain(cut(&done.error, WORDS)), ..done })
     }
 }
 
 /// As much as a script says, whichever way it comes.
-fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(WORDS as usize)]
+fn cut(text: &str, limit: u64) -> &str {
+    &text[..text.floor_char_boundary(limit as usize)]
 }
 
 /// Without what would move a terminal's cursor.
@@ -103,7 +115,13 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
 }
 
-fn by_command(command: &[String], script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
+fn by_command(
+    command: &[String],
+    script: &str,
+    words: [&str; 2],
+    patience: Duration,
+    limit: u64,
+) -> Result<Done> {
     let end = Instant::now() + patience;
     let (program, first) = command.split_first().context("a command has a program")?;
     let mut child = Command::new(program)
@@ -115,11 +133,8 @@ fn by_command(command: &[String], script: &str, words: [&str; 2], patience: Dura
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("start {program}"))?;
-    let done = talk(&mut child, script, end);
+    let done = talk(&mut child, script, end, limit);
     if done.is_none() {
-        // Its threads end with its pipes; whatever it has started may hold them, and is not waited for.
-        let _ = child.kill();
-        let _ = child.wait();
         let seconds = patience.as_secs();
         bail!("{program} has not ended within {seconds} s; it is ended now, but {STARTED}");
     }
@@ -127,15 +142,25 @@ fn by_command(command: &[String], script: &str, words: [&str; 2], patience: Dura
 }
 
 /// Gives a child its script and takes what it says, all at once: one that talks much and reads late would wait for us, and we for
-/// it. Nothing if it goes on for longer.
-fn talk(child: &mut Child, script: &str, end: Instant) -> Option<Done> {
+/// it. Nothing if it goes on for longer; then it is killed.
+pub(super) fn talk(child: &mut Child, script: &str, end: Instant, limit: u64) -> Option<Done> {
+    let done = talk_until(child, script, end, limit);
+    if done.is_none() {
+        // Its threads end with its pipes; whatever it has started may hold them, and is not waited for.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    done
+}
+
+fn talk_until(child: &mut Child, script: &str, end: Instant, limit: u64) -> Option<Done> {
     let (said_to, said) = mpsc::channel();
     let (error_to, error) = mpsc::channel();
     if let Some(output) = child.stdout.take() {
-        std::thread::spawn(move || said_to.send(bounded(output)));
+        std::thread::spawn(move || said_to.send(bounded(output, limit)));
     }
     if let Some(output) = child.stderr.take() {
-        std::thread::spawn(move || error_to.send(bounded(output)));
+        std::thread::spawn(move || error_to.send(bounded(output, WORDS)));
     }
     if let Some(mut input) = child.stdin.take() {
         let script = script.to_owned();
@@ -157,14 +182,20 @@ fn talk(child: &mut Child, script: &str, end: Instant) -> Option<Done> {
 }
 
 /// The first so many bytes; the rest is read, so that nobody waits, and forgotten.
-fn bounded(mut from: impl Read) -> String {
+fn bounded(mut from: impl Read, limit: u64) -> String {
     let mut bytes = Vec::new();
-    let _ = from.by_ref().take(WORDS).read_to_end(&mut bytes);
+    let _ = from.by_ref().take(limit).read_to_end(&mut bytes);
     let _ = std::io::copy(&mut from, &mut std::io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn by_directory(directory: &Path, script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
+fn by_directory(
+    directory: &Path,
+    script: &str,
+    words: [&str; 2],
+    patience: Duration,
+    limit: u64,
+) -> Result<Done> {
     let mut number = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut number)?;
     let name = format!("ioplane-{:016x}", u64::from_ne_bytes(number));
@@ -182,10 +213,10 @@ fn by_directory(directory: &Path, script: &str, words: [&str; 2], patience: Dura
     fs::rename(&half, &job)?;
     let end = Instant::now() + patience;
     let done = loop {
-        if let Some(status) = read(&at("status")) {
+        if let Some(status) = read(&at("status"), WORDS) {
             let status = status.trim().parse().with_context(|| format!("{status:?} is no exit status"))?;
-            let text = |ending| read(&at(ending)).unwrap_or_default();
-            break Ok(Done { status, said: text("said"), error: text("error") });
+            let text = |ending, limit| read(&at(ending), limit).unwrap_or_default();
+            break Ok(Done { status, said: text("said", limit), error: text("error", WORDS) });
         }
         if Instant::now() >= end {
             // The guest takes a job before it runs it: one that could be taken back does not run.
@@ -212,10 +243,10 @@ fn by_directory(directory: &Path, script: &str, words: [&str; 2], patience: Dura
 }
 
 /// A plain file that the guest has written; never what a link of its making points to, and not for ever.
-fn read(path: &Path) -> Option<String> {
+fn read(path: &Path, limit: u64) -> Option<String> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
-    file.metadata().ok()?.is_file().then(|| bounded(file.take(WORDS)))
+    file.metadata().ok()?.is_file().then(|| bounded(file.take(limit), limit))
 }
 
 #[cfg(test)]
@@ -287,7 +318,8 @@ mod tests {
     #[test]
     fn a_directory_that_nobody_watches_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = by_directory(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20)).unwrap_err();
+        let error =
+            by_directory(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20), WORDS).unwrap_err();
         assert!(error.to_string().contains("folder.sh"), "{error}");
         assert!(error.to_string().contains("nothing will"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -300,7 +332,8 @@ mod tests {
         let mut child = watcher(folder.path());
         let mark = folder.path().join("mark");
         let script = format!("echo begun >{}; sleep 2", mark.display());
-        let error = by_directory(folder.path(), &script, ["a", "b"], Duration::from_secs(1)).unwrap_err();
+        let error =
+            by_directory(folder.path(), &script, ["a", "b"], Duration::from_secs(1), WORDS).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(mark.exists(), "it has begun");
@@ -311,8 +344,8 @@ mod tests {
     fn a_guest_that_talks_for_ever_is_left() {
         let begun = Instant::now();
         for script in ["yes", "exec >/dev/null 2>&1; sleep 20", "sleep 20 & sleep 20"] {
-            let error =
-                by_command(&["env".into()], script, ["a", "b"], Duration::from_millis(200)).unwrap_err();
+            let error = by_command(&["env".into()], script, ["a", "b"], Duration::from_millis(200), WORDS)
+                .unwrap_err();
             assert!(error.to_string().contains("may still change the guest"), "{error}");
         }
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
@@ -328,7 +361,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("status");
         symlink("/etc/passwd", &link).unwrap();
-        assert_eq!(read(&link), None);
-        assert_eq!(read(Path::new("/dev/null")), None);
+        assert_eq!(read(&link, WORDS), None);
+        assert_eq!(read(Path::new("/dev/null"), WORDS), None);
     }
 }

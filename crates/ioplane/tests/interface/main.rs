@@ -7,6 +7,7 @@ mod configuration;
 mod contract;
 #[path = "../daemon/mod.rs"]
 mod daemon;
+mod exits;
 mod help;
 mod metrics;
 mod normalize;

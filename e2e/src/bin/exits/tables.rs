@@ -91,7 +91,7 @@ fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<T
     let attributed = attributed(&report);
     text += &table("Both, iperf3 and bonnie++", &report);
     text += &format!(
-        "\nOf {} exits {attributed:.2} % have a function and, if about one, a register with a name; {} lost\n",
+        "\nOf {} exits, interrupts left out, {attributed:.2} % have a function and, if about one, a register with a name; {} lost\n",
         report["exits"], report["lost"]
     );
     text += &unnamed(&report);
@@ -112,6 +112,10 @@ fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<T
 fn unnamed(report: &Value) -> String {
     let mut kinds: Vec<(String, u64)> = Vec::new();
     for site in report["sites"].as_array().into_iter().flatten() {
+        // They count in no share.
+        if matches!(site["kind"].as_str(), Some("host-interrupt" | "interrupt-window" | "timer")) {
+            continue;
+        }
         let device = matches!(site["kind"].as_str(), Some("port" | "memory" | "msr"))
             && site["detail"]["fault"].is_null();
         let named = site["place"]["role"].as_str().is_some_and(|role| role != "unnamed");
@@ -136,7 +140,7 @@ fn unnamed(report: &Value) -> String {
     format!("\nWhat has no name:\n{}\n", kinds.iter().take(12).map(line).collect::<String>())
 }
 
-/// Of all exits, whatever caused them and wherever the guest was: the report's own count.
+/// Of all exits but interrupts, wherever the guest was: the report's own count.
 fn attributed(report: &Value) -> f64 {
     report["attributed_percent"].as_f64().unwrap_or(0.0)
 }
