@@ -113,11 +113,7 @@ impl L1 {
     /// Starts one that waits for another to migrate to `/tmp/NAME.in` in L1.
     pub fn old_machine_incoming(&self, machine: &OldMachine<'_>, disk: &Path) -> Result<L2<'_>> {
         let OldMachine { name, version, before, args, append } = *machine;
-        let args = old_args(name, disk, &format!("-incoming unix:/tmp/{name}.in {args}"));
-        let guest = self.start_debian(before, version, name, &args, append)?;
-        self.run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
-            .with_context(|| format!("QEMU waits for a migration; it said {}", guest.said()))?;
-        Ok(guest)
+        self.debian_incoming(before, version, name, &old_args(name, disk, args), append)
     }
 
     /// Boots one, and has it read its disk and ping QEMU.
@@ -216,6 +212,19 @@ impl ClusteringFigures {
 /// The vCPUs of a status of clustering.
 pub fn vcpus(status: &Value) -> &[Value] {
     status["vcpus"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// What is counted under these names in a list such as `not_begun`.
+pub fn counted(list: &Value, whys: &[&str]) -> u64 {
+    let counts = list.as_array().map_or(&[][..], Vec::as_slice);
+    let named = counts.iter().filter(|count| count["why"].as_str().is_some_and(|why| whys.contains(&why)));
+    named.filter_map(|count| count["count"].as_u64()).sum()
+}
+
+/// How many clusters these have ended. The status has to have all places: `--sites 256`.
+pub fn ended_by(status: &Value, whys: &[&str]) -> u64 {
+    let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
+    sites.map(|site| counted(&site["ends"], whys)).sum()
 }
 
 /// The device accesses that took no exit.
