@@ -113,7 +113,10 @@ impl L1 {
     /// Starts one that waits for another to migrate to `/tmp/NAME.in` in L1.
     pub fn old_machine_incoming(&self, machine: &OldMachine<'_>, disk: &Path) -> Result<L2<'_>> {
         let OldMachine { name, version, before, args, append } = *machine;
-        self.debian_incoming(before, version, name, &old_args(name, disk, args), append)
+        let args = old_args(name, disk, &format!("-incoming unix:/tmp/{name}.in {args}"));
+        let guest = self.start_debian(before, version, name, &args, append)?;
+        guest.takes_guests()?;
+        Ok(guest)
     }
 
     /// Boots one, and has it read its disk and ping QEMU.

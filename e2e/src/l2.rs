@@ -50,24 +50,8 @@ impl L1 {
         Ok(guest)
     }
 
-    /// Starts one that waits for another to migrate to `/tmp/NAME.in` in L1.
-    pub fn debian_incoming(
-        &self,
-        before: &str,
-        version: Version,
-        name: &str,
-        args: &str,
-        append: &str,
-    ) -> Result<L2<'_>> {
-        let args = format!("-incoming unix:/tmp/{name}.in {args}");
-        let guest = self.start_debian(before, version, name, &args, append)?;
-        self.run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
-            .with_context(|| format!("QEMU waits for a migration; it said {}", guest.said()))?;
-        Ok(guest)
-    }
-
-    /// The same as [`L1::debian_after`] without waiting for it to boot.
-    fn start_debian(
+    /// The same without waiting for it to boot: with `-incoming` it does not.
+    pub fn start_debian(
         &self,
         before: &str,
         version: Version,
@@ -195,7 +179,16 @@ impl L2<'_> {
         self.qmp("set-action", &reboot("shutdown")).map(drop)
     }
 
-    /// Migrates it to a guest that [`L1::debian_incoming`] has started, and waits until QEMU has sent all of it.
+    /// Waits until its QEMU, started with `-incoming unix:/tmp/NAME.in`, takes a guest.
+    pub fn takes_guests(&self) -> Result<()> {
+        let name = self.name();
+        self.l1
+            .run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
+            .map(drop)
+            .with_context(|| format!("{name} waits for a migration; QEMU said {}", self.said()))
+    }
+
+    /// Migrates it to one that [takes guests](L2::takes_guests), and waits until QEMU has sent all of it.
     pub fn migrate_to(&self, there: &L2<'_>) -> Result<()> {
         self.qmp("migrate", &json!({"uri": format!("unix:/tmp/{}.in", there.name())}))?;
         let end = Instant::now() + 3 * MINUTE;

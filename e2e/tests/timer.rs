@@ -199,7 +199,9 @@ fn two_vcpus_leave_while_clamped(l1: &L1, before: &str, step: &impl Fn(&str)) ->
     step(&format!("two vCPUs, clamped: {clamped:.1} jiffies per second"));
     ensure!(clamped > 0.0 && clamped <= HZ * 1.2, "{clamped} jiffies per second");
 
-    let there = l1.debian_incoming(before, Version::Host, "destination", &machine, &append)?;
+    let incoming = format!("{machine} -incoming unix:/tmp/destination.in");
+    let there = l1.start_debian(before, Version::Host, "destination", &incoming, &append)?;
+    there.takes_guests()?;
     source.migrate_to(&there)?;
     let status = clamp(l1, "--vm source")?;
     ensure!(status["clamped"] == true && hz(&status, "timer_hz") <= HZ, "the source has: {status:#}");
