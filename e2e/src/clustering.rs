@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 const MINUTE: Duration = Duration::from_secs(60);
 /// On a translated processor everything takes longer, KVM's exits included: hardware's limit, and as much longer.
 const TRANSLATED_TIME_LIMIT: &str = "--time-limit 10ms";
+const PATIENT_TIME_LIMIT: &str = "--time-limit 50ms";
 const DISK: usize = 1 << 20;
 const BLOCK: usize = 4096;
 const MAC: &str = "52:54:00:00:00:29";
@@ -77,7 +78,17 @@ impl L1 {
 
     /// The same with more options.
     pub fn interposed_with(&self, options: &str) -> Result<String> {
-        let limit = if self.patience() > 1 { TRANSLATED_TIME_LIMIT } else { "" };
+        self.run_words(TRANSLATED_TIME_LIMIT, options)
+    }
+
+    /// Words that start a VMM with longer clusters where the processor is translated. A cluster's time includes what other processes take of
+    /// that processor, so this is for counts that must hold beside them.
+    pub fn interposed_patiently(&self) -> Result<String> {
+        self.run_words(PATIENT_TIME_LIMIT, "")
+    }
+
+    fn run_words(&self, translated: &str, options: &str) -> Result<String> {
+        let limit = if self.patience() > 1 { translated } else { "" };
         Ok(format!("{} run --library {} {limit} {options} --", binary()?.display(), library()?.display()))
     }
 
@@ -115,8 +126,7 @@ impl L1 {
         let OldMachine { name, version, before, args, append } = *machine;
         let args = old_args(name, disk, &format!("-incoming unix:/tmp/{name}.in {args}"));
         let guest = self.start_debian(before, version, name, &args, append)?;
-        self.run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
-            .with_context(|| format!("QEMU waits for a migration; it said {}", guest.said()))?;
+        guest.takes_guests()?;
         Ok(guest)
     }
 
@@ -216,6 +226,19 @@ impl ClusteringFigures {
 /// The vCPUs of a status of clustering.
 pub fn vcpus(status: &Value) -> &[Value] {
     status["vcpus"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// What is counted under these names in a list such as `not_begun`.
+pub fn counted(list: &Value, whys: &[&str]) -> u64 {
+    let counts = list.as_array().map_or(&[][..], Vec::as_slice);
+    let named = counts.iter().filter(|count| count["why"].as_str().is_some_and(|why| whys.contains(&why)));
+    named.filter_map(|count| count["count"].as_u64()).sum()
+}
+
+/// How many clusters these have ended. The status has to have all places: `--sites 256`.
+pub fn ended_by(status: &Value, whys: &[&str]) -> u64 {
+    let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
+    sites.map(|site| counted(&site["ends"], whys)).sum()
 }
 
 /// The device accesses that took no exit.

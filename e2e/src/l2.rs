@@ -4,8 +4,8 @@
 use crate::l1::{Job, L1};
 use crate::process::{built, tail};
 use crate::version::{Version, program};
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,7 +51,7 @@ impl L1 {
     }
 
     /// The same without waiting for it to boot: with `-incoming` it does not.
-    pub(crate) fn start_debian(
+    pub fn start_debian(
         &self,
         before: &str,
         version: Version,
@@ -158,6 +158,51 @@ impl L2<'_> {
     /// What QEMU has said.
     pub fn said(&self) -> String {
         self.qemu.output()
+    }
+
+    /// Has QEMU reset the machine, and waits until the guest has booted again. No script may run in the guest.
+    pub fn reset(&self) -> Result<()> {
+        // The guest begins anew with the first script in its folder.
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let script = path.file_stem().is_some_and(|stem| stem.to_string_lossy().parse::<u32>().is_ok());
+            if script || path.ends_with("up") {
+                fs::remove_file(path)?;
+            }
+        }
+        self.jobs.store(0, Ordering::Relaxed);
+        // With -no-reboot QEMU ends in place of a reset.
+        let reboot = |action: &str| json!({"reboot": action});
+        let nothing = json!({});
+        self.qmp_each(&[("set-action", &reboot("reset")), ("system_reset", &nothing)])?;
+        self.wait_for("up", 2 * MINUTE).with_context(|| format!("boot {} again", self.name()))?;
+        self.qmp("set-action", &reboot("shutdown")).map(drop)
+    }
+
+    /// Waits until its QEMU, started with `-incoming unix:/tmp/NAME.in`, takes a guest.
+    pub fn takes_guests(&self) -> Result<()> {
+        let name = self.name();
+        self.l1
+            .run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
+            .map(drop)
+            .with_context(|| format!("{name} waits for a migration; QEMU said {}", self.said()))
+    }
+
+    /// Migrates it to one that [takes guests](L2::takes_guests), and waits until QEMU has sent all of it.
+    pub fn migrate_to(&self, there: &L2<'_>) -> Result<()> {
+        self.qmp("migrate", &json!({"uri": format!("unix:/tmp/{}.in", there.name())}))?;
+        let end = Instant::now() + 3 * MINUTE;
+        loop {
+            let status = self.qmp("query-migrate", &json!({}))?;
+            match status["status"].as_str() {
+                Some("completed") => return Ok(()),
+                Some("failed" | "cancelled") => {
+                    bail!("{status:#}; the destination said {}", there.said())
+                }
+                _ => ensure!(Instant::now() < end, "{status:#}"),
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// Ends it, as if the power had gone.

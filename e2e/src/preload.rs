@@ -176,11 +176,15 @@ pub fn access_trace(l1: &L1, guest: &L2<'_>, name: &str, names: &[&str], work: &
             ["read", "write"].map(|what| json!({"name": format!("memory_region_ops_{what}"), "enable": on}));
         guest.qmp_each(&[("trace-event-set-state", &both[0]), ("trace-event-set-state", &both[1])])
     };
+    // QEMU goes on writing to the same file.
+    let file = format!("/tmp/{name}.trace");
+    let before =
+        l1.run(&format!("stat -c %s {file} 2>/dev/null || echo 0"), MINUTE)?.trim().parse::<u64>()?;
     switch(true)?;
     guest.run(work)?;
     switch(false)?;
     let wanted = names.iter().map(|name| format!("-e \"name '{name}'\"")).collect::<Vec<_>>().join(" ");
-    let said = l1.run(&format!("grep {wanted} /tmp/{name}.trace; rm /tmp/{name}.trace"), MINUTE)?;
+    let said = l1.run(&format!("tail -c +{} {file} | grep {wanted}", before + 1), MINUTE)?;
     let access = |line: &str| -> Option<String> {
         // memory_region_ops_read cpu 0 mr 0x55d0c addr 0x1f7 value 0x50 size 1 name 'ide'
         let (_, line) = line.split_once("memory_region_ops_")?;

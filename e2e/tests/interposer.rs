@@ -2,12 +2,13 @@
 //! and it takes a fraction of the exits. The kernel of L1 counts them, and QEMU itself traces the accesses.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::clustering::{saved, vcpus};
+use ioplane_e2e::clustering::{counted, ended_by, saved, vcpus};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::preload::{UserExits, access_trace};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -39,10 +40,45 @@ const AGAIN: &str = "look() { for function in /sys/bus/pci/devices/*; do od -An 
         for time in 1 2 3 4 5; do [ \"$(look)\" = \"$first\" ] || exit 2; done; echo once; : >/folder/begun
     done";
 const REGIONS: [&str; 3] = ["ide", "pci-conf-idx", "pci-conf-data"];
+/// A serial port that is no console is opened and written to. The RTC's memory is read: an index and a value for each byte. An NE2000's driver finds it,
+/// brings it up and sends frames that are the same each time; QEMU answers every second one, which asks for its address.
+const DEVICES: &str = "set -e
+    for place in default all; do echo 1 >/proc/sys/net/ipv6/conf/$place/disable_ipv6; done
+    modprobe -r ne2k-pci
+    stty -F /dev/ttyS1 38400 raw
+    for line in first second third; do echo \"the $line line\" >/dev/ttyS1; done
+    cat /sys/bus/nvmem/devices/cmos_nvram*/nvmem | od -An -v -tx1
+    modprobe ne2k-pci
+    for place in /sys/class/net/*; do
+        [ \"$(basename \"$(readlink $place/device/driver)\")\" = ne2k-pci ] && break
+    done
+    /folder/busybox ip link set ${place##*/} up
+    perl -e '
+        my ($index, $mac) = @ARGV;
+        $mac =~ s/://g;
+        socket(my $socket, 17, 3, 0) or die \"socket: $!\";
+        my $to = pack(\"S n l S C C a8\", 17, 0x88b5, $index, 0, 0, 0, \"\");
+        my $asks = pack(\"H*\", \"ffffffffffff${mac}08060001080006040001${mac}0a00020f0000000000000a000202\");
+        my $long = pack(\"H*\", \"ffffffffffff${mac}88b5\") . join(\"\", map { chr($_ % 251) } 1 .. 1000);
+        for my $frame (($asks . \"\\0\" x 18, $long) x 4) {
+            send($socket, $frame, 0, $to) == length($frame) or die \"send: $!\";
+        }' $(cat $place/ifindex $place/address)
+    /folder/busybox ip link set ${place##*/} down
+    modprobe -r ne2k-pci";
+/// QEMU's names of their regions, and the fewest accesses that prove anything.
+const DEVICE_REGIONS: [(&str, usize); 4] =
+    [("serial", 40), ("rtc", 100), ("rtc-index", 100), ("ne2000", 1000)];
+/// The script of the guide.
+const EMULATOR: &str = "exec ioplane run -- qemu-system-x86_64 \"$@\"";
+const GUIDE: &str = include_str!("../../docs/guide/fewer-exits.md");
+/// Brings a plugged vCPU up.
+const ONLINE: &str = "set -e; cpu=/sys/devices/system/cpu/cpu1
+    until [ -d $cpu ]; do sleep 0.1; done
+    [ $(cat $cpu/online) = 1 ] || echo 1 >$cpu/online; grep -c ^processor /proc/cpuinfo";
 
 /// Without DMA, so that the processor reads the disk.
 fn machine<'a>(name: &'a str, before: &'a str) -> OldMachine<'a> {
-    OldMachine { name, version: Version::Host, before, args: "", append: "libata.dma=0" }
+    OldMachine { name, version: Version::Host, before, args: "-serial null", append: "libata.dma=0" }
 }
 
 fn boot<'a>(l1: &'a L1, machine: &OldMachine<'_>, disk: &Path) -> Result<(L2<'a>, UserExits)> {
@@ -58,10 +94,26 @@ struct Run {
     pings: UserExits,
     inventory: String,
     trace: Vec<String>,
+    devices: Vec<String>,
+}
+
+/// What only a guest with the library has.
+struct Clustered {
+    /// Before it was reset.
+    status: Value,
+    /// When QEMU had reset it.
+    again: UserExits,
+}
+
+fn device_trace(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Vec<String>> {
+    let mut trace = access_trace(l1, guest, name, &DEVICE_REGIONS.map(|(region, _)| region), DEVICES)?;
+    // The console of the guest, whose lines begin with the time.
+    trace.retain(|line| !line.contains(" addr 0x3f"));
+    Ok(trace)
 }
 
 /// The guest looks at its machine, reads its disk and pings QEMU by its NE2000.
-fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option<Value>)> {
+fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option<Clustered>)> {
     let (guest, boot) = boot(l1, start, disk)?;
     let inventory = guest.run(INVENTORY)?;
     let read = read(l1, &guest, disk)?;
@@ -69,9 +121,14 @@ fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option
     guest.raise_ne2000()?;
     let pings = guest.ping_by_ne2000(l1, PINGS)?;
     eprintln!("{}: {read:?} to read the disk; {pings:?}", start.name);
+    let mut clustered = None;
     let status = if start.before.is_empty() { None } else { Some(switched(l1, &guest, start.name)?) };
+    let devices = device_trace(l1, &guest, start.name)?;
+    if let Some(status) = status {
+        clustered = Some(Clustered { status, again: reset(l1, &guest, start.name, disk)? });
+    }
     guest.kill()?;
-    Ok((Run { boot, read, pings: pings.exits, inventory, trace }, status))
+    Ok((Run { boot, read, pings: pings.exits, inventory, trace, devices }, clustered))
 }
 
 fn read(l1: &L1, guest: &L2<'_>, disk: &Path) -> Result<UserExits> {
@@ -82,11 +139,17 @@ fn read(l1: &L1, guest: &L2<'_>, disk: &Path) -> Result<UserExits> {
     Ok(read)
 }
 
-/// What is counted under these names in a list such as `not_begun`.
-fn counted(list: &Value, whys: &[&str]) -> u64 {
-    let counts = list.as_array().map_or(&[][..], Vec::as_slice);
-    let named = counts.iter().filter(|count| count["why"].as_str().is_some_and(|why| whys.contains(&why)));
-    named.filter_map(|count| count["count"].as_u64()).sum()
+/// QEMU resets the machine: the guest boots again in clusters and reads its disk. The exits of that boot.
+fn reset(l1: &L1, guest: &L2<'_>, name: &str, disk: &Path) -> Result<UserExits> {
+    let before = saved(&l1.clustering(&format!("--vm {name}"))?);
+    let exits = l1.count_user_exits()?;
+    guest.reset()?;
+    let boot = exits.read()?;
+    let status = l1.clustering(&format!("--vm {name}"))?;
+    eprintln!("{name}: reset: {boot:?}, {} exits saved", saved(&status) - before);
+    ensure!(status["clustering"] == "on" && saved(&status) > before + 5000, "{before} before: {status:#}");
+    read(l1, guest, disk)?;
+    Ok(boot)
 }
 
 /// Switches it off and on again while the guest runs; the status before.
@@ -122,37 +185,64 @@ fn timeless(trace: &[String]) -> Vec<&str> {
     kept
 }
 
+/// Where these differ first, and what is around.
+fn difference(with: &[&str], without: &[&str]) -> Option<String> {
+    let at = (0..with.len().max(without.len())).find(|at| with.get(*at) != without.get(*at))?;
+    let around = |trace: &[&str]| -> String {
+        trace.iter().skip(at.saturating_sub(8)).take(16).map(|line| format!("{line}\n")).collect()
+    };
+    Some(format!("number {at} differs; with clusters:\n{}without:\n{}", around(with), around(without)))
+}
+
 fn same_trace(with: &[String], without: &[String]) -> Result<()> {
     let (with, without) = (timeless(with), timeless(without));
     for region in REGIONS {
         let of = without.iter().filter(|line| line.contains(&format!("name '{region}'"))).count();
         ensure!(of > 100, "{of} accesses of {region} prove nothing: {without:#?}");
     }
-    if let Some(at) = (0..with.len().max(without.len())).find(|at| with.get(*at) != without.get(*at)) {
-        let around = |trace: &[&str]| {
-            trace
-                .iter()
-                .skip(at.saturating_sub(8))
-                .take(16)
-                .map(|line| format!("{line}\n"))
-                .collect::<String>()
-        };
-        anyhow::bail!(
-            "access {at} differs; with the interposer:\n{}without:\n{}",
-            around(&with),
-            around(&without)
-        );
+    if let Some(difference) = difference(&with, &without) {
+        anyhow::bail!("{difference}");
     }
     eprintln!("{} accesses are the same", with.len());
     Ok(())
 }
 
+/// Each device gets the same writes, and its registers are read in the same order. What is read depends on time, and so does how often a driver
+/// reads one register in a row.
+fn same_devices(with: &[String], without: &[String]) -> Result<()> {
+    let mut wrong = String::new();
+    for (region, enough) in DEVICE_REGIONS {
+        let name = format!("name '{region}'");
+        let count = without.iter().filter(|line| line.ends_with(&name)).count();
+        ensure!(count >= enough, "{count} accesses of {region} prove nothing: {without:#?}");
+        for what in ["write", "read"] {
+            let [with, without] = [with, without].map(|trace| accesses(trace, what, &name));
+            match difference(&with, &without) {
+                Some(difference) => wrong += &format!("{region}, {what}: {difference}"),
+                None => eprintln!("{region}, {what}: {} accesses are the same", with.len()),
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "{wrong}");
+    Ok(())
+}
+
+/// Writes to a region whole; of reads where they read, and several in a row once. The RTC's memory is read byte by byte at one port.
+fn accesses<'a>(trace: &'a [String], what: &str, name: &str) -> Vec<&'a str> {
+    let lines = trace.iter().filter(|line| line.ends_with(name) && line.starts_with(what));
+    let mut lines: Vec<&str> = lines.map(String::as_str).collect();
+    if what == "read" {
+        lines.iter_mut().for_each(|line| *line = line.split(" value").next().unwrap_or(line));
+        if name != "name 'rtc'" {
+            lines.dedup();
+        }
+    }
+    lines
+}
+
 /// In clusters: the VMM stops the guest, reads its registers, and has it go on, again and again.
 fn interrupted(l1: &L1, guest: &L2<'_>, name: &str) -> Result<()> {
-    let ends = |status: &Value| -> u64 {
-        let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
-        sites.map(|site| counted(&site["ends"], &["wanted by the VMM", "other call of the VMM"])).sum()
-    };
+    let ends = |status: &Value| ended_by(status, &["wanted by the VMM", "other call of the VMM"]);
     let before = ends(&l1.clustering(&format!("--vm {name} --sites 256"))?);
     let number = guest.start(AGAIN)?;
     guest.wait_for("begun", 2 * MINUTE)?;
@@ -204,6 +294,85 @@ fn two_vcpus(l1: &L1, command: &str, disk: &Path) -> Result<()> {
     guest.kill()
 }
 
+/// A guest with one vCPU gets a second one. Its CPUID offers KVM's PV TLB flush, so no cluster begins from then on.
+fn plugged(l1: &L1, command: &str, disk: &Path) -> Result<()> {
+    let plugged = OldMachine { args: "-smp 1,maxcpus=2", ..machine("plugged", command) };
+    let (guest, _) = boot(l1, &plugged, disk)?;
+    read(l1, &guest, disk)?;
+    let alone = l1.clustering("--vm plugged")?;
+    ensure!(vcpus(&alone).len() == 1 && saved(&alone) > 5000, "{alone:#}");
+    let places = guest.qmp("query-hotpluggable-cpus", &json!({}))?;
+    let mut free = places.as_array().into_iter().flatten().filter(|place| place["qom-path"].is_null());
+    let place = free.next().with_context(|| format!("no vCPU can be plugged: {places:#}"))?;
+    let mut words = place["props"].clone();
+    (words["driver"], words["id"]) = (place["type"].clone(), json!("second"));
+    guest.qmp("device_add", &words)?;
+    let said = guest.run(ONLINE)?;
+    ensure!(said.trim() == "2", "{said}");
+    let before = l1.clustering("--vm plugged")?;
+    read(l1, &guest, disk)?;
+    let after = l1.clustering("--vm plugged")?;
+    let declined = |status: &Value| -> u64 {
+        vcpus(status).iter().map(|vcpu| counted(&vcpu["not_begun"], &["refused: remote TLB flush"])).sum()
+    };
+    eprintln!("plugged: {} exits saved alone, then {} refusals", saved(&alone), declined(&after));
+    ensure!(vcpus(&after).len() == 2 && saved(&after) == saved(&before), "{before:#}\n{after:#}");
+    ensure!(declined(&alone) == 0 && declined(&after) > declined(&before) + 1000, "{before:#}\n{after:#}");
+    guest.kill()
+}
+
+/// The guide's script for libvirt, which drops the environment.
+fn wrapped(l1: &L1) -> Result<()> {
+    ensure!(GUIDE.contains(EMULATOR), "the guide has another script");
+    let emulator = l1.folder().join("emulator");
+    fs::write(&emulator, format!("#!/bin/sh\n{EMULATOR}\n"))?;
+    fs::set_permissions(&emulator, Permissions::from_mode(0o755))?;
+    let place = binary()?.parent().context("where ioplane is")?.display().to_string();
+    let qemu = l1.start(&format!(
+        "exec env -i LC_ALL=C PATH={place}:/usr/sbin:/usr/bin:/sbin:/bin {} -accel kvm -name wrapped -nodefaults -display none -S",
+        emulator.display()
+    ))?;
+    let end = Instant::now() + 2 * MINUTE;
+    let status = loop {
+        match l1.clustering("--vm wrapped") {
+            Ok(status) if vcpus(&status).len() == 1 => break status,
+            Ok(status) => ensure!(Instant::now() < end, "{status:#}"),
+            Err(error) if qemu.has_ended() || Instant::now() >= end => {
+                return Err(error.context(format!("QEMU said {}", qemu.output())));
+            }
+            Err(_) => {}
+        }
+    };
+    ensure!(status["clustering"] == "on", "{status:#}");
+    qemu.kill()
+}
+
+/// Traces with clustering on, and then off.
+fn on_and_off(l1: &L1, name: &str, trace: impl Fn() -> Result<Vec<String>>) -> Result<[Vec<String>; 2]> {
+    let begun = saved(&l1.clustering(&format!("on --vm {name}"))?);
+    let with = trace()?;
+    let on = saved(&l1.clustering(&format!("off --vm {name}"))?);
+    let without = trace()?;
+    let off = saved(&l1.clustering(&format!("--vm {name}"))?);
+    ensure!(on > begun + 500 && off <= on + 2, "exits saved: {begun}, with clusters {on}, without {off}");
+    Ok([with, without])
+}
+
+/// In a newer QEMU the devices get the same accesses with clustering on and off.
+fn newer(l1: &L1, command: &str, disk: &Path) -> Result<()> {
+    let newer = OldMachine { version: Version::Newer, ..machine("newer", command) };
+    let (guest, _) = boot(l1, &newer, disk)?;
+    read(l1, &guest, disk)?;
+    // The driver of the NE2000 changes the configuration space, so each work is done with both before the next.
+    let [with, without] = on_and_off(l1, "newer", || access_trace(l1, &guest, "newer", &REGIONS, TRACED))?;
+    same_trace(&with, &without)?;
+    // It leaves the port's speed, so the first time is another.
+    guest.run(DEVICES)?;
+    let [with, without] = on_and_off(l1, "newer", || device_trace(l1, &guest, "newer"))?;
+    same_devices(&with, &without)?;
+    guest.kill()
+}
+
 fn fewer(with: &UserExits, without: &UserExits, percent: u64) -> Result<()> {
     ensure!(without.accesses() > 2000, "{without:?}: too few to prove anything");
     let at_most = without.accesses() * percent / 100;
@@ -220,7 +389,7 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     let content = fs::read(&disk)?;
     let command = l1.interposed()?;
     step("L1 is up");
-    let (clustered, status) =
+    let (clustered, more) =
         exercise(&l1, &machine("clustered", command.as_str()), &disk).context("with it")?;
     step("with the interposer");
     let (plain, _) = exercise(&l1, &machine("plain", ""), &disk).context("without it")?;
@@ -234,10 +403,17 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
         ensure!(*other == plain.inventory, "{name} it sees:\n{other}\nwithout:\n{}", plain.inventory);
     }
     same_trace(&clustered.trace, &plain.trace)?;
+    same_devices(&clustered.devices, &plain.devices)?;
+    newer(&l1, &command, &disk)?;
+    step("a newer QEMU");
+    wrapped(&l1)?;
+    step("started by a wrapper");
     // With Debian 13's QEMU 10.0 a boot takes 33,000 port accesses fewer than with Debian 12's 7.2. Clustering saves nearly all of those, so
     // about as many exits are left with either.
     let percent = if plain.boot.accesses() > 40_000 { 10 } else { 30 };
     fewer(&clustered.boot, &plain.boot, percent).context("boot")?;
+    let Clustered { status, again } = more.context("it was clustered")?;
+    fewer(&again, &plain.boot, percent).context("boot after a reset")?;
     // Without DMA, INS reads the data, and that is KVM's.
     fewer(&clustered.read, &plain.read, 80).context("IDE")?;
     fewer(&clustered.pings, &plain.pings, 10).context("NE2000")?;
@@ -245,7 +421,6 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     // It counts what L1's kernel has counted, and what the guest did in between. The kernel's count includes the returns that only completed an
     // access, which have a count of their own here.
     let returned = clustered.boot.total() + clustered.read.total() + clustered.pings.total();
-    let status = status.context("it has a status")?;
     let count = |name: &str| status["vcpus"][0][name].as_u64().context("a count of returns");
     let returns = count("returns")? + count("completions")?;
     ensure!(returns >= returned && returns < returned * 2, "{returned} returns were counted: {status:#}");
@@ -258,5 +433,7 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
 fn two_vcpus_are_refused_or_served_and_interrupted() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     let command = l1.interposed()?;
-    two_vcpus(&l1, &command, &l1.old_disk()?)
+    let disk = l1.old_disk()?;
+    two_vcpus(&l1, &command, &disk)?;
+    plugged(&l1, &command, &disk)
 }

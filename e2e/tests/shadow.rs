@@ -7,9 +7,16 @@ use ioplane_e2e::{Inner, L1, Nic, Version};
 use std::time::Instant;
 
 const NAME: &str = "shadowed";
+const RESET: &str = "reset";
 const PINGS: u32 = 50;
 /// KVM_EXIT_MMIO.
 const MMIO: u32 = 6;
+/// Exits per ping that the page alone leaves, and how many rounds have a chance: an interrupt of its own for what was sent takes one or two writes
+/// more, and in which pings there is one is chance.
+const BY_THE_PAGE: f64 = 5.1;
+const ROUNDS: usize = 6;
+/// Exits per ping of an NE2000 that clustering leaves.
+const BY_CLUSTERS: f64 = 20.0;
 /// Of an NE2000 each access is a message, and without clustering an exit.
 const PORT_PINGS: u32 = 10;
 /// So many times as many until clustering has to have learnt where an NE2000 is accessed.
@@ -60,6 +67,20 @@ fn reads_do_not_exit(pinged: &Pinged) -> Result<()> {
     Ok(())
 }
 
+/// The best of some rounds takes no more exits than the page is to leave. Clustering is off.
+fn the_page_leaves_the_writes(l1: &L1, guest: &L2<'_>, daemon: &Inner<'_>) -> Result<()> {
+    let mut best = f64::MAX;
+    for _ in 0..ROUNDS {
+        let pinged = ping(l1, guest, daemon)?;
+        reads_do_not_exit(&pinged)?;
+        best = best.min(pinged.exits);
+        if best <= BY_THE_PAGE {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{best} exits per ping in the best of {ROUNDS} rounds, not {BY_THE_PAGE}")
+}
+
 /// Exits of a ping by the NE2000.
 fn ping_by_ports(l1: &L1, guest: &L2<'_>) -> Result<f64> {
     guest.raise(Nic::Ne2000)?;
@@ -71,13 +92,18 @@ fn ping_by_ports(l1: &L1, guest: &L2<'_>) -> Result<f64> {
     Ok(each)
 }
 
+/// Both ways in which the daemon says whether a page is used.
 fn in_use(daemon: &Inner<'_>) -> Result<bool> {
-    daemon.json("pci show rtl")?["watch"]["shadow_page"].as_bool().context("whether a page is used")
+    let said = daemon.json("pci show rtl")?["watch"]["shadow_page"].as_bool();
+    let used = said.context("whether a page is used")?;
+    let text = daemon.text("pci show rtl")?;
+    ensure!(text.contains("shadow page       in use") == used, "a page is used: {used}, and yet:\n{text}");
+    Ok(used)
 }
 
 fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
-    let args = daemon.guest_args(&CARDS.map(|(_, name)| name), 256)?;
-    let guest = l1.debian_after(&l1.interposed()?, Version::Newer, NAME, &args, "")?;
+    let args = format!("{} -sandbox on", daemon.guest_args(&CARDS.map(|(_, name)| name), 256)?);
+    let guest = l1.debian_after(&l1.interposed_patiently()?, Version::Newer, NAME, &args, "")?;
     let explain = |error: anyhow::Error| {
         error.context(format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))
     };
@@ -85,18 +111,18 @@ fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
     guest.raise(Nic::Rtl8139).map_err(explain)?;
     ensure!(in_use(daemon)?, "{}", daemon.text("pci show rtl")?);
     l1.clustering(&format!("off --vm {NAME}"))?;
-    reads_do_not_exit(&ping(l1, &guest, daemon)?)?;
+    the_page_leaves_the_writes(l1, &guest, daemon)?;
     l1.clustering(&format!("on --vm {NAME}"))?;
     reads_do_not_exit(&ping(l1, &guest, daemon)?)?;
     // Clusters are learnt: the first pings exit as ever.
     let mut ports = f64::MAX;
     for _ in 0..LEARNING {
         ports = ping_by_ports(l1, &guest)?;
-        if ports <= 40.0 {
+        if ports <= BY_CLUSTERS {
             break;
         }
     }
-    ensure!(ports <= 40.0, "{ports} exits per ping of an NE2000 with clustering");
+    ensure!(ports <= BY_CLUSTERS, "{ports} exits per ping of an NE2000 with clustering");
     eprintln!("{}", daemon.text("pci show rtl")?);
 
     let said = guest.run(MOVE).map_err(explain)?;
@@ -108,8 +134,39 @@ fn with_the_page(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
     ensure!(in_use(daemon)?, "{}", daemon.text("pci show rtl")?);
     l1.clustering(&format!("off --vm {NAME}"))?;
     reads_do_not_exit(&ping(l1, &guest, daemon)?)?;
+    no_faults(daemon)?;
+    guest.kill()
+}
+
+fn no_faults(daemon: &Inner<'_>) -> Result<()> {
     let watch = &daemon.json("pci show rtl")?["watch"];
     ensure!(watch["faults"] == serde_json::json!([]), "{watch:#}");
+    Ok(())
+}
+
+/// A guest with two vCPUs, which take turns on L1's one processor. QEMU resets it while its driver is up: the page is away until the driver of the guest
+/// that has booted again reads a register.
+fn after_a_reset(l1: &L1, daemon: &Inner<'_>) -> Result<()> {
+    let smp = "-smp 2 -cpu host,kvm-pv-tlb-flush=off -sandbox on";
+    let args = format!("{} {smp}", daemon.guest_args(&[CARDS[0].1], 256)?);
+    let guest = l1.debian_after(&l1.interposed()?, Version::Newer, RESET, &args, "")?;
+    let explain = |error: anyhow::Error| {
+        error.context(format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))
+    };
+    l1.clustering(&format!("off --vm {RESET}"))?;
+    for boot in 0..2 {
+        ensure!(!in_use(daemon)?, "boot {boot}: no driver has read a register");
+        let said = guest.run("grep -c ^processor /proc/cpuinfo")?;
+        ensure!(said.trim() == "2", "{said} processors");
+        guest.raise(Nic::Rtl8139).map_err(explain)?;
+        ensure!(in_use(daemon)?, "boot {boot}: {}", daemon.text("pci show rtl")?);
+        the_page_leaves_the_writes(l1, &guest, daemon)?;
+        no_faults(daemon)?;
+        if boot == 0 {
+            guest.reset().map_err(explain)?;
+            eprintln!("booted again");
+        }
+    }
     guest.kill()
 }
 
@@ -137,6 +194,8 @@ fn registers_are_read_without_exits_in_stock_qemu() -> Result<()> {
     }
     news("with the page");
     with_the_page(&l1, &daemon)?;
+    news("with two vCPUs and a reset");
+    after_a_reset(&l1, &daemon)?;
     news("without");
     without_the_library(&l1, &daemon)?;
     for (_, name) in CARDS {

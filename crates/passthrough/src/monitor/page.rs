@@ -267,6 +267,13 @@ impl<H: Hardware> Monitor<H> {
         if !self.guest.page.as_ref().is_some_and(Page::due) {
             return;
         }
+        // QEMU takes the page away when it resets the VM, and the access that would tell of it may never come.
+        if self.guest.page.as_ref().is_some_and(|page| page.file.request() == Some(0)) {
+            self.grant_page(0);
+        }
+        if !self.guest.page.as_ref().is_some_and(Page::used) {
+            return;
+        }
         let runs = self.card.parked.is_none() && !self.guest.stopped && !self.card.dead();
         if runs {
             self.ask_hardware();

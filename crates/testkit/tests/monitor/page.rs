@@ -221,6 +221,19 @@ fn a_register_file_shows_what_reads_would_while_it_is_wanted() {
     control.put_u64(WANTED, 6);
     driver.get(0x3e, 2).expect("answers");
     assert_eq!((control.load_u64(GRANTED), page.load_u32(8)), (6, !before));
+    // Taken away from a guest that makes no access: the clock notices.
+    control.put_u64(WANTED, 0);
+    let deadline = soon();
+    while control.load_u64(GRANTED) != 0 {
+        assert!(std::time::Instant::now() < deadline, "nobody has noticed");
+        driver.reach.turn();
+    }
+    // Only an access shows that the VMM sends reads here.
+    control.put_u64(WANTED, 7);
+    driver.reach.interrupts();
+    assert_eq!(control.load_u64(GRANTED), 0);
+    driver.get(0x3e, 2).expect("answers");
+    assert_eq!(control.load_u64(GRANTED), 7);
     // The client leaves. If it still runs, its device is gone.
     driver.reach.with(Function::dismiss);
     assert_eq!((page.load_u32(0x3c), page.load_u32(0x80)), (u32::MAX, u32::MAX));
