@@ -440,7 +440,7 @@ pub const GOALS: &[Goal] = &[
     goal(
         "exits-clusters",
         "timer_clamp_gain_percent",
-        "processor time that a guest spares which computes and ticks by the PIT, clamped from 250 to 100 per second, percent (no issue names a bound: 0 is ours)",
+        "what a guest that ticks by the PIT computes more in the same processor time, clamped from 250 to 100 ticks per second, percent (no issue names a bound: 0 is ours)",
         AtLeast(0.0),
         None,
     ),

@@ -85,6 +85,8 @@ enum { FLAG_NESTED = 1 };
 #define LONGEST 16
 #define CODES 2048
 #define UNTIMED 0xffff
+// An exit whose time is known, and is in no step.
+#define ANY_STEP 0xfffe
 #define THREADS 2048
 #define SITES (1 << 17)
 #define CROWDED 8192
@@ -161,6 +163,8 @@ struct thread {
 	__u64 in_run;
 	// Sums.
 	__u64 exits;
+	// What KVM did where no exit was told.
+	__u64 consequences;
 	__u64 events;
 	__u64 spin_windows;
 	__u64 lost;
@@ -256,6 +260,16 @@ static __always_inline struct counts *counts_of(void *map, const struct site *si
 	return bpf_map_lookup_elem(map, site);
 }
 
+// A site that has a place keeps it, even when a step of its time finds none: one entry for that comes with its first step.
+static __always_inline void reserve(struct site *site)
+{
+	__u16 step = site->step;
+
+	site->step = ANY_STEP;
+	bpf_map_update_elem(&sites, site, &no_counts, BPF_NOEXIST);
+	site->step = step;
+}
+
 // Another vCPU's exits may be counted in the same place now.
 static __always_inline void add(struct counts *counts, const struct counts *more)
 {
@@ -278,8 +292,17 @@ static __always_inline void add(struct counts *counts, const struct counts *more
 
 static __always_inline void count(struct thread *thread, struct site *site, const struct counts *more)
 {
-	struct counts *counts = counts_of(&sites, site);
+	struct counts *counts = bpf_map_lookup_elem(&sites, site);
 
+	if (!counts) {
+		if (site->step != UNTIMED)
+			reserve(site);
+		counts = counts_of(&sites, site);
+	}
+	if (!counts && site->step != UNTIMED) {
+		site->step = ANY_STEP;
+		counts = bpf_map_lookup_elem(&sites, site);
+	}
 	if (!counts) {
 		site->rip = 0;
 		__builtin_memset(&site->detail, 0, sizeof(site->detail));
@@ -317,7 +340,7 @@ static __always_inline void end_run(struct thread *thread)
 	}
 	if (length) {
 		for (int at = 0; at < LONGEST; at++) {
-			if (at >= length)
+			if (!thread->run.steps[at].kind)
 				break;
 			__builtin_memset(&thread->run.steps[at], 0, sizeof(struct detail));
 		}
@@ -328,7 +351,7 @@ static __always_inline void end_run(struct thread *thread)
 	thread->in_run = 0;
 }
 
-// The runs hear of the exit that a thread is in when all is known about it, or when an interrupt is delivered after it.
+// The exit that a thread is in goes to its run when all is known about it, or when an interrupt is delivered after it.
 static __noinline int tell(struct thread *thread, __u64 end)
 {
 	__u64 away;
@@ -520,7 +543,7 @@ int kvm_entry(struct trace_event_raw_kvm_entry *record)
 	return PASS;
 }
 
-// An exit that only KVM's word about it betrays: on a software KVM, where kvm_exit never fires.
+// An exit that is known only by what KVM did about it: on a software KVM, where kvm_exit never fires.
 static __always_inline void consequence(struct thread *thread, const struct detail *said)
 {
 	struct site site = {};
@@ -528,6 +551,7 @@ static __always_inline void consequence(struct thread *thread, const struct deta
 
 	site.detail = *said;
 	site.step = UNTIMED;
+	thread->consequences++;
 	count(thread, &site, &more);
 }
 
@@ -681,7 +705,8 @@ int kvm_nested_vmexit(void *record)
 		thread->nested = 1;
 		thread->rip = 0;
 		thread->told = 1;
-		thread->run.length = thread->run.length < 2 ? thread->run.length : 1;
+		// What it was in is none of the guest's runs.
+		thread->run.length = thread->run.length ? 1 : 0;
 		end_run(thread);
 	}
 	return PASS;

@@ -176,6 +176,8 @@ pub struct Profile {
     pub(crate) ports: [u64; 2],
     /// Exits that only the beginnings and ends of a sample's slices have caused.
     pub(crate) cut: u64,
+    /// Whether KVM did something where no exit was told of.
+    pub(crate) told_by_kvm: bool,
     /// Whether an exit or an entry was ever told of.
     pub(crate) whole: bool,
 }
@@ -314,7 +316,7 @@ impl Profile {
             user: u64::from(pending.user),
             ..pending.parts(end.filter(|_| time.is_some()))
         };
-        self.count(pending.site, tally, time.map(|ns| (step(ns), ns)));
+        self.count(pending.site, tally, time.map(|ns| (Some(step(ns)), ns)));
         if let Some(vcpu) = pending.vcpu {
             let halted = if pending.kind == Kind::Halt { tally.host_ns } else { 0 };
             self.add_vcpu(vcpu, tally, halted);
@@ -332,13 +334,14 @@ impl Profile {
         }
     }
 
-    /// Takes exits of a site that were counted elsewhere: all without a time, or all of one step of [`crate::times`], none longer than so many ns.
-    pub(crate) fn add_site(&mut self, site: Site, counts: SiteCounts, step: Option<(u16, u64)>) {
+    /// Takes exits of a site that were counted elsewhere: all without a time, or all of one step of [`crate::times`], or of
+    /// steps that found no room, none longer than so many ns.
+    pub(crate) fn add_site(&mut self, site: Site, counts: SiteCounts, step: Option<(Option<u16>, u64)>) {
         self.whole = true;
         self.count(site, counts, step);
     }
 
-    fn count(&mut self, mut site: Site, tally: SiteCounts, step: Option<(u16, u64)>) {
+    fn count(&mut self, mut site: Site, tally: SiteCounts, step: Option<(Option<u16>, u64)>) {
         if self.sites.len() >= SITES && !self.sites.contains_key(&site) {
             self.crowded += tally.count;
             // By reason alone; there are few of those.
@@ -361,6 +364,7 @@ impl Profile {
 
     /// Takes what KVM did so often where no exit was seen before.
     pub(crate) fn add_consequence(&mut self, detail: Detail, count: u64) {
+        self.told_by_kvm = true;
         let kind = match detail {
             Detail::Port { .. } => Kind::Port,
             Detail::Memory { .. } | Detail::Fault(_) => Kind::Memory,
@@ -383,7 +387,7 @@ impl Profile {
     }
 
     /// Takes exits whose site found no room, not even by its reason.
-    pub(crate) fn add_homeless(&mut self, count: u64) {
+    pub(crate) fn add_unplaced(&mut self, count: u64) {
         self.crowded += count;
         let site =
             Site { reason: Reason::of_kind(Kind::Other), rip: None, detail: Detail::Nothing, nested: false };
@@ -410,7 +414,7 @@ impl Profile {
 
     /// Whether `kvm_exit` never fired though KVM did something, as on a software KVM.
     pub fn is_by_consequence(&self) -> bool {
-        !self.whole && !self.consequences.is_empty()
+        !self.whole && self.told_by_kvm
     }
 
     /// Each vCPU's share, by number.

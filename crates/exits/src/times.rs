@@ -30,9 +30,14 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Takes so many more times of one step, none longer than `max`; `room` is how many steps of all sites are left.
-    pub fn add_step(&mut self, step: u16, count: u32, max: u64, room: &mut usize) {
+    /// Takes so many more times of one step, none longer than `max`; `room` is how many steps of all sites are left. Nothing: their steps found no room
+    /// where they were counted.
+    pub fn add_step(&mut self, step: Option<u16>, count: u32, max: u64, room: &mut usize) {
         self.max = self.max.max(max);
+        let Some(step) = step else {
+            self.torn = true;
+            return;
+        };
         match self.steps.binary_search_by_key(&step, |entry| entry.0) {
             Ok(at) => self.steps[at].1 = self.steps[at].1.saturating_add(count),
             Err(_) if *room == 0 => self.torn = true,
@@ -90,7 +95,7 @@ mod tests {
 
     impl Times {
         fn add(&mut self, ns: u64, room: &mut usize) {
-            self.add_step(step(ns), 1, ns, room);
+            self.add_step(Some(step(ns)), 1, ns, room);
         }
     }
 
@@ -118,6 +123,10 @@ mod tests {
         assert!(all.summary().is_some());
         all.add(1_000_000, &mut room);
         assert_eq!((all.summary(), room), (None, 0));
+        let (mut all, mut room) = (Times::default(), STEPS);
+        all.add(100, &mut room);
+        all.add_step(None, 1, 1_000_000, &mut room);
+        assert_eq!(all.summary(), None);
     }
 
     proptest! {

@@ -158,16 +158,18 @@ impl Watch {
     fn choose(&mut self, tracefs: &Tracefs, source: Source) -> Result<()> {
         let names = self.decoder.names();
         // A sample is of moments in which everything is recorded.
+        if source == Source::Programs && self.options.sample > 1 {
+            return Err(ExitsError::Programs(
+                "programs take no sample: leave out --sample, or --source bpf".into(),
+            ));
+        }
         if source == Source::Programs || source == Source::Any && self.options.sample == 1 {
             let counting = KernelCounts::new(tracefs, &names).and_then(|counts| {
                 self.collector = Collector::Programs(counts);
                 self.scan()
             });
             match counting {
-                Ok(()) => {
-                    self.options.sample = 1;
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(error) if source == Source::Programs => return Err(error),
                 Err(error) => self.unchoose(error.to_string()),
             }
@@ -184,7 +186,7 @@ impl Watch {
             }
             // Some threads may have been opened before the one that was refused.
             self.unchoose(forbidden());
-            // Two doors are shut: the first one's words, and the second one's.
+            // If that fails too, both reasons are given.
             let trace = TraceInstance::new(tracefs.root(), names)
                 .map_err(|second| ExitsError::Both { perf: Box::new(error), tracefs: Box::new(second) })?;
             self.collector = Collector::Tracefs(trace);
@@ -205,7 +207,10 @@ impl Watch {
     fn unchoose(&mut self, why: String) {
         self.threads.clear();
         (self.seen, self.collector) = (WatchCounts::default(), Collector::Perf);
-        self.forbidden = Some(why);
+        self.forbidden = Some(match self.forbidden.take() {
+            Some(before) => format!("{before}; {why}"),
+            None => why,
+        });
     }
 
     /// The VM.
@@ -316,7 +321,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The profile so far.
+    /// The profile so far; where the kernel counts, as of the last [`Watch::refresh`] or [`Watch::stop`].
     pub fn profile(&self) -> &Profile {
         &self.profile
     }

@@ -14,6 +14,8 @@ use crate::runs::{LONGEST, Run, RunCounts};
 pub(super) const CODES: usize = 2048;
 /// The step of an exit whose end was not told.
 pub(super) const UNTIMED: u16 = u16::MAX;
+/// The step of an exit whose time is known, and whose step has found no room.
+pub(super) const ANY_STEP: u16 = u16::MAX - 1;
 const NESTED: u8 = 1;
 
 /// `struct detail`.
@@ -100,6 +102,7 @@ pub(super) struct RawThread {
     run_user: u64,
     in_run: u64,
     pub exits: u64,
+    pub consequences: u64,
     pub events: u64,
     pub spin_windows: u64,
     pub lost: u64,
@@ -128,7 +131,7 @@ unsafe impl Pod for RawThread {}
 const _: () = {
     assert!(size_of::<RawDetail>() == 16 && size_of::<RawSite>() == 32 && size_of::<RawCounts>() == 56);
     assert!(size_of::<RawRun>() == 16 + 16 * LONGEST && size_of::<RawRunCounts>() == 16);
-    assert!(size_of::<RawThread>() == 7 * 8 + 2 * 16 + 16 + 2 * 8 + 16 + 272 + 11 * 8 + 56 + 256 * 8);
+    assert!(size_of::<RawThread>() == 7 * 8 + 2 * 16 + 16 + 2 * 8 + 16 + 272 + 12 * 8 + 56 + 256 * 8);
 };
 
 impl RawThread {

@@ -22,11 +22,13 @@ use crate::profile::Profile;
 use crate::runs::{GAP_NS, NEAR};
 use crate::seen::WatchCounts;
 use crate::tracefs::Tracefs;
-use layout::{RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED};
+use layout::{ANY_STEP, RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED};
 
 /// Made by `script/build-bpf`.
 const PROGRAMS: &[u8] = aya::include_bytes_aligned!("../../bpf/count.bpf.o");
 const SWITCH: &str = "sched_switch";
+/// The first namespace of process numbers (Linux, PROC_PID_INIT_INO): programs are told numbers of that one.
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Programs that count. They end with this value.
 pub(crate) struct KernelCounts {
@@ -40,6 +42,11 @@ pub(crate) struct KernelCounts {
 impl KernelCounts {
     /// Loads the programs for these tracepoints of KVM. They count when threads are added and it is switched on.
     pub fn new(tracefs: &Tracefs, tracepoints: &[&'static str]) -> Result<KernelCounts> {
+        let namespace =
+            std::fs::read_link("/proc/self/ns/pid").map_err(ExitsError::file("/proc/self/ns/pid"))?;
+        if namespace.as_os_str() != FIRST_NAMESPACE {
+            return Err(refused("threads have other numbers in this container's namespace"));
+        }
         let mut formats: Vec<(&str, Format)> = Vec::new();
         for name in tracepoints {
             formats.push((name, tracefs.kvm(name)?));
@@ -77,7 +84,9 @@ impl KernelCounts {
         let mut threads = self.threads()?;
         let last = threads.get(&thread, 0).map_err(|error| refused(&error))?;
         threads.remove(&thread).map_err(|error| refused(&error))?;
-        self.ended.push(last);
+        if last.events > 0 {
+            self.ended.push(last);
+        }
         Ok(())
     }
 
@@ -138,22 +147,26 @@ impl KernelCounts {
 
 /// What is kept of a thread, and the exit and run that it is in.
 fn take_thread(profile: &mut Profile, thread: &RawThread) {
-    if let Some((site, counts)) = thread.unfinished() {
-        take_site(profile, &site, &counts, false);
+    let mut counts = thread.counts();
+    if let Some((site, unfinished)) = thread.unfinished() {
+        take_site(profile, &site, &unfinished, false);
+        counts.add(unfinished.counts(0));
     }
     if let Some((run, counts)) = thread.run() {
         profile.runs.add(run.run(), counts.counts());
     }
     if thread.vcpu_known != 0 {
-        profile.add_vcpu(thread.vcpu, thread.counts(), thread.halted_ns);
+        profile.add_vcpu(thread.vcpu, counts, thread.halted_ns);
     }
     for (vector, count) in (0u8..=255).zip(thread.vectors).filter(|(_, count)| *count > 0) {
         profile.add_interrupts(vector, count);
     }
     if thread.lost > 0 {
-        profile.add_homeless(thread.lost);
+        profile.add_unplaced(thread.lost);
     }
-    profile.whole |= thread.exits > 0;
+    // Entries tell the vCPU too.
+    profile.whole |= thread.exits > 0 || thread.vcpu_known != 0;
+    profile.told_by_kvm |= thread.consequences > 0;
     profile.spin_windows += thread.spin_windows;
     profile.runs.crowded += thread.runs_crowded;
     profile.ports[0] += thread.ports_by_exit;
@@ -161,15 +174,22 @@ fn take_thread(profile: &mut Profile, thread: &RawThread) {
 }
 
 fn take_site(profile: &mut Profile, site: &RawSite, counts: &RawCounts, crowded: bool) {
-    if site.is_consequence() {
-        return profile.add_consequence(site.detail(), counts.count);
+    if counts.count == 0 {
+        return;
     }
-    let step = (site.step != UNTIMED).then_some((site.step, counts.max_ns));
-    let timed = if step.is_some() { counts.count } else { 0 };
     if crowded {
         profile.crowded += counts.count;
     }
-    profile.add_site(site.site(crowded), counts.counts(timed), step);
+    if site.is_consequence() {
+        return profile.add_consequence(site.detail(), counts.count);
+    }
+    let timed = if site.step == UNTIMED { 0 } else { counts.count };
+    let steps = match site.step {
+        UNTIMED => None,
+        ANY_STEP => Some((None, counts.max_ns)),
+        step => Some((Some(step), counts.max_ns)),
+    };
+    profile.add_site(site.site(crowded), counts.counts(timed), steps);
 }
 
 fn refused(why: &(impl ToString + ?Sized)) -> ExitsError {

@@ -14,7 +14,7 @@ const BOUND: f64 = 2.0;
 const HZ: [u32; 2] = [250, 100];
 const WORK: &str = "perl -e '$x = 0; for (1..1000000) { $x = sqrt($x + 2) }'";
 
-/// How much less processor time the same work takes.
+/// How much more work is done in the same processor time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Gain {
     pub timer_clamp_gain_percent: Value,
@@ -32,7 +32,7 @@ pub fn gain(l1: &L1, limit: Duration, say: &dyn Fn(&str)) -> Result<Gain> {
     let hz = clamp(l1, "--vm ticks")?["guest_hz"].as_f64().unwrap_or(0.0);
     ensure!((hz - f64::from(HZ[0])).abs() < 1.0, "the PIT ticks at {hz} per second");
     let mut clamped = None;
-    // The first way is the guest's own rate: what it takes more is what the other gains.
+    // The first way is the guest's own rate: by as much more as that takes, the other gets done more.
     let mut run = |own: bool| -> Result<f64> {
         if clamped != Some(!own) {
             match own {

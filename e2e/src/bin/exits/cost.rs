@@ -251,7 +251,7 @@ pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Cost> {
         // Nanoseconds of the clock beside KVM's count, twice.
         let script = format!(
             "look() {{ cat /sys/kernel/debug/kvm/*-*/exits; date +%s%N; }}; {during} sleep 1; look; sleep 2; look; \
-             kill $watch 2>/dev/null; true"
+             [ -z \"$watch\" ] || kill $watch"
         );
         let output = l1.run(&script, MINUTE)?;
         let numbers: Vec<f64> = output.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -260,7 +260,11 @@ pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Cost> {
     };
     let ioplane = binary()?;
     let watch = |options: &str| {
-        format!("{} exits --vm planted --for 1h {options} >/dev/null 2>&1 & watch=$!;", ioplane.display())
+        format!(
+            "{} exits --vm planted --for 1h {options} >/dev/null 2>/tmp/watched & watch=$!;
+             while ! grep -q watching /tmp/watched; do kill -0 $watch || exit 1; sleep 0.05; done;",
+            ioplane.display()
+        )
     };
     let mut rates: [Vec<f64>; 3] = Default::default();
     for _ in 0..COUNTS {
