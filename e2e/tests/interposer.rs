@@ -166,6 +166,10 @@ fn switched(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Value> {
     guest.run(work)?;
     let again = l1.clustering(&format!("--vm {name}"))?;
     ensure!(saved(&again) > saved(&still) + 20, "switched on again:\n{still:#}\n{again:#}");
+    // A profile says that one of its exits may stand for many accesses.
+    let profile = format!("{} exits --vm {name} --for 1s 2>&1", binary()?.display());
+    let profile = l1.run(&profile, MINUTE)?;
+    ensure!(profile.contains("clustering is on: "), "{profile}");
     ensure!(status["clustering"] == "on" && off["clustering"] == "off", "{off:#}");
     Ok(status)
 }

@@ -1,7 +1,7 @@
 //! The timer clamp with a real guest: stock QEMU in L1, a Debian kernel that ticks by the PIT. What its ticks, its jiffies and its clocks make of
 //! fewer interrupts.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ioplane_e2e::clamped::{MACHINE, TICKS_BY_PIT, clamp, clamp_on};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::{L1, L2, Version};

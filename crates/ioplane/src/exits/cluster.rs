@@ -165,6 +165,37 @@ fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
     Status { name: vm.name.clone(), pid: vm.pid, clustering, answers_batches, vcpus }
 }
 
+/// What the interposer had done in a VM at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clustered {
+    on: bool,
+    clusters: u64,
+    saved: u64,
+}
+
+impl Clustered {
+    /// Nothing where the VM has no interposer that can be read.
+    pub(super) fn of(vm: &Vm) -> Option<Clustered> {
+        let status = status(vm, &ClusterPage::read(&open(vm, false).ok()?).ok()?, usize::MAX);
+        let clusters = status.vcpus.iter().flat_map(|vcpu| &vcpu.sites).map(|site| site.clusters).sum();
+        let saved = status.vcpus.iter().map(|vcpu| vcpu.saved).sum();
+        Some(Clustered { on: status.clustering == "on", clusters, saved })
+    }
+
+    /// What a profile that began at `before` says of it; nothing where there were no clusters and are none.
+    pub(super) fn note(self, before: Clustered) -> Option<String> {
+        let (clusters, saved) =
+            (self.clusters.saturating_sub(before.clusters), self.saved.saturating_sub(before.saved));
+        let state = if self.on { "on" } else { "off" };
+        (self.on || saved > 0).then(|| {
+            format!(
+                "clustering is {state}: {saved} device accesses took no exit, and {clusters} of the exits here began a cluster; \
+                 `ioplane exits cluster` shows where"
+            )
+        })
+    }
+}
+
 fn batches(counts: BatchCounts) -> Batches {
     let BatchCounts { answered, cut_short, refused, not_stored, left, accesses } = counts;
     Batches { answered, cut_short, refused, not_stored, left, accesses }
@@ -234,4 +265,23 @@ fn text(status: &Status) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Clustered;
+
+    #[test]
+    fn a_profile_says_what_clusters_have_spared() {
+        let at = |on, clusters, saved| Clustered { on, clusters, saved };
+        let note = at(true, 12, 150).note(at(true, 10, 100)).unwrap();
+        assert!(
+            note.starts_with("clustering is on: 50 device accesses took no exit, and 2 of the exits"),
+            "{note}"
+        );
+        // It was switched off meanwhile; a VMM that has begun anew counts from 0.
+        assert!(at(false, 11, 101).note(at(true, 10, 100)).is_some_and(|note| note.contains("is off: 1 ")));
+        assert!(at(true, 0, 0).note(at(true, 10, 100)).is_some_and(|note| note.contains("is on: 0 ")));
+        assert_eq!(at(false, 10, 100).note(at(false, 10, 100)), None);
+    }
 }

@@ -30,6 +30,7 @@ use ioplane_exits::{
     Names, Report, Source, Subject, Symbols, Vm, Watch, WatchOptions,
 };
 
+use cluster::Clustered;
 use libvirt::Domain;
 use reach::Reach;
 use work::Measured;
@@ -282,6 +283,8 @@ struct Naming {
     devices: Devices,
     /// The monitor, if it can be asked: whoever else has it is not waited for twice.
     monitor: Option<Monitor>,
+    /// What the interposer had done before.
+    clustered: Option<Clustered>,
     notes: Vec<String>,
 }
 
@@ -340,7 +343,8 @@ impl Naming {
             notes.extend(handed.then(|| INHERITED.into()));
             Layout::default()
         };
-        Ok(Naming { symbols, devices: Devices { pci, guest }, monitor, notes })
+        let clustered = Clustered::of(vm);
+        Ok(Naming { symbols, devices: Devices { pci, guest }, monitor, clustered, notes })
     }
 
     /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
@@ -359,6 +363,8 @@ impl Naming {
             notes.push(format!("recorded by perf events, which cost the guest more: {why}"));
         }
         notes.extend(watch.problem().map(str::to_owned));
+        let clustered = self.clustered.zip(Clustered::of(watch.vm()));
+        notes.extend(clustered.and_then(|(before, now)| now.note(before)));
         let fit = self.symbols.as_mut().map(|symbols| {
             symbols.fit(profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind()))))
         });
