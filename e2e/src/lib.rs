@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Everything started here dies with the value that stands for it, and with the test process should that be killed.
-//! It must not know: the inside of any other crate; ioplane is met as a binary and a socket, like a user's. Of `ioplane-exits` it has the QMP
+//! It must not know: the inside of any other crate; ioplane is met as a binary and a socket, like a user's. Of `ioplane-qemu` it has the QMP
 //! client, which is the only one here.
 #![allow(missing_docs, reason = "only tests use it: a comment says what a name does not")]
 

@@ -1,7 +1,7 @@
-//! QEMU's machine protocol for tests: hot-plug in the syntax of QEMU's command line, on top of the one client (`ioplane-exits`).
+//! QEMU's machine protocol for tests: hot-plug in the syntax of QEMU's command line, on top of the one client (`ioplane-qemu`).
 
 use anyhow::{Context, Result, bail};
-use ioplane_exits::Endpoint;
+use ioplane_qemu::Endpoint;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -11,12 +11,12 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// A connection to one QEMU.
 #[derive(Debug)]
-pub struct Qmp(ioplane_exits::Qmp);
+pub struct Qmp(ioplane_qemu::Qmp);
 
 impl Qmp {
     /// Connects and leaves negotiation mode.
     pub fn connect(socket: &Path) -> Result<Qmp> {
-        let client = ioplane_exits::Qmp::connect(&Endpoint::here(socket), ANSWER);
+        let client = ioplane_qemu::Qmp::connect(&Endpoint::here(socket), ANSWER);
         Ok(Qmp(client.with_context(|| format!("connect to QEMU's {}", socket.display()))?))
     }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Detail, Devices, Event, Kind, Layout, Names, Profile, Reason, Report, Subject, Symbols,
-    Thread, Vm, WatchCounts,
+    Detail, Devices, Event, Layout, Names, Profile, Reason, Report, Subject, Thread, Vm, WatchCounts,
 };
+use ioplane_symbols::{Instruction, Symbols};
 
 use crate::Signature;
 
@@ -39,7 +39,7 @@ pub fn run(data: &[u8]) -> u64 {
             signature.saw("symbols");
             signature.count(symbols.len() as u64);
             signature.count(symbols.notes.len() as u64);
-            let kinds = [Kind::Port, Kind::Msr, Kind::Halt, Kind::Cpuid];
+            let kinds = [Instruction::Port, Instruction::Msr, Instruction::Halt, Instruction::Cpuid];
             let seen =
                 (0..8u64).map(|n| (START + n * 0x11 + (u64::from(shape) << 21), kinds[n as usize % 4]));
             let fit = symbols.fit(seen);
@@ -85,8 +85,12 @@ fn report(symbols: &Symbols, notes: Vec<String>) {
     let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
     let function = |rip: u64| symbols.function(rip);
     let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
-    let names =
-        Names { function: Some(&function), devices: Devices { pci, ..Devices::default() }, notes, ..Names::default() };
+    let names = Names {
+        function: Some(&function),
+        devices: Devices { pci, ..Devices::default() },
+        notes,
+        ..Names::default()
+    };
     let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: WatchCounts::default(), sample: 1 };
     let report = Report::new(subject, &profile, None, &names);
     let text = report.to_string();

@@ -81,7 +81,11 @@ fn report(profile: &Profile, pci: Layout, sample: u64, signature: &mut Signature
         command: Vec::new(),
     };
     let function = |rip: u64| Some(format!("<script>{rip:x}").into());
-    let names = Names { function: Some(&function), devices: Devices { pci, ..Devices::default() }, ..Names::default() };
+    let names = Names {
+        function: Some(&function),
+        devices: Devices { pci, ..Devices::default() },
+        ..Names::default()
+    };
     let recorded = (Duration::from_secs(1).div_f64(sample as f64), 1);
     let seen = WatchCounts { counted: profile.total().count, recorded, ..WatchCounts::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen, sample };

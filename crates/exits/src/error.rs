@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::plain::{excerpt, plain, shown};
+use ioplane_plain::{excerpt, plain, shown};
+use ioplane_qemu::QemuError;
 
 /// Why there is no profile, or no name. Paths and names are others' words: none reaches a terminal as it is.
 #[derive(Debug, thiserror::Error)]
@@ -97,17 +98,6 @@ pub enum ExitsError {
         /// Why.
         source: io::Error,
     },
-    /// Whoever is at the other end of a socket of a QEMU's does not answer, or not as it should.
-    #[error("{}", plain(&.0.to_string()))]
-    Peer(#[source] io::Error),
-    /// A QEMU's monitor, or a guest's agent, refuses a command.
-    #[error("it refuses {command}: {}", plain(.why))]
-    Refused {
-        /// Which.
-        command: String,
-        /// In its words.
-        why: String,
-    },
     /// A QEMU's monitor does not say what is asked.
     #[error("asking QEMU's monitor {} for {wanted}: {source}", plain(.monitor))]
     Monitor {
@@ -116,7 +106,7 @@ pub enum ExitsError {
         /// What was asked for.
         wanted: &'static str,
         /// Why it is not known.
-        source: Box<ExitsError>,
+        source: QemuError,
     },
     /// A system call failed.
     #[error("{}: {}", plain(.what), plain(&.source.to_string()))]
@@ -174,12 +164,10 @@ mod tests {
                 tracefs: Box::new(ExitsError::file(bad)(source())),
             },
             ExitsError::Programs(bad.into()),
-            ExitsError::Peer(source()),
-            ExitsError::Refused { command: "query-pci".into(), why: bad.into() },
             ExitsError::Monitor {
                 monitor: bad.into(),
                 wanted: "its devices",
-                source: Box::new(ExitsError::Peer(source())),
+                source: QemuError::Peer(source()),
             },
         ];
         for error in errors {

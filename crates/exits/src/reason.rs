@@ -1,6 +1,7 @@
 //! Why the processor left the guest: Intel's basic exit reasons (SDM volume 3, appendix C) and AMD's exit codes (APM volume 2,
 //! appendix C).
 
+use ioplane_symbols::Instruction;
 use serde::{Deserialize, Serialize};
 
 /// Whose numbers.
@@ -54,6 +55,26 @@ pub enum Kind {
     Timer,
     /// An exception, or anything else.
     Other,
+}
+
+impl Kind {
+    /// The instruction that causes this kind of exit, where it is of one sort.
+    pub fn instruction(self) -> Option<Instruction> {
+        match self {
+            Kind::Port => Some(Instruction::Port),
+            Kind::Msr => Some(Instruction::Msr),
+            Kind::Halt => Some(Instruction::Halt),
+            Kind::Cpuid => Some(Instruction::Cpuid),
+            Kind::Hypercall => Some(Instruction::Hypercall),
+            Kind::Pause => Some(Instruction::Pause),
+            Kind::Memory
+            | Kind::HostInterrupt
+            | Kind::InterruptWindow
+            | Kind::Apic
+            | Kind::Timer
+            | Kind::Other => None,
+        }
+    }
 }
 
 /// One reason.

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ioplane_plain::plain;
 use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 use crate::error::{ExitsError, Result};
-use crate::plain::plain;
 use crate::report::{ExitRow, Report};
 
 /// The word by which a file says that it is a recording.

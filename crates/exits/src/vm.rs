@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use ioplane_plain::plain;
+use ioplane_qemu::Endpoint;
+
 use crate::bounded;
 use crate::error::{ExitsError, Result};
-use crate::qemu::Endpoint;
 
 /// A command line longer than this is cut.
 const COMMAND_LIMIT: u64 = 1 << 21;
@@ -148,7 +150,7 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
 
 /// A process may give itself any name of 15 bytes.
 fn comm(proc: &Path) -> String {
-    crate::plain::plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
+    plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
 }
 
 fn command(proc: &Path) -> Vec<String> {
@@ -164,7 +166,7 @@ fn name(command: &[String]) -> Option<String> {
         command.get(at + 1).cloned()
     };
     let clean = |name: &str| {
-        let name = crate::plain::plain(&name.chars().take(64).collect::<String>());
+        let name = plain(&name.chars().take(64).collect::<String>());
         (!name.is_empty()).then_some(name)
     };
     if let Some(value) = after("-name").or_else(|| after("--name")) {

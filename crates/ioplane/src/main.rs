@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
-//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | move: ioplane_exits | doctor, inventory, model, identity: this host
+//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | move: ioplane_qemu | doctor, inventory, model, identity: this host
 //! ```
 //!
 //! Must not know: rings, guest memory, protocols of hosts.

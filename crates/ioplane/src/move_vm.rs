@@ -17,7 +17,8 @@ use ioplane_cli::args::MoveVm;
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, hint, print_done};
 use ioplane_cli::progress::{ByteBar, interrupted};
-use ioplane_exits::{Endpoint, Qmp, plain};
+use ioplane_plain::plain;
+use ioplane_qemu::{Endpoint, Qmp};
 use serde::Serialize;
 use serde_json::{Value, json};
 

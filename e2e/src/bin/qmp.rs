@@ -1,7 +1,7 @@
 //! `ioplane-qmp SOCKET COMMAND [ARGUMENTS]`: asks a QEMU's monitor, and prints what it returns as JSON. For guests of L1, whose sockets are there.
 
 use anyhow::{Context, Result, bail};
-use ioplane_exits::{Endpoint, Qmp};
+use ioplane_qemu::{Endpoint, Qmp};
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ioplane_symbols::GuestFunction;
 use serde_json::{Value, json};
 
 use super::*;
@@ -13,7 +14,6 @@ use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
 use crate::report::{Names, RunStart, Subject};
 use crate::seen::WatchCounts;
-use crate::symbols::GuestFunction;
 use crate::vm::Vm;
 
 /// The maker's code, the address, about what, how many.

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use ioplane_plain::excerpt;
+use ioplane_qemu::{Chardev, Endpoint, Qmp};
 use serde_json::{Value, json};
 
 use super::Layout;
 use crate::error::{ExitsError, Result};
-use crate::plain::excerpt;
-use crate::qemu::{Chardev, Endpoint, Qmp};
 use crate::vm::Vm;
 
 /// So long whoever has the monitor is waited for, and so long each of its answers.
@@ -57,17 +57,34 @@ impl Layout {
 
 fn ask(socket: &Endpoint, command: &str, wanted: &'static str) -> Result<Value> {
     let answer = Qmp::connect(socket, PATIENCE).and_then(|mut qmp| qmp.execute(command, &json!({})));
-    answer.map_err(|source| ExitsError::Monitor {
-        monitor: socket.to_string(),
-        wanted,
-        source: Box::new(source),
-    })
+    answer.map_err(|source| ExitsError::Monitor { monitor: socket.to_string(), wanted, source })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
     use super::*;
-    use crate::qemu::serve;
+
+    /// A monitor that gives these answers, in turn; the first is to `qmp_capabilities`.
+    fn serve(name: &str, answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for answer in answers {
+                lines.next();
+                let _ = stream.write_all(&answer);
+            }
+            lines.next();
+        });
+        (folder, path)
+    }
 
     #[test]
     fn devices_and_state_are_asked_for() {

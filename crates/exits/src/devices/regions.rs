@@ -103,7 +103,7 @@ fn regions(text: &str) -> Option<Vec<Region>> {
         let depth = (range.len() - range.trim_start_matches(' ').len()) / 2;
         let (start, end) = range.trim_start_matches(' ').split_once('-')?;
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        let name = crate::plain::plain(&name.chars().take(NAME).collect::<String>());
+        let name = ioplane_plain::plain(&name.chars().take(NAME).collect::<String>());
         outer.truncate(depth.min(DEPTH));
         let function = function(&name).or_else(|| outer.last().cloned().flatten());
         if outer.len() < DEPTH {

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use ioplane_symbols::{Fit, GuestFunction};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::{DevicePlace, Devices};
@@ -21,7 +22,6 @@ use crate::profile::{Profile, Site, SiteCounts};
 use crate::reason::{Kind, Reason};
 use crate::runs::{LONGEST, RunCounts};
 use crate::seen::WatchCounts;
-use crate::symbols::{Fit, GuestFunction};
 use crate::times::SiteTimes;
 use crate::totals::Totals;
 use crate::vm::Vm;

@@ -1,9 +1,10 @@
 //! A report of events that are written down here.
 
+use ioplane_symbols::{Instruction, Symbols};
+
 use super::*;
 use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
-use crate::symbols::Symbols;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 
@@ -292,7 +293,7 @@ fn how_sure_the_names_are_is_a_field() {
     let list = format!("{start:x} T acpi_pm_read\n{end:x} T other\nffffffffc0000000 t probe [module]\n");
     let told = |rip: u64| {
         let mut symbols = Symbols::parse(list.as_bytes(), "kallsyms".as_ref()).unwrap();
-        let fit = symbols.fit([(rip, Kind::Port)]);
+        let fit = symbols.fit([(rip, Instruction::Port)]);
         let seen = WatchCounts { counted: 41, ..WatchCounts::default() };
         let names = Names { symbols: Some(fit), ..Names::default() };
         serde_json::to_value(report_by(&profile(), seen, 1, &names)).unwrap()["symbols"].clone()

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
-use ioplane_exits::{Endpoint, GuestAgent, excerpt, plain};
+use ioplane_plain::{excerpt, plain};
+use ioplane_qemu::{Endpoint, GuestAgent};
 use serde_json::json;
 
 use super::script::{Done, PATIENCE, STARTED};

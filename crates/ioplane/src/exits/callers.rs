@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_cli::args::CallersArgs;
 use ioplane_cli::output::print;
-use ioplane_exits::plain;
+use ioplane_plain::plain;
 use serde::Serialize;
 
 use super::reach::Reach;

@@ -5,7 +5,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use ioplane_cli::args::LearnArgs;
 use ioplane_cli::output::print_done;
-use ioplane_exits::{GuestRegions, Symbols, plain};
+use ioplane_exits::GuestRegions;
+use ioplane_plain::plain;
+use ioplane_symbols::Symbols;
 use serde::Serialize;
 
 use super::reach::Reach;

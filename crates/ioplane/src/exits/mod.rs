@@ -26,9 +26,11 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, VmArgs, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, GuestRegions, HostFacts, Layout,
-    Names, Report, Source, Subject, Symbols, Vm, Watch, WatchOptions,
+    Devices, ExitsError, GuestRegions, HostFacts, Layout, Names, Report, Source, Subject, Vm, Watch,
+    WatchOptions,
 };
+use ioplane_qemu::{Chardev, Endpoint};
+use ioplane_symbols::{Confidence, GuestFunction, Symbols};
 
 use libvirt::Domain;
 use reach::Reach;
@@ -360,7 +362,9 @@ impl Naming {
         }
         notes.extend(watch.problem().map(str::to_owned));
         let fit = self.symbols.as_mut().map(|symbols| {
-            symbols.fit(profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind()))))
+            symbols.fit(
+                profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind().instruction()?))),
+            )
         });
         notes.extend(fit.map(|fit| fit.to_string()));
         let fits = fit.is_some_and(|fit| fit.confidence > Confidence::None);

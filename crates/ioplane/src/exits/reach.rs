@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_cli::args::{ReachArgs, VmArgs};
-use ioplane_exits::{Chardev, Endpoint};
+use ioplane_qemu::{Chardev, Endpoint};
 
 use super::agent;
 use super::script::{Done, PATIENCE, STARTED};

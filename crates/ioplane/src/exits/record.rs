@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use ioplane_cli::args::{DiffArgs, RecordArgs};
 use ioplane_cli::output::{print, print_done};
-use ioplane_exits::{ExitRecording, Report, plain};
+use ioplane_exits::{ExitRecording, Report};
+use ioplane_plain::plain;
 use serde::Serialize;
 
 use super::diff::{ExitDiff, ExitLimit};

@@ -60,7 +60,7 @@ pub struct ExitLimit {
 impl ExitLimit {
     /// Reads one.
     pub fn parse(text: &str) -> Result<ExitLimit, String> {
-        read(text).ok_or_else(|| format!("{:?} is not a limit; {GRAMMAR}", ioplane_exits::excerpt(&text)))
+        read(text).ok_or_else(|| format!("{:?} is not a limit; {GRAMMAR}", ioplane_plain::excerpt(&text)))
     }
 
     /// With which value AFTER is compared.
@@ -87,7 +87,7 @@ impl ExitLimit {
 
 impl fmt::Display for ExitLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&ioplane_exits::plain(&self.text))
+        f.write_str(&ioplane_plain::plain(&self.text))
     }
 }
 

@@ -8,7 +8,8 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use ioplane_exits::{ExitRecording, ExitRow, Kind, Report, SiteRow, plain};
+use ioplane_exits::{ExitRecording, ExitRow, Kind, Report, SiteRow};
+use ioplane_plain::plain;
 use serde::Serialize;
 
 pub use limit::{ExitLimit, ExitMeasure};

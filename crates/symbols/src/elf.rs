@@ -10,9 +10,9 @@ use std::path::Path;
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 
-use super::{Origin, Symbols};
-use crate::error::{self, ExitsError};
-use crate::plain::shown;
+use crate::error::{self, SymbolsError};
+use crate::{Origin, Symbols};
+use ioplane_plain::shown;
 
 /// So many bytes of text are kept.
 const TEXT: u64 = 1 << 28;
@@ -20,7 +20,7 @@ const TEXT: u64 = 1 << 28;
 /// A name of which no end is found is read so far.
 const ENDLESS: u64 = 4096;
 /// So many sections of text are kept. A kernel has a dozen.
-pub(super) const PARTS: usize = 1024;
+pub(crate) const PARTS: usize = 1024;
 /// No table is larger: that of the symbols has a hundred bytes for each.
 const TABLE: u64 = 1 << 28;
 /// So much is read of a file in all. A kernel with everything in it has half.
@@ -28,14 +28,14 @@ const ALL: u64 = 3 << 28;
 
 /// The kernel's instructions, as linked.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub(crate) struct Text {
     /// By address, none empty.
     parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Text {
     /// The bytes from an address on; empty if there are none.
-    pub(super) fn at(&self, address: u64) -> &[u8] {
+    pub(crate) fn at(&self, address: u64) -> &[u8] {
         let next = self.parts.partition_point(|(start, _)| *start <= address);
         let part = next.checked_sub(1).and_then(|at| self.parts.get(at));
         let rest = part.and_then(|(start, bytes)| bytes.get(usize::try_from(address - start).ok()?..));
@@ -43,14 +43,14 @@ impl Text {
     }
 
     /// Of parts in any order. They do not overlap in a kernel; of two at one address the longer is meant.
-    pub(super) fn of(mut parts: Vec<(u64, Vec<u8>)>) -> Text {
+    pub(crate) fn of(mut parts: Vec<(u64, Vec<u8>)>) -> Text {
         parts.retain(|(_, bytes)| !bytes.is_empty());
         parts.sort_by_key(|(start, bytes)| (*start, bytes.len()));
         Text { parts }
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 }
@@ -93,12 +93,12 @@ impl<'a, T: ReadRef<'a>> ReadRef<'a> for Frugal<'a, T> {
     }
 }
 
-pub(super) fn read(path: &Path) -> error::Result<Symbols> {
-    parse(File::open(path).map_err(ExitsError::file(path))?, path)
+pub(crate) fn read(path: &Path) -> error::Result<Symbols> {
+    parse(File::open(path).map_err(SymbolsError::file(path))?, path)
 }
 
-pub(super) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
-    let malformed = |what: String| ExitsError::Malformed { path: path.into(), what };
+pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
+    let malformed = |what: String| SymbolsError::Malformed { path: path.into(), what };
     // Reads what is asked for, not the gigabyte of debugging information.
     let cache = ReadCache::new(file);
     let (left, refused) = (Cell::new(ALL), Cell::new(0));

@@ -8,8 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Origin, Symbols};
-use crate::reason::Kind;
+use crate::{Origin, Symbols};
 
 /// Where Linux on x86-64 puts its own text, and how it moves it.
 const TEXT: std::ops::Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
@@ -32,6 +31,23 @@ pub enum Confidence {
     Fair,
     /// Nearly all addresses, and three times the next best. A running kernel's: three functions that are known to exit, and half.
     High,
+}
+
+/// A sort of instructions that can exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Instruction {
+    /// IN, OUT and their string forms.
+    Port,
+    /// RDMSR, WRMSR.
+    Msr,
+    /// HLT, MWAIT.
+    Halt,
+    /// CPUID.
+    Cpuid,
+    /// VMCALL, VMMCALL.
+    Hypercall,
+    /// PAUSE.
+    Pause,
 }
 
 /// What was found.
@@ -79,18 +95,18 @@ impl fmt::Display for Fit {
 }
 
 impl Symbols {
-    /// Finds out how far the kernel has moved from where the file has it, from addresses at which exits of these kinds happened, and
+    /// Finds out how far the kernel has moved from where the file has it, from addresses at which such instructions have exited, and
     /// uses that from now on unless nothing stands out. Symbols of a running kernel must fit as they are.
-    pub fn fit(&mut self, seen: impl IntoIterator<Item = (u64, Kind)>) -> Fit {
+    pub fn fit(&mut self, seen: impl IntoIterator<Item = (u64, Instruction)>) -> Fit {
         let end = if self.origin == Origin::Kallsyms { MODULES } else { TEXT.end };
         let kernel = TEXT.start..end;
-        let mut seen: Vec<(u64, Kind)> =
-            seen.into_iter().filter(|(rip, kind)| kernel.contains(rip) && is_telling(*kind)).collect();
+        let mut seen: Vec<(u64, Instruction)> =
+            seen.into_iter().filter(|(rip, _)| kernel.contains(rip)).collect();
         seen.sort_unstable();
         seen.dedup_by_key(|(rip, _)| *rip);
         // Evenly over all of them.
         let every = seen.len().div_ceil(ENOUGH).max(1);
-        let seen: Vec<(u64, Kind)> = seen.into_iter().step_by(every).collect();
+        let seen: Vec<(u64, Instruction)> = seen.into_iter().step_by(every).collect();
         let steps = if self.origin == Origin::Kallsyms { 1 } else { SPAN / STEP };
         let mut scores: Vec<(usize, u64)> = (0..steps)
             .map(|step| step * STEP)
@@ -133,7 +149,7 @@ impl Symbols {
         }
     }
 
-    fn explains(&self, rip: u64, kind: Kind, slide: u64) -> bool {
+    fn explains(&self, rip: u64, kind: Instruction, slide: u64) -> bool {
         let Some(at) = rip.checked_sub(slide) else { return false };
         if self.find(at).is_none() {
             return false;
@@ -146,20 +162,15 @@ impl Symbols {
     }
 
     /// Whether the function there, as the file has it, is known to exit so.
-    fn sounds(&self, at: u64, kind: Kind) -> bool {
+    fn sounds(&self, at: u64, kind: Instruction) -> bool {
         let Some(symbol) = self.find(at) else { return false };
         let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
         self.names.get(start..start + length).is_some_and(|name| sounds_like(name, kind))
     }
 }
 
-/// Whether one kind of instruction causes this kind of exit.
-fn is_telling(kind: Kind) -> bool {
-    matches!(kind, Kind::Port | Kind::Msr | Kind::Halt | Kind::Cpuid | Kind::Hypercall | Kind::Pause)
-}
-
-/// Whether `bytes` begin with an instruction that causes such an exit.
-fn can_exit(bytes: &[u8], kind: Kind) -> bool {
+/// Whether `bytes` begin with such an instruction.
+fn can_exit(bytes: &[u8], kind: Instruction) -> bool {
     // Operand size, repetition, segments and REX.
     let prefixes = bytes
         .iter()
@@ -167,20 +178,20 @@ fn can_exit(bytes: &[u8], kind: Kind) -> bool {
         .take_while(|byte| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x3e | 0x48))
         .count();
     match (kind, &bytes[prefixes..]) {
-        (Kind::Port, [opcode, ..]) => matches!(opcode, 0x6c..=0x6f | 0xe4..=0xe7 | 0xec..=0xef),
-        (Kind::Msr, [0x0f, 0x30 | 0x32, ..]) => true,
-        (Kind::Halt, [0xf4, ..] | [0x0f, 0x01, 0xc9, ..]) => true,
-        (Kind::Cpuid, [0x0f, 0xa2, ..]) => true,
-        (Kind::Hypercall, [0x0f, 0x01, 0xc1 | 0xd9, ..]) => true,
-        (Kind::Pause, [0x90, ..]) => prefixes > 0,
+        (Instruction::Port, [opcode, ..]) => matches!(opcode, 0x6c..=0x6f | 0xe4..=0xe7 | 0xec..=0xef),
+        (Instruction::Msr, [0x0f, 0x30 | 0x32, ..]) => true,
+        (Instruction::Halt, [0xf4, ..] | [0x0f, 0x01, 0xc9, ..]) => true,
+        (Instruction::Cpuid, [0x0f, 0xa2, ..]) => true,
+        (Instruction::Hypercall, [0x0f, 0x01, 0xc1 | 0xd9, ..]) => true,
+        (Instruction::Pause, [0x90, ..]) => prefixes > 0,
         _ => false,
     }
 }
 
 /// Whether a function of Linux by that name does such things.
-fn sounds_like(name: &str, kind: Kind) -> bool {
+fn sounds_like(name: &str, kind: Instruction) -> bool {
     let words: &[&str] = match kind {
-        Kind::Port => &[
+        Instruction::Port => &[
             "ioread",
             "iowrite",
             "pio",
@@ -205,11 +216,11 @@ fn sounds_like(name: &str, kind: Kind) -> bool {
             "insw",
             "outsw",
         ],
-        Kind::Msr => &["msr", "x2apic", "apic", "kvm_", "tsc"],
-        Kind::Halt => &["halt", "idle", "mwait"],
-        Kind::Cpuid => &["cpuid", "sync_core", "identify", "cpu_init"],
-        Kind::Hypercall => &["kvm", "hypercall", "kick"],
-        _ => &["spin", "relax", "delay", "lock"],
+        Instruction::Msr => &["msr", "x2apic", "apic", "kvm_", "tsc"],
+        Instruction::Halt => &["halt", "idle", "mwait"],
+        Instruction::Cpuid => &["cpuid", "sync_core", "identify", "cpu_init"],
+        Instruction::Hypercall => &["kvm", "hypercall", "kick"],
+        Instruction::Pause => &["spin", "relax", "delay", "lock"],
     };
     words.iter().any(|word| name.contains(word))
 }
@@ -220,12 +231,12 @@ mod tests {
 
     #[test]
     fn instructions_that_exit() {
-        assert!(can_exit(&[0x66, 0xef], Kind::Port));
-        assert!(can_exit(&[0xf3, 0x6c], Kind::Port));
-        assert!(!can_exit(&[0x90], Kind::Port));
-        assert!(can_exit(&[0x0f, 0x30], Kind::Msr));
-        assert!(can_exit(&[0xf3, 0x90], Kind::Pause));
-        assert!(!can_exit(&[0x90], Kind::Pause));
-        assert!(!can_exit(&[], Kind::Halt));
+        assert!(can_exit(&[0x66, 0xef], Instruction::Port));
+        assert!(can_exit(&[0xf3, 0x6c], Instruction::Port));
+        assert!(!can_exit(&[0x90], Instruction::Port));
+        assert!(can_exit(&[0x0f, 0x30], Instruction::Msr));
+        assert!(can_exit(&[0xf3, 0x90], Instruction::Pause));
+        assert!(!can_exit(&[0x90], Instruction::Pause));
+        assert!(!can_exit(&[], Instruction::Halt));
     }
 }

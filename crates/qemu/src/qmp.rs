@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::answer;
-use super::socket::{Endpoint, Lines};
-use crate::error::{ExitsError, Result};
+use crate::answer;
+use crate::error::{QemuError, Result};
+use crate::socket::{Endpoint, Lines};
 
 /// An answer is not longer.
 const ANSWER: usize = 1 << 22;
@@ -29,10 +29,10 @@ pub struct Qmp {
 impl Qmp {
     /// Connects, and leaves negotiation. Each step, and each command afterwards, may take `patience`.
     pub fn connect(to: &Endpoint, patience: Duration) -> Result<Qmp> {
-        let lines = Lines::connect(to, ANSWER, Instant::now() + patience).map_err(ExitsError::Peer)?;
+        let lines = Lines::connect(to, ANSWER, Instant::now() + patience).map_err(QemuError::Peer)?;
         let mut qmp = Qmp { lines, patience, last: 0, events: VecDeque::new() };
         if answer::receive(&mut qmp.lines)?.get("QMP").is_none() {
-            return Err(ExitsError::Peer(io::Error::other("it does not greet like QMP")));
+            return Err(QemuError::Peer(io::Error::other("it does not greet like QMP")));
         }
         qmp.execute("qmp_capabilities", &json!({}))?;
         Ok(qmp)
@@ -82,7 +82,7 @@ impl Qmp {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
@@ -92,7 +92,7 @@ pub(crate) mod tests {
     const PATIENCE: Duration = Duration::from_secs(2);
 
     /// A monitor that gives these answers, in turn; the first is to `qmp_capabilities`.
-    pub(crate) fn serve(name: &str, answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
+    fn serve(name: &str, answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         let listener = UnixListener::bind(&path).unwrap();

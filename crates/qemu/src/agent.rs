@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::answer;
-use super::socket::{Endpoint, Lines};
-use crate::error::{ExitsError, Result};
+use crate::answer;
+use crate::error::{QemuError, Result};
+use crate::socket::{Endpoint, Lines};
 
 /// A line that it sends is not longer than what a program may print, in Base64, and this.
 const ANSWER: usize = 1 << 20;
@@ -28,7 +28,7 @@ impl GuestAgent {
     pub fn connect(to: &Endpoint, patience: Duration, printed: u64) -> Result<GuestAgent> {
         let end = Instant::now() + patience;
         let longest = ANSWER + printed.min(PRINTED) as usize / 3 * 4;
-        let mut agent = GuestAgent { lines: Lines::connect(to, longest, end).map_err(ExitsError::Peer)? };
+        let mut agent = GuestAgent { lines: Lines::connect(to, longest, end).map_err(QemuError::Peer)? };
         agent.synchronize().map_err(explain)?;
         Ok(agent)
     }
@@ -40,10 +40,10 @@ impl GuestAgent {
 
     fn synchronize(&mut self) -> Result<()> {
         let number = u64::from(std::process::id());
-        self.lines.send(&[MARK]).map_err(ExitsError::Peer)?;
+        self.lines.send(&[MARK]).map_err(QemuError::Peer)?;
         answer::send(&mut self.lines, "guest-sync-delimited", &json!({ "id": number }), None)?;
         loop {
-            let line = self.lines.line().map_err(ExitsError::Peer)?;
+            let line = self.lines.line().map_err(QemuError::Peer)?;
             let last = line.rsplit(|byte| *byte == MARK).next().unwrap_or_default();
             let ours = serde_json::from_slice::<Value>(last).is_ok_and(|value| value["return"] == number);
             if ours && line.contains(&MARK) {
@@ -61,14 +61,14 @@ impl GuestAgent {
 }
 
 /// What may be done about it.
-fn explain(error: ExitsError) -> ExitsError {
+fn explain(error: QemuError) -> QemuError {
     match error {
-        ExitsError::Peer(late) if late.kind() == ErrorKind::TimedOut => {
+        QemuError::Peer(late) if late.kind() == ErrorKind::TimedOut => {
             let what = "it does not answer; is qemu-guest-agent running in the guest?";
-            ExitsError::Peer(io::Error::new(ErrorKind::TimedOut, what))
+            QemuError::Peer(io::Error::new(ErrorKind::TimedOut, what))
         }
-        ExitsError::Refused { command, why } => {
-            ExitsError::Refused { command, why: format!("{why}; see its --allow-rpcs and --block-rpcs") }
+        QemuError::Refused { command, why } => {
+            QemuError::Refused { command, why: format!("{why}; see its --allow-rpcs and --block-rpcs") }
         }
         other => other,
     }

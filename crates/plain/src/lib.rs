@@ -1,4 +1,7 @@
 //! What others wrote, as it may be shown: of a bounded length, and nothing in it that a terminal obeys.
+//!
+//! Must not know: who wrote it, and where it is shown.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 
@@ -11,7 +14,7 @@ pub fn plain(text: &str) -> String {
 }
 
 /// The same of a path. It is for showing only: the path itself may well have such characters.
-pub(crate) fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     plain(&path.to_string_lossy())
 }
 

@@ -6,18 +6,20 @@
 //!                                                        `--> GuestAgent   commands, after both have found the beginning of a line
 //! ```
 //!
-//! Must not know: exits. The crates `qapi` and `qapi-qmp` were looked at: docs/decisions/0033.
+//! What comes from there is hostile: each wait ends at a stated time, lines and events that are kept are bounded.
+//!
+//! Must not know: exits, our devices, the daemon. The crates `qapi` and `qapi-qmp` were looked at: docs/decisions/0033.
+#![forbid(unsafe_code)]
 
 mod agent;
 mod answer;
 mod chardev;
+mod error;
 mod qmp;
 mod socket;
 
 pub use agent::GuestAgent;
 pub use chardev::Chardev;
+pub use error::QemuError;
 pub use qmp::Qmp;
 pub use socket::Endpoint;
-
-#[cfg(test)]
-pub(crate) use qmp::tests::serve;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::reason::Kind;
+use crate::Instruction;
 
 fn map(text: &str) -> Result<Symbols> {
     let mut symbols = map::parse(&mut text.as_bytes(), Path::new("test"))?;
@@ -42,7 +42,7 @@ fn damaged_files() {
 }
 
 /// A kernel of random bytes with a few instructions that exit.
-fn kernel(seed: u64) -> (Symbols, Vec<(u64, Kind)>) {
+fn kernel(seed: u64) -> (Symbols, Vec<(u64, Instruction)>) {
     let start = 0xffff_ffff_8100_0000_u64;
     let mut random = seed | 1;
     let mut next = move || {
@@ -55,11 +55,11 @@ fn kernel(seed: u64) -> (Symbols, Vec<(u64, Kind)>) {
     let mut seen = Vec::new();
     for number in 0..12 {
         let at = next() as usize % (bytes.len() - 16);
-        let (code, kind): (&[u8], Kind) = match number % 4 {
-            0 => (&[0xed], Kind::Port),
-            1 => (&[0x0f, 0x30], Kind::Msr),
-            2 => (&[0xf4], Kind::Halt),
-            _ => (&[0x66, 0xef], Kind::Port),
+        let (code, kind): (&[u8], Instruction) = match number % 4 {
+            0 => (&[0xed], Instruction::Port),
+            1 => (&[0x0f, 0x30], Instruction::Msr),
+            2 => (&[0xf4], Instruction::Halt),
+            _ => (&[0x66, 0xef], Instruction::Port),
         };
         bytes[at..at + code.len()].copy_from_slice(code);
         seen.push((start + at as u64, kind));
@@ -95,14 +95,14 @@ fn symbols_at(symbols: &Symbols, linked: u64) -> Option<String> {
 fn nothing_seen_is_nothing_found() {
     let (mut symbols, _) = kernel(5);
     assert_eq!(symbols.fit([]).confidence, Confidence::None);
-    assert_eq!(symbols.fit([(0x1234, Kind::Port)]).seen, 0);
+    assert_eq!(symbols.fit([(0x1234, Instruction::Port)]).seen, 0);
 }
 
 #[test]
 fn exits_of_modules_only_are_enough() {
     let text = "ffffffff93c00000 T _stext\nffffffffc0518000 t hot\t[planted]\n";
     let mut symbols = map(text).unwrap();
-    let fit = symbols.fit([(0xffff_ffff_c051_81b9, Kind::Port)]);
+    let fit = symbols.fit([(0xffff_ffff_c051_81b9, Instruction::Port)]);
     assert_eq!((fit.seen, fit.matched, fit.confidence), (1, 1, Confidence::Low), "{fit}");
     assert!(fit.to_string().contains("moved by 0x0, not very sure (1 of 1 addresses fit, none in"), "{fit}");
     assert_eq!(symbols.fit([]).confidence, Confidence::Low);
@@ -132,8 +132,9 @@ fn names_of_the_kernel_before_an_update_are_not_sure() {
         "memcpy",
     ];
     let before: Vec<&str> = now.iter().cycle().skip(1).take(now.len()).copied().collect();
-    let seen = [(0, Kind::Port), (2, Kind::Msr), (4, Kind::Halt), (5, Kind::Port)]
-        .map(|(number, kind)| (0xffff_ffff_8100_1000_u64 + number * 64 + 8, kind));
+    let seen =
+        [(0, Instruction::Port), (2, Instruction::Msr), (4, Instruction::Halt), (5, Instruction::Port)]
+            .map(|(number, kind)| (0xffff_ffff_8100_1000_u64 + number * 64 + 8, kind));
     let (mut right, mut stale) = (running(&now), running(&before));
     assert_eq!((right.origin, stale.origin), (Origin::Kallsyms, Origin::Kallsyms));
     let fit = right.fit(seen);
@@ -236,7 +237,7 @@ fn many_sections_are_cut_short() {
     let mut symbols = Symbols::parse(&bytes, Path::new("test")).unwrap();
     assert!(symbols.notes.iter().any(|note| note.contains("more parts of text")), "{:?}", symbols.notes);
     assert!(symbols.text.as_ref().is_some_and(|text| text.len() <= elf::PARTS));
-    let fit = symbols.fit((0..1000).map(|n| (start + n * 0x1000, Kind::Port)));
+    let fit = symbols.fit((0..1000).map(|n| (start + n * 0x1000, Instruction::Port)));
     assert!(fit.confidence <= Confidence::Low, "{fit}");
 }
 

@@ -2,19 +2,26 @@
 //!
 //! Linux moves itself by a random multiple of 2 MiB when it boots (KASLR). A file that was written before that is moved after
 //! it: see [`Symbols::fit`].
+//!
+//! Files are hostile: what is kept of one is bounded, and what cannot be understood is left out and said.
+//!
+//! Must not know: why a VM exits, KVM, QEMU, the daemon.
+#![forbid(unsafe_code)]
 
 mod elf;
+mod error;
 mod fit;
 mod function;
 mod map;
 
 use std::path::Path;
 
-pub use fit::{Confidence, Fit};
+pub use error::SymbolsError;
+pub use fit::{Confidence, Fit, Instruction};
 pub use function::GuestFunction;
 
-use crate::error::{ExitsError, Result};
 use elf::Text;
+use error::Result;
 
 /// So many symbols are read: ten times what Linux with all modules has.
 const SYMBOLS: usize = 4_000_000;
@@ -64,8 +71,8 @@ impl Symbols {
     pub fn read(path: &Path) -> Result<Symbols> {
         use std::io::Read;
         let mut head = Vec::new();
-        let file = std::fs::File::open(path).map_err(ExitsError::file(path))?;
-        file.take(4).read_to_end(&mut head).map_err(ExitsError::file(path))?;
+        let file = std::fs::File::open(path).map_err(SymbolsError::file(path))?;
+        file.take(4).read_to_end(&mut head).map_err(SymbolsError::file(path))?;
         (if head == *b"\x7fELF" { elf::read(path)? } else { map::read(path)? }).sorted(path)
     }
 
@@ -83,7 +90,7 @@ impl Symbols {
         if symbols.symbols.is_empty() {
             let what =
                 "names no function; give the guest's /proc/kallsyms, read as root, or an unstripped vmlinux";
-            return Err(ExitsError::Malformed { path: path.into(), what: what.into() });
+            return Err(SymbolsError::Malformed { path: path.into(), what: what.into() });
         }
         // Aliases: the first name of an address stays.
         symbols.symbols.sort_by_key(|symbol| symbol.address);

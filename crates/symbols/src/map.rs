@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use super::{Origin, Symbols};
-use crate::error::{ExitsError, Result};
-use crate::plain::shown;
+use crate::error::{Result, SymbolsError};
+use crate::{Origin, Symbols};
+use ioplane_plain::shown;
 
 /// Ten times what Linux has.
 const BYTES: u64 = 1 << 28;
@@ -15,22 +15,22 @@ const LINKED: u64 = 0xffff_ffff_8100_0000;
 /// A line is not longer.
 const LINE: u64 = 4096;
 
-pub(super) fn read(path: &Path) -> Result<Symbols> {
-    let file = File::open(path).map_err(ExitsError::file(path))?;
+pub(crate) fn read(path: &Path) -> Result<Symbols> {
+    let file = File::open(path).map_err(SymbolsError::file(path))?;
     parse(&mut BufReader::new(file.take(BYTES)), path)
 }
 
-fn malformed(path: &Path, what: &str) -> ExitsError {
-    ExitsError::Malformed { path: path.into(), what: what.into() }
+fn malformed(path: &Path, what: &str) -> SymbolsError {
+    SymbolsError::Malformed { path: path.into(), what: what.into() }
 }
 
-pub(super) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
+pub(crate) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
     let mut symbols = Symbols::empty(Origin::Map);
     let (mut lines, mut odd, mut hidden, mut bytes) = (0u64, 0u64, 0u64, 0u64);
     let mut line = Vec::new();
     loop {
         line.clear();
-        let length = input.take(LINE).read_until(b'\n', &mut line).map_err(ExitsError::file(path))?;
+        let length = input.take(LINE).read_until(b'\n', &mut line).map_err(SymbolsError::file(path))?;
         if length == 0 {
             break;
         }

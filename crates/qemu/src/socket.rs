@@ -25,7 +25,7 @@ pub struct Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::plain::shown(&self.path))
+        f.write_str(&ioplane_plain::shown(&self.path))
     }
 }
 
