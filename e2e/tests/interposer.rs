@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clustering::{counted, ended_by, saved, vcpus};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{UserExits, access_trace};
+use ioplane_e2e::preload::{UserExits, access_trace, library};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -331,7 +331,14 @@ fn wrapped(l1: &L1) -> Result<()> {
     let emulator = l1.folder().join("emulator");
     fs::write(&emulator, format!("#!/bin/sh\n{EMULATOR}\n"))?;
     fs::set_permissions(&emulator, Permissions::from_mode(0o755))?;
-    let place = binary()?.parent().context("where ioplane is")?.display().to_string();
+    // Installed as the guide says.
+    let place = l1.folder().join("installed");
+    for (from, to) in [(binary()?, "bin/ioplane"), (library()?, "lib/ioplane/libioplane_interposer.so")] {
+        let to = place.join(to);
+        fs::create_dir_all(to.parent().context("a folder")?)?;
+        fs::copy(from, to)?;
+    }
+    let place = place.join("bin").display().to_string();
     let qemu = l1.start(&format!(
         "exec env -i LC_ALL=C PATH={place}:/usr/sbin:/usr/bin:/sbin:/bin {} -accel kvm -name wrapped -nodefaults -display none -S",
         emulator.display()
