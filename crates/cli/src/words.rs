@@ -73,6 +73,8 @@ pub fn warnings(arguments: &[OsString]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::{CommandFactory, Parser};
 
     use super::*;
@@ -138,7 +140,10 @@ mod tests {
         }
         let mut all = Vec::new();
         aliases(&Cli::command(), &mut all);
-        assert_eq!(all.len(), OLD_WORDS.len(), "{all:?}");
+        // A newer command that shares options with one of them knows their old words as well, and nobody has ever used those.
+        let distinct: BTreeSet<&str> = all.iter().map(String::as_str).collect();
+        assert_eq!(distinct, OLD_WORDS.iter().map(|word| word.old).collect());
+        assert!(all.len() >= OLD_WORDS.len(), "{all:?}");
         let changelog = include_str!("../../../CHANGELOG.md");
         for OldWord { old, new, .. } in OLD_WORDS {
             assert!(all.contains(&(*old).to_owned()), "{old} is no alias");
