@@ -36,16 +36,33 @@ pub enum PerfRecord<'a> {
     In(u64),
 }
 
+/// Of an event of that tracepoint.
+fn attributes(tracepoint: u64) -> perf_event_attr {
+    let mut attr = perf_event_attr::default();
+    attr.type_ = PERF_TYPE_TRACEPOINT;
+    attr.size = size_of::<perf_event_attr>() as u32;
+    attr.config = tracepoint;
+    attr
+}
+
+/// Opens an event of a thread (-1: of any) on a processor (-1: on any), in the group of that descriptor (-1: of its own).
+fn open(mut attr: perf_event_attr, thread: libc::pid_t, cpu: i32, group: i32) -> io::Result<File> {
+    // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
+    let fd = unsafe { perf_event_open(&mut attr, thread, cpu, group, PERF_FLAG_FD_CLOEXEC.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
 /// One tracepoint of one thread.
 #[derive(Debug)]
 struct Event(File);
 
 impl Event {
     fn open(tracepoint: u64, thread: u32, wake: u32, leader: Option<&Event>) -> io::Result<Event> {
-        let mut attr = perf_event_attr::default();
-        attr.type_ = PERF_TYPE_TRACEPOINT;
-        attr.size = size_of::<perf_event_attr>() as u32;
-        attr.config = tracepoint;
+        let mut attr = attributes(tracepoint);
         attr.sample_period = 1;
         attr.sample_type = u64::from(PERF_SAMPLE_TIME) | u64::from(PERF_SAMPLE_RAW);
         attr.clockid = libc::CLOCK_MONOTONIC;
@@ -61,13 +78,7 @@ impl Event {
         attr.wakeup_watermark = wake;
         let group = leader.map_or(-1, |leader| leader.0.as_raw_fd());
         let thread = libc::pid_t::try_from(thread).map_err(io::Error::other)?;
-        // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
-        let fd = unsafe { perf_event_open(&mut attr, thread, -1, group, PERF_FLAG_FD_CLOEXEC.into()) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just returned this descriptor, and nobody else knows it.
-        Ok(Event(unsafe { File::from_raw_fd(fd) }))
+        open(attr, thread, -1, group).map(Event)
     }
 
     fn count(&self) -> io::Result<u64> {
@@ -79,18 +90,9 @@ impl Event {
 
 /// Has a BPF program run at each hit of a tracepoint, in any thread, until what is returned is closed. The perf event itself is off: it holds the program only.
 pub(crate) fn run_program(tracepoint: u64, program: impl AsFd) -> io::Result<File> {
-    let mut attr = perf_event_attr::default();
-    attr.type_ = PERF_TYPE_TRACEPOINT;
-    attr.size = size_of::<perf_event_attr>() as u32;
-    attr.config = tracepoint;
+    let mut attr = attributes(tracepoint);
     attr.set_disabled(1);
-    // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
-    let fd = unsafe { perf_event_open(&mut attr, -1, 0, -1, PERF_FLAG_FD_CLOEXEC.into()) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has just returned this descriptor, and nobody else knows it.
-    let event = unsafe { File::from_raw_fd(fd) };
+    let event = open(attr, -1, 0, -1)?;
     let program = u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?;
     // SAFETY: both descriptors are open; the kernel takes a reference of its own.
     check(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program) })?;
