@@ -1,8 +1,7 @@
-//! Where the kernel's records have the fields that our programs read, in the words of their loader.
+//! Where the kernel's records have the fields that our programs read, as type information (BTF) for their loader.
 //!
-//! The loader finds fields by the kernel's type information (BTF). Of a kernel that has KVM as a module, or was built without that information, it would
-//! be several files, or none; tracefs tells the same of each tracepoint everywhere, and only that. So this makes the type information that the
-//! programs need out of the formats.
+//! The kernel's own is in several files where KVM is a module, and missing where the kernel was built without it. Tracefs describes each tracepoint on every
+//! kernel, so the types are made from its formats.
 
 use aya::Endianness;
 use aya_obj::btf::{Btf, BtfError};
@@ -22,7 +21,7 @@ const SIZES: [u32; 4] = [1, 2, 4, 8];
 #[derive(Default)]
 struct Types {
     words: Vec<u32>,
-    /// Ends of names are zero, and so is the first of them, which is nobody's.
+    /// Each name ends with a zero byte; the name at offset 0 is empty.
     names: Vec<u8>,
 }
 
