@@ -48,6 +48,7 @@ impl L1 {
                 append: "intel_iommu=on iommu=nopt",
                 load: ",vfio-pci,vfio_iommu_type1,igb,virtio_net",
                 newer: true,
+                by_instructions: false,
             },
             news,
         )?;

@@ -42,6 +42,8 @@ pub(crate) struct Shape<'a> {
     pub(crate) load: &'a str,
     /// It runs in a QEMU that has vfio-user and the 82576, in place of the host's own.
     pub(crate) newer: bool,
+    /// See [`L1::boot_by_instructions`].
+    pub(crate) by_instructions: bool,
 }
 
 /// What a script has left.
@@ -63,6 +65,12 @@ impl L1 {
     /// Boots one with `memory_mib`, more arguments for QEMU, and the module of KVM loaded.
     pub fn boot(memory_mib: u64, args: &str, news: News<'_>) -> Result<L1> {
         Self::boot_as(&Shape { memory_mib, args, ..Shape::default() }, news)
+    }
+
+    /// Boots one whose clock goes on by two nanoseconds with each instruction where it is translated, so that times in it are numbers of instructions, whatever
+    /// else this machine does. When it has nothing to do its clock goes on to the next timer at once.
+    pub fn boot_by_instructions(memory_mib: u64, news: News<'_>) -> Result<L1> {
+        Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
     }
 
     /// Boots one of that shape.
@@ -87,19 +95,6 @@ impl L1 {
     /// An error with what QEMU said, if it has ended.
     pub fn still_runs(&self) -> Result<()> {
         self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
-    }
-
-    /// What its QEMU has taken of this machine's processors so far, threads that have ended not included.
-    pub fn processor_time(&self) -> Result<Duration> {
-        let id = self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).id();
-        let mut ns = 0_u64;
-        for thread in fs::read_dir(format!("/proc/{id}/task"))? {
-            // A thread may have ended meanwhile.
-            let said = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-            ns +=
-                said.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or_default();
-        }
-        Ok(Duration::from_nanos(ns))
     }
 
     /// How much longer to wait than on real hardware.
@@ -195,7 +190,7 @@ fn command(
     shape: &Shape<'_>,
     news: News<'_>,
 ) -> Result<(String, Vec<OsString>)> {
-    let Shape { memory_mib, args: more, append, load, newer } = shape;
+    let Shape { memory_mib, args: more, append, load, newer, by_instructions } = shape;
     let qemu = "qemu-system-x86_64";
     let (root, program, mut args) = if *newer {
         newer_beside(&folder.join("root"), qemu, news)?
@@ -207,6 +202,9 @@ fn command(
     let cpus = if matches!(accelerator, Accelerator::Kvm) { 2 } else { 1 };
     let (machine, kvm) = match accelerator {
         Accelerator::Kvm => ("-accel kvm -cpu host", "kvm-amd,kvm-intel"),
+        Accelerator::Tcg { .. } if *by_instructions => {
+            ("-accel tcg,thread=single -icount shift=1,sleep=off -cpu max,+svm,-cx16", "kvm-amd")
+        }
         Accelerator::Tcg { .. } => ("-accel tcg,thread=multi -cpu max,+svm,-cx16", "kvm-amd"),
     };
     add(format!(

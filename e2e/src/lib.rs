@@ -51,7 +51,7 @@ pub use daemon::Daemon;
 pub use igb::VirtualFunctions;
 pub use inner::Inner;
 pub use ioplane_guest_load::{network, protocol};
-pub use l1::L1;
+pub use l1::{Job, L1};
 pub use l2::L2;
 pub use migration::Travelled;
 pub use module::HotModule;

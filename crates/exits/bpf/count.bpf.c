@@ -79,6 +79,8 @@ enum { VMX = 1, SVM = 2 };
 // Sorts of exits, as src/count/layout.rs numbers them.
 enum { KIND_OTHER, KIND_PORT, KIND_MEMORY, KIND_MSR, KIND_HALT, KIND_INTERRUPT, KIND_WINDOW, KIND_TIMER };
 enum { FLAG_NESTED = 1 };
+// What is known of a thread's vCPU; entered: that it is one.
+enum { VCPU_UNKNOWN, VCPU_KNOWN, VCPU_ENTERED };
 
 // Whoever else records this event still gets it.
 #define PASS 1
@@ -514,7 +516,7 @@ int kvm_exit(struct trace_event_raw_kvm_exit *record)
 	thread->early.kind = NOTHING;
 	if (bpf_core_field_exists(record->vcpu_id)) {
 		thread->vcpu = record->vcpu_id;
-		thread->vcpu_known = 1;
+		thread->vcpu_known = VCPU_KNOWN;
 	}
 	thread->pending = 1;
 	thread->user = 0;
@@ -527,6 +529,15 @@ int kvm_exit(struct trace_event_raw_kvm_exit *record)
 	return PASS;
 }
 
+// Programs at raw tracepoints begin with `raw_`: they get what KVM calls the tracepoint with (arch/x86/kvm/trace.h, TP_PROTO), and KVM builds no record, which costs
+// more than what is done here. There is none for kvm_exit, whose arguments do not tell the reason.
+
+static __always_inline void entered(struct thread *thread)
+{
+	thread->early.kind = NOTHING;
+	finish(thread, bpf_ktime_get_ns());
+}
+
 SEC("tracepoint/kvm/kvm_entry")
 int kvm_entry(struct trace_event_raw_kvm_entry *record)
 {
@@ -536,11 +547,24 @@ int kvm_entry(struct trace_event_raw_kvm_entry *record)
 		return PASS;
 	if (bpf_core_field_exists(record->vcpu_id)) {
 		thread->vcpu = record->vcpu_id;
-		thread->vcpu_known = 1;
+		thread->vcpu_known = VCPU_KNOWN;
 	}
-	thread->early.kind = NOTHING;
-	finish(thread, bpf_ktime_get_ns());
+	entered(thread);
 	return PASS;
+}
+
+// Where the record of kvm_exit has the vCPU's number.
+SEC("raw_tracepoint/kvm_entry")
+int raw_kvm_entry(void *arguments)
+{
+	struct thread *thread = own();
+
+	if (!thread)
+		return 0;
+	if (thread->vcpu_known == VCPU_UNKNOWN)
+		thread->vcpu_known = VCPU_ENTERED;
+	entered(thread);
+	return 0;
 }
 
 // An exit that is known only by what KVM did about it: on a software KVM, where kvm_exit never fires.
@@ -581,58 +605,72 @@ static __noinline int said(struct thread *thread, const struct detail *detail)
 	return 0;
 }
 
-#define SAYS(name, field...)                            \
-	SEC("tracepoint/kvm/" #name)                    \
-	int name(struct trace_event_raw_##name *record) \
-	{                                               \
-		struct thread *thread = own();          \
-		struct detail detail = {};              \
-                                                        \
-		if (!thread)                            \
-			return PASS;                    \
-		set(&detail, field);                    \
-		said(thread, &detail);                  \
-		return PASS;                            \
-	}
-
-SAYS(kvm_pio, PORT, record->port & 0xffff, record->size, record->rw != 0)
-SAYS(kvm_fast_mmio, MEMORY, record->gpa, 0, true)
-SAYS(kvm_msr, MSR, record->ecx, 0, record->write != 0)
-SAYS(kvm_cpuid, CPUID, record->function, 0, false)
-SAYS(kvm_hypercall, HYPERCALL, (__u32)record->nr, 0, false)
-
-// Type 2 is a write; a read is told when the VMM is asked (0) and when it is answered (1), before the guest goes on.
-SEC("tracepoint/kvm/kvm_mmio")
-int kvm_mmio(struct trace_event_raw_kvm_mmio *record)
-{
-	struct detail detail = {};
-	struct thread *thread;
-
-	if (record->type == 0)
-		return PASS;
-	thread = own();
-	if (!thread)
-		return PASS;
-	set(&detail, MEMORY, record->gpa, record->len, record->type == 2);
-	said(thread, &detail);
-	return PASS;
-}
-
-SEC("tracepoint/kvm/kvm_page_fault")
-int kvm_page_fault(void *record)
+static __always_inline int says(__u8 kind, __u64 data, __u8 width, bool write)
 {
 	struct thread *thread = own();
 	struct detail detail = {};
 
 	if (!thread)
 		return PASS;
-	set(&detail, FAULT, UNKNOWN_CAUSE, 0, false);
+	set(&detail, kind, data, width, write);
 	said(thread, &detail);
 	return PASS;
 }
 
-SEC("tracepoint/kvm/kvm_userspace_exit")
-int kvm_userspace_exit(void *record)
+#define LIST(words...) words
+#define SAYS(name, kind, of_record, of_raw)                            \
+	SEC("tracepoint/kvm/" #name)                                   \
+	int name(struct trace_event_raw_##name *record)                \
+	{                                                              \
+		return says(kind, LIST of_record);                     \
+	}                                                              \
+	SEC("raw_tracepoint/" #name)                                   \
+	int raw_##name(struct bpf_raw_tracepoint_args *raw)            \
+	{                                                              \
+		return says(kind, LIST of_raw);                        \
+	}
+
+SAYS(kvm_pio, PORT, (record->port & 0xffff, record->size, record->rw != 0),
+     (raw->args[1] & 0xffff, raw->args[2], raw->args[0] != 0))
+SAYS(kvm_fast_mmio, MEMORY, (record->gpa, 0, true), (raw->args[0], 0, true))
+SAYS(kvm_msr, MSR, (record->ecx, 0, record->write != 0), ((__u32)raw->args[1], 0, raw->args[0] != 0))
+SAYS(kvm_cpuid, CPUID, (record->function, 0, false), ((__u32)raw->args[0], 0, false))
+SAYS(kvm_hypercall, HYPERCALL, ((__u32)record->nr, 0, false), ((__u32)raw->args[0], 0, false))
+
+// Type 2 is a write; a read is told when the VMM is asked (0) and when it is answered (1), before the guest goes on.
+static __always_inline int mmio(__u32 type, __u32 length, __u64 address)
+{
+	return type == 0 ? PASS : says(MEMORY, address, length, type == 2);
+}
+
+SEC("tracepoint/kvm/kvm_mmio")
+int kvm_mmio(struct trace_event_raw_kvm_mmio *record)
+{
+	return mmio(record->type, record->len, record->gpa);
+}
+
+SEC("raw_tracepoint/kvm_mmio")
+int raw_kvm_mmio(struct bpf_raw_tracepoint_args *raw)
+{
+	return mmio(raw->args[0], raw->args[1], raw->args[2]);
+}
+
+// Of these nothing is read.
+#define BARE(name, call)                                               \
+	SEC("tracepoint/kvm/" #name)                                   \
+	int name(void *record)                                         \
+	{                                                              \
+		return call;                                           \
+	}                                                              \
+	SEC("raw_tracepoint/" #name)                                   \
+	int raw_##name(void *arguments)                                \
+	{                                                              \
+		return call;                                           \
+	}
+
+BARE(kvm_page_fault, says(FAULT, UNKNOWN_CAUSE, 0, false))
+
+static __always_inline int to_user_space(void)
 {
 	struct thread *thread = own();
 
@@ -643,21 +681,31 @@ int kvm_userspace_exit(void *record)
 	return PASS;
 }
 
+BARE(kvm_userspace_exit, to_user_space())
+
 static __always_inline void delivered(struct thread *thread)
 {
 	tell(thread, 0);
 	end_run(thread);
 }
 
+static __always_inline int injected(__u8 vector)
+{
+	struct thread *thread = own();
+
+	if (!thread)
+		return PASS;
+	delivered(thread);
+	thread->vectors[vector]++;
+	return PASS;
+}
+
 SEC("tracepoint/kvm/kvm_inj_virq")
 int kvm_inj_virq(struct trace_event_raw_kvm_inj_virq *record)
 {
 	struct trace_event_raw_kvm_inj_virq___older *older = (void *)record;
-	struct thread *thread = own();
 	__u32 vector;
 
-	if (!thread)
-		return PASS;
 	if (bpf_core_field_exists(record->vector)) {
 		vector = record->vector;
 		barrier_var(vector);
@@ -665,28 +713,41 @@ int kvm_inj_virq(struct trace_event_raw_kvm_inj_virq *record)
 		vector = older->irq;
 		barrier_var(vector);
 	}
-	delivered(thread);
-	thread->vectors[vector & 255]++;
-	return PASS;
+	return injected(vector);
+}
+
+SEC("raw_tracepoint/kvm_inj_virq")
+int raw_kvm_inj_virq(struct bpf_raw_tracepoint_args *raw)
+{
+	return injected(raw->args[0]);
 }
 
 // In this thread: its own timer's, or one that it sends to another vCPU.
-#define ACCEPTS(name)                                                      \
-	SEC("tracepoint/kvm/" #name)                                       \
-	int name(struct trace_event_raw_##name *record)                    \
-	{                                                                  \
-		struct thread *thread = own();                             \
-                                                                           \
-		if (thread && (!thread->vcpu_known || thread->vcpu == record->apicid)) \
-			delivered(thread);                                 \
-		return PASS;                                                  \
+static __always_inline int accepts(__u32 vcpu)
+{
+	struct thread *thread = own();
+
+	if (thread && (thread->vcpu_known != VCPU_KNOWN || thread->vcpu == vcpu))
+		delivered(thread);
+	return PASS;
+}
+
+#define ACCEPTS(name)                                                  \
+	SEC("tracepoint/kvm/" #name)                                   \
+	int name(struct trace_event_raw_##name *record)                \
+	{                                                              \
+		return accepts(record->apicid);                        \
+	}                                                              \
+	SEC("raw_tracepoint/" #name)                                   \
+	int raw_##name(struct bpf_raw_tracepoint_args *raw)            \
+	{                                                              \
+		return accepts(raw->args[0]);                          \
 	}
 
 ACCEPTS(kvm_apic_accept_irq)
 ACCEPTS(kvm_apicv_accept_irq)
 
-SEC("tracepoint/kvm/kvm_ple_window_update")
-int kvm_ple_window_update(void *record)
+static __always_inline int spun(void)
 {
 	struct thread *thread = own();
 
@@ -695,9 +756,10 @@ int kvm_ple_window_update(void *record)
 	return PASS;
 }
 
+BARE(kvm_ple_window_update, spun())
+
 // The exit was a guest's of the guest: whose instruction that was cannot be told.
-SEC("tracepoint/kvm/kvm_nested_vmexit")
-int kvm_nested_vmexit(void *record)
+static __always_inline int nested(void)
 {
 	struct thread *thread = own();
 
@@ -711,6 +773,8 @@ int kvm_nested_vmexit(void *record)
 	}
 	return PASS;
 }
+
+BARE(kvm_nested_vmexit, nested())
 
 SEC("tracepoint/sched/sched_switch")
 int sched_switch(struct trace_event_raw_sched_switch *record)

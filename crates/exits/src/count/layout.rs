@@ -14,6 +14,8 @@ use crate::runs::{LONGEST, Run, RunCounts};
 pub(super) const CODES: usize = 2048;
 /// The step of an exit whose end was not told.
 pub(super) const UNTIMED: u16 = u16::MAX;
+/// Of [`RawThread::vcpu_known`]; a thread that has only entered a guest has another value than this and 0.
+pub(super) const VCPU_KNOWN: u8 = 1;
 /// The step of an exit whose time is known, and whose step has found no room.
 pub(super) const ANY_STEP: u16 = u16::MAX - 1;
 const NESTED: u8 = 1;

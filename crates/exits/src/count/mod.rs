@@ -12,7 +12,8 @@ mod layout;
 use std::fs::File;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
-use aya::programs::{ProgramError, TracePoint};
+use aya::programs::raw_trace_point::RawTracePointLink;
+use aya::programs::{ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
 use crate::error::{ExitsError, Result};
@@ -22,10 +23,12 @@ use crate::profile::Profile;
 use crate::runs::{GAP_NS, NEAR};
 use crate::seen::WatchCounts;
 use crate::tracefs::Tracefs;
-use layout::{ANY_STEP, RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED};
+use layout::{ANY_STEP, RawCounts, RawRun, RawRunCounts, RawSite, RawThread, UNTIMED, VCPU_KNOWN};
 
 /// Made by `script/build-bpf`.
 const PROGRAMS: &[u8] = aya::include_bytes_aligned!("../../bpf/count.bpf.o");
+const EXIT: &str = "kvm_exit";
+const ENTRY: &str = "kvm_entry";
 const SWITCH: &str = "sched_switch";
 /// The first namespace of process numbers (Linux, PROC_PID_INIT_INO): programs are told numbers of that one.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
@@ -33,10 +36,18 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 /// Programs that count. They end with this value.
 pub(crate) struct KernelCounts {
     programs: Ebpf,
-    /// By name; closing one ends the program at its tracepoint.
-    attached: Vec<(String, File)>,
+    /// By name.
+    attached: Vec<(String, Attached)>,
     /// Threads that have ended.
     ended: Vec<RawThread>,
+}
+
+/// Holds a program at its tracepoint until it is dropped.
+enum Attached {
+    /// KVM hands its arguments over as they are.
+    Raw { _link: RawTracePointLink },
+    /// KVM builds a record first.
+    Record { _event: File },
 }
 
 impl KernelCounts {
@@ -51,6 +62,8 @@ impl KernelCounts {
         for name in tracepoints {
             formats.push((name, tracefs.kvm(name)?));
         }
+        let exits_tell_vcpu =
+            formats.iter().any(|(name, format)| *name == EXIT && format.field("vcpu_id").is_some());
         formats.push((SWITCH, tracefs.scheduler(SWITCH)?));
         let types = formats::types(formats.iter().map(|(name, format)| (*name, format)))
             .map_err(|error| refused(&error))?;
@@ -63,13 +76,16 @@ impl KernelCounts {
         let mut programs = loader.load(PROGRAMS).map_err(|error: EbpfError| refused(&error))?;
         let mut attached = Vec::new();
         for (name, format) in &formats {
-            let program = programs.program_mut(name).ok_or_else(|| refused(&format!("no program {name}")))?;
-            let program: &mut TracePoint =
-                program.try_into().map_err(|error: ProgramError| refused(&error))?;
-            program.load().map_err(|error| refused(&error))?;
-            let program = program.fd().map_err(|error| refused(&error))?;
-            let event = run_program(format.id, program).map_err(ExitsError::os("attaching a program"))?;
-            attached.push(((*name).to_owned(), event));
+            let raw = match *name {
+                // Its arguments do not tell the vCPU's number.
+                ENTRY if !exits_tell_vcpu => None,
+                _ => attach_raw(&mut programs, name),
+            };
+            let program = match raw {
+                Some(link) => Attached::Raw { _link: link },
+                None => Attached::Record { _event: attach(&mut programs, name, format.id)? },
+            };
+            attached.push(((*name).to_owned(), program));
         }
         Ok(KernelCounts { programs, attached, ended: Vec::new() })
     }
@@ -145,6 +161,23 @@ impl KernelCounts {
     }
 }
 
+/// The cheaper program of a tracepoint; nothing where there is none, or where the kernel refuses it.
+fn attach_raw(programs: &mut Ebpf, name: &str) -> Option<RawTracePointLink> {
+    let program: &mut RawTracePoint = programs.program_mut(&format!("raw_{name}"))?.try_into().ok()?;
+    program.load().ok()?;
+    let link = program.attach(name).ok()?;
+    program.take_link(link).ok()
+}
+
+/// The program that reads the records of a tracepoint.
+fn attach(programs: &mut Ebpf, name: &str, tracepoint: u64) -> Result<File> {
+    let program = programs.program_mut(name).ok_or_else(|| refused(&format!("no program {name}")))?;
+    let program: &mut TracePoint = program.try_into().map_err(|error: ProgramError| refused(&error))?;
+    program.load().map_err(|error| refused(&error))?;
+    let program = program.fd().map_err(|error| refused(&error))?;
+    run_program(tracepoint, program).map_err(ExitsError::os("attaching a program"))
+}
+
 /// What is kept of a thread, and the exit and run that it is in.
 fn take_thread(profile: &mut Profile, thread: &RawThread) {
     let mut counts = thread.counts();
@@ -155,7 +188,7 @@ fn take_thread(profile: &mut Profile, thread: &RawThread) {
     if let Some((run, counts)) = thread.run() {
         profile.runs.add(run.run(), counts.counts());
     }
-    if thread.vcpu_known != 0 {
+    if thread.vcpu_known == VCPU_KNOWN {
         profile.add_vcpu(thread.vcpu, counts, thread.halted_ns);
     }
     for (vector, count) in (0u8..=255).zip(thread.vectors).filter(|(_, count)| *count > 0) {

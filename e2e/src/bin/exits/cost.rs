@@ -1,11 +1,15 @@
 //! What the profiler costs the guest that is watched.
 
+use super::pairs::{Compared, alternate};
 use super::{MINUTE, exits};
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::{L1, Planted};
+use ioplane_e2e::{Job, L1, Planted};
+use ioplane_figures::goals::UNRESOLVED;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::fmt::{Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -18,8 +22,10 @@ const RUNS: usize = 8;
 const ROUNDS: usize = 24;
 /// By then a watcher has found out what fires here, and asks for that alone.
 const WARM: Duration = Duration::from_secs(1);
-/// Counts in L1 each way.
-const COUNTS: usize = 8;
+/// Of each count in L1; the cost must be known within so many per cent, or is not known after so long.
+const COUNTED_S: f64 = 0.5;
+const LIMIT: Duration = Duration::from_secs(300);
+const BOUND: f64 = 3.0;
 
 /// On this machine's own KVM.
 pub struct Native {
@@ -218,26 +224,40 @@ fn middle(all: impl Iterator<Item = f64>) -> f64 {
     middle.iter().sum::<f64>() / middle.len() as f64
 }
 
-/// In L1, with stock QEMU.
-pub struct Cost {
-    pub full: f64,
-    pub sampled: f64,
-    rates: [f64; 3],
+/// So many fewer exits.
+#[derive(Serialize)]
+pub struct Fewer {
+    pub percent: Value,
+    pub interval: Option<[f64; 2]>,
+    pub pairs: usize,
 }
 
-impl Cost {
-    pub fn table(&self) -> String {
-        let [alone, watched, sampled] = self.rates;
-        format!(
-            "\nIn L1, a guest of stock QEMU that reads a port of QEMU's in a loop: {alone:.0} exits a second, watched {watched:.0} \
-             ({:.1} % fewer), one in a hundred {sampled:.0} ({:.1} %)\n",
-            self.full, self.sampled
-        )
+impl Fewer {
+    /// Of exits with a watcher against those without.
+    fn of(compared: &Compared) -> Fewer {
+        Fewer {
+            percent: compared.percent.as_f64().map_or(compared.percent.clone(), |more| json!(-more)),
+            interval: compared.interval.map(|[low, high]| [-high, -low]),
+            pairs: compared.pairs,
+        }
     }
 }
 
-/// KVM's own counter tells how many exits there were, watched or not.
-pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Cost> {
+impl Display for Fewer {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self.percent.as_f64() {
+            Some(percent) => write!(f, "{percent:.1} % fewer")?,
+            None => f.write_str(UNRESOLVED)?,
+        }
+        match self.interval {
+            Some([low, high]) => write!(f, " (95 % interval {low:.1} to {high:.1}, {} pairs)", self.pairs),
+            None => write!(f, " ({} pairs)", self.pairs),
+        }
+    }
+}
+
+/// A guest that reads a port again and again.
+fn planted(l1: &L1) -> Result<Job<'_>> {
     let planted = Planted::new();
     fs::write(l1.folder().join("planted.elf"), &planted.elf)?;
     let folder = l1.folder().display();
@@ -247,40 +267,43 @@ pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Cost> {
          -device isa-debugcon,iobase=0xe9,chardev=begun"
     ))?;
     l1.run(&format!("while [ ! -s {folder}/begun ]; do sleep 0.1; done"), 2 * MINUTE)?;
-    let count = |during: &str| -> Result<f64> {
-        // Nanoseconds of the clock beside KVM's count, twice.
-        let script = format!(
-            "look() {{ cat /sys/kernel/debug/kvm/*-*/exits; date +%s%N; }}; {during} sleep 1; look; sleep 2; look; \
-             [ -z \"$watch\" ] || kill $watch"
-        );
-        let output = l1.run(&script, MINUTE)?;
-        let numbers: Vec<f64> = output.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        let [exits, at, later, end] = numbers[..] else { bail!("four numbers: {output}") };
+    Ok(guest)
+}
+
+/// With stock QEMU in L1, by L1's clock. KVM's own counter tells how many exits there were, watched or not.
+pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Fewer> {
+    let guest = planted(l1)?;
+    // Exits a second.
+    let count = || -> Result<f64> {
+        let look = "cat /sys/kernel/debug/kvm/*-*/exits; date +%s%N";
+        let said = l1.run(&format!("{look}; sleep {COUNTED_S}; {look}"), 2 * MINUTE)?;
+        let numbers: Vec<f64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [exits, at, later, end] = numbers[..] else { bail!("four numbers: {said}") };
         Ok((later - exits) / ((end - at) / 1e9))
     };
-    let ioplane = binary()?;
-    let watch = |options: &str| {
-        format!(
-            "{} exits --vm planted --for 1h {options} >/dev/null 2>/tmp/watched & watch=$!;
-             while ! grep -q watching /tmp/watched; do kill -0 $watch || exit 1; sleep 0.05; done;",
-            ioplane.display()
-        )
-    };
-    let mut rates: [Vec<f64>; 3] = Default::default();
-    for _ in 0..COUNTS {
-        for (rates, during) in rates.iter_mut().zip(["watch=;".into(), watch(""), watch("--sample 100")]) {
-            rates.push(count(&during)?);
+    // It finds out what fires, and asks for that alone, within its first second.
+    let watch = format!(
+        "{} exits --vm planted --for 1h >/dev/null 2>/tmp/watched & watch=$!
+         while ! grep -q watching /tmp/watched; do kill -0 $watch || exit 1; sleep 0.05; done; sleep 1; echo $watch",
+        binary()?.display()
+    );
+    let fewer = Fewer::of(&alternate(BOUND, LIMIT, |watched| {
+        if !watched {
+            return count();
         }
-    }
-    say(&format!("L1, alone, watched, sampled: {rates:.0?} exits a second"));
+        let watcher = l1.run(&watch, MINUTE)?;
+        let counted = count();
+        l1.run(
+            &format!("kill {0}; while kill -0 {0} 2>/dev/null; do sleep 0.05; done", watcher.trim()),
+            MINUTE,
+        )?;
+        counted
+    })?);
     let report = exits(l1, "--vm planted --for 1s")?;
-    say(&format!("{} events for {} exits, {} lost", report["events"], report["exits"], report["lost"]));
+    say(&format!(
+        "{fewer}; {} events for {} exits, {} lost",
+        report["events"], report["exits"], report["lost"]
+    ));
     guest.kill()?;
-    // As natively: of each round the ratios, and of those the middle ones.
-    let fewer = |index: usize| {
-        let ratios = rates[index].iter().zip(&rates[0]).map(|(one, alone)| one / alone);
-        (1.0 - middle(ratios)) * 100.0
-    };
-    let (full, sampled) = (fewer(1), fewer(2));
-    Ok(Cost { full, sampled, rates: rates.map(|all| middle(all.into_iter())) })
+    Ok(fewer)
 }

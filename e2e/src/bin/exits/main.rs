@@ -20,6 +20,7 @@ mod idle;
 mod pairs;
 mod remedies;
 mod tables;
+mod used;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -47,6 +48,9 @@ struct Options {
     /// Only what is measured in L1
     #[arg(long)]
     l1: bool,
+    /// Of that only what watching costs
+    #[arg(long, requires = "l1", conflicts_with = "clusters")]
+    cost: bool,
     /// Only what batches and clusters spare, and what the library costs: `script/bench exits-clusters`
     #[arg(long, conflicts_with_all = ["native", "no_clusters"])]
     clusters: bool,
@@ -68,8 +72,10 @@ struct Outcome {
     /// The same, a hundredth of the time recorded.
     sampled_cost_percent: Option<f64>,
     /// The same in L1, where `kvm_exit` fires but profiler and guest share one translated processor.
-    l1_profiler_cost_percent: Option<f64>,
-    l1_sampled_cost_percent: Option<f64>,
+    l1_profiler_cost_percent: Option<Value>,
+    l1_profiler_cost: Option<cost::Fewer>,
+    /// And there of exits in as many instructions: how many of them an exit takes on hardware would be much the same.
+    l1_profiler_instructions: Option<cost::Fewer>,
     /// Of one hit of a tracepoint, natively; nothing where there is no KVM to measure on.
     ns_per_event: Option<f64>,
     /// Share of all exits whose function is named, and device and register if it is about one.
@@ -97,7 +103,8 @@ fn main() -> Result<()> {
         profiler_neighbour_cost_percent: native.as_ref().map(|native| native.cost_percent()[2]),
         sampled_cost_percent: native.as_ref().map(|native| native.cost_percent()[1]),
         l1_profiler_cost_percent: None,
-        l1_sampled_cost_percent: None,
+        l1_profiler_cost: None,
+        l1_profiler_instructions: None,
         ns_per_event: native.as_ref().map(|native| native.ns_per_event),
         attributed_percent: None,
         remedies: Vec::new(),
@@ -108,28 +115,34 @@ fn main() -> Result<()> {
     };
     let mut text = native.as_ref().map(cost::Native::table).unwrap_or_default();
     if !options.native && !options.clusters {
-        let l1 = L1::boot(2048, "", &say)?;
-        remedies::serve(&l1).context("the other end of the network in L1")?;
-        let (rows, tables) = tables::and_remedies(&l1, options.seconds, &say)?;
-        outcome.attributed_percent = Some(tables.attributed);
-        outcome.remedies = rows;
-        text += &remedies::table(&outcome.remedies);
-        text += &tables.text;
-        match cost::in_l1(&l1, &say) {
-            Ok(cost) => {
-                outcome.l1_profiler_cost_percent = Some(cost.full);
-                outcome.l1_sampled_cost_percent = Some(cost.sampled);
-                text += &cost.table();
-            }
-            Err(error) => say(&format!("the cost in L1 is not measured: {error:#}")),
+        if !options.cost {
+            let l1 = L1::boot(2048, "", &say)?;
+            remedies::serve(&l1).context("the other end of the network in L1")?;
+            let (rows, tables) = tables::and_remedies(&l1, options.seconds, &say)?;
+            outcome.attributed_percent = Some(tables.attributed);
+            outcome.remedies = rows;
+            text += &remedies::table(&outcome.remedies);
+            text += &tables.text;
         }
+        let l1 = L1::boot(1024, "", &say)?;
+        let by_time = cost::in_l1(&l1, &say).context("the cost in L1")?;
+        drop(l1);
+        let by_instructions =
+            cost::in_l1(&L1::boot_by_instructions(1024, &say)?, &say).context("the cost in instructions")?;
+        text += &format!(
+            "\nIn L1, a guest of stock QEMU that reads a port of QEMU's in a loop, watched: exits a second {by_time}; in as many instructions {by_instructions}\n"
+        );
+        outcome.l1_profiler_cost_percent = Some(by_time.percent.clone());
+        (outcome.l1_profiler_cost, outcome.l1_profiler_instructions) = (Some(by_time), Some(by_instructions));
     }
-    if !options.native && !options.no_clusters {
+    if !options.native && !options.no_clusters && !options.cost {
         // One of its own: only one guest at a time is counted.
         let l1 = L1::boot(1536, "", &say)?;
         let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
         text += &clusters::table(&modes.rows);
         (outcome.clusters, outcome.modes) = (Some(modes.figures), modes.rows);
+        drop(l1);
+        let l1 = L1::boot_by_instructions(1536, &say)?;
         let limit = Duration::from_secs_f64(options.idle_seconds);
         let cost = idle::cost(&l1, limit, &say).context("a VM without device accesses")?;
         text += &cost.line;
