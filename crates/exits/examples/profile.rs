@@ -14,6 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let time = watch.stop()?;
     let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample };
     let report = Report::new(subject, watch.profile(), watch.kernel(), &Names::default());
+    let report = Report { vmm: watch.vmm(), ..report };
     println!("{}", serde_json::to_string_pretty(&report)?);
     eprint!("{report}");
     Ok(())

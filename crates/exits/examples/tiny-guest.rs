@@ -1,6 +1,6 @@
 //! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, says `ready` on standard error, and
 //! for each line on standard input runs once and prints how many exits of each kind it has caused and its thread's time, as JSON.
-//! `end`, or the end of the input, ends it.
+//! `busy` has the VMM compute for some microseconds after each exit; `end`, or the end of the input, ends it.
 //!
 //! Everything happens in real mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
 //! dropped, what it reads is zero.
@@ -141,14 +141,15 @@ fn main() -> Result<(), Failure> {
     vcpu.set_sregs(&special)?;
     eprintln!("ready");
     for line in std::io::stdin().lines() {
-        if line? == "end" {
+        let line = line?;
+        if line == "end" {
             break;
         }
         let mut registers = vcpu.get_regs()?;
         registers.rip = START;
         registers.rflags = 2;
         vcpu.set_regs(&registers)?;
-        let ns = run(&mut vcpu)?;
+        let ns = run(&mut vcpu, line == "busy")?;
         let sites = program
             .sites
             .iter()
@@ -158,8 +159,19 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
+/// What a profile finds the VMM in.
+// SAFETY: nothing else has this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tiny_vmm_computes(mut number: u64) -> u64 {
+    for step in 0..50_000 {
+        number = std::hint::black_box(number.rotate_left(7) ^ step);
+    }
+    number
+}
+
 /// To the last word. The thread's own time: a guest that does nothing but exit never waits, and others may want the processor.
-fn run(vcpu: &mut VcpuFd) -> Result<i64, Failure> {
+fn run(vcpu: &mut VcpuFd, busy: bool) -> Result<i64, Failure> {
     let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     loop {
         let exit = match vcpu.run() {
@@ -167,6 +179,9 @@ fn run(vcpu: &mut VcpuFd) -> Result<i64, Failure> {
             Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
             exit => exit?,
         };
+        if busy {
+            std::hint::black_box(tiny_vmm_computes(1));
+        }
         match exit {
             VcpuExit::IoOut(0xf4, _) => break,
             VcpuExit::IoIn(_, data) => data.fill(0),

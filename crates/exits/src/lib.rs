@@ -36,6 +36,7 @@ mod totals;
 mod trace;
 mod tracefs;
 mod vm;
+mod vmm;
 mod watch;
 
 pub use advice::{action_of, advise};
@@ -59,4 +60,5 @@ pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};
 pub use tracefs::Tracefs;
 pub use vm::Vm;
+pub use vmm::{VmmRow, VmmTime};
 pub use watch::{Source, Watch, WatchOptions};

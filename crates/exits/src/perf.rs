@@ -16,9 +16,10 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use perf_event_open_sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_RECORD_MISC_SWITCH_OUT, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT,
-    PERF_RECORD_SAMPLE, PERF_RECORD_SWITCH, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT,
-    perf_event_attr, perf_event_mmap_page,
+    PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_RECORD_MISC_SWITCH_OUT,
+    PERF_RECORD_MISC_SWITCH_OUT_PREEMPT, PERF_RECORD_SAMPLE, PERF_RECORD_SWITCH, PERF_SAMPLE_IP,
+    PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT, perf_event_attr,
+    perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -36,12 +37,12 @@ pub enum PerfRecord<'a> {
     In(u64),
 }
 
-/// Of an event of that tracepoint.
-fn attributes(tracepoint: u64) -> perf_event_attr {
+/// Of an event of that sort (`PERF_TYPE_...`) and number.
+fn attributes(sort: u32, number: u64) -> perf_event_attr {
     let mut attr = perf_event_attr::default();
-    attr.type_ = PERF_TYPE_TRACEPOINT;
+    attr.type_ = sort;
     attr.size = size_of::<perf_event_attr>() as u32;
-    attr.config = tracepoint;
+    attr.config = number;
     attr
 }
 
@@ -62,7 +63,7 @@ struct Event(File);
 
 impl Event {
     fn open(tracepoint: u64, thread: u32, wake: u32, leader: Option<&Event>) -> io::Result<Event> {
-        let mut attr = attributes(tracepoint);
+        let mut attr = attributes(PERF_TYPE_TRACEPOINT, tracepoint);
         attr.sample_period = 1;
         attr.sample_type = u64::from(PERF_SAMPLE_TIME) | u64::from(PERF_SAMPLE_RAW);
         attr.clockid = libc::CLOCK_MONOTONIC;
@@ -81,6 +82,13 @@ impl Event {
         open(attr, thread, -1, group).map(Event)
     }
 
+    /// On or off, with all members of its group if it is the first of one.
+    fn switch(&self, on: bool) -> io::Result<()> {
+        let switch = if on { ioctls::ENABLE } else { ioctls::DISABLE };
+        // SAFETY: an open perf event; the argument is a number.
+        check(unsafe { switch(self.0.as_raw_fd(), 0) })
+    }
+
     fn count(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         (&self.0).read_exact(&mut bytes)?;
@@ -90,7 +98,7 @@ impl Event {
 
 /// Has a BPF program run at each hit of a tracepoint, in any thread, until what is returned is closed. The perf event itself is off: it holds the program only.
 pub(crate) fn run_program(tracepoint: u64, program: impl AsFd) -> io::Result<File> {
-    let mut attr = attributes(tracepoint);
+    let mut attr = attributes(PERF_TYPE_TRACEPOINT, tracepoint);
     attr.set_disabled(1);
     let event = open(attr, -1, 0, -1)?;
     let program = u32::try_from(program.as_fd().as_raw_fd()).map_err(io::Error::other)?;
@@ -131,21 +139,18 @@ impl ThreadEvents {
 
     /// Begins to count and record, all events at once.
     pub fn enable(&self) -> io::Result<()> {
-        // SAFETY: an open perf event; the argument is a number.
-        check(unsafe { ioctls::ENABLE(self.events[0].0.as_raw_fd(), 0) })
+        self.events[0].switch(true)
     }
 
     /// Ends that.
     pub fn disable(&self) -> io::Result<()> {
-        // SAFETY: an open perf event; the argument is a number.
-        check(unsafe { ioctls::DISABLE(self.events[0].0.as_raw_fd(), 0) })
+        self.events[0].switch(false)
     }
 
     /// Ends one of them alone, not the first.
     pub fn drop_member(&self, index: usize) -> io::Result<()> {
         let Some(member) = self.events.get(index) else { return Ok(()) };
-        // SAFETY: an open perf event; the argument is a number.
-        check(unsafe { ioctls::DISABLE(member.0.as_raw_fd(), 0) })
+        member.switch(false)
     }
 
     /// Counts and records of one of them only what this expression says (Linux, Documentation/trace/events.rst, "Event filtering").
@@ -161,14 +166,64 @@ impl ThreadEvents {
     }
 
     /// Gives every record that has come to `take`.
-    pub fn drain(&mut self, take: impl FnMut(PerfRecord<'_>)) {
-        self.ring.drain(take);
+    pub fn drain(&mut self, mut take: impl FnMut(PerfRecord<'_>)) {
+        self.ring.drain(|kind, flags, body| {
+            if let Some(record) = parse(kind, flags, body) {
+                take(record);
+            }
+        });
     }
 
     /// Becomes readable when a good part of the ring is full, or when the thread has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
         self.events[0].0.as_fd()
+    }
+}
+
+/// Where a thread is in user space, so often of the time that it has a processor.
+#[derive(Debug)]
+pub(crate) struct ThreadSamples {
+    /// The ring goes before the event whose memory it maps.
+    ring: Ring,
+    event: Event,
+}
+
+impl ThreadSamples {
+    /// Opens them for a thread; they begin with [`ThreadSamples::switch`]. Two pages are room for 500.
+    pub fn open(thread: u32, interval_ns: u64) -> io::Result<ThreadSamples> {
+        let mut attr = attributes(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK.into());
+        attr.sample_period = interval_ns;
+        attr.sample_type = PERF_SAMPLE_IP.into();
+        attr.set_disabled(1);
+        attr.set_exclude_kernel(1);
+        attr.set_exclude_hv(1);
+        attr.set_exclude_guest(1);
+        // Nobody waits for them.
+        attr.set_watermark(1);
+        attr.wakeup_watermark = u32::MAX;
+        let thread = libc::pid_t::try_from(thread).map_err(io::Error::other)?;
+        let event = open(attr, thread, -1, -1).map(Event)?;
+        Ok(ThreadSamples { ring: Ring::map(&event, 1)?, event })
+    }
+
+    /// On or off.
+    pub fn switch(&self, on: bool) -> io::Result<()> {
+        self.event.switch(on)
+    }
+
+    /// Gives every address that has come to `take`, and how many found no room.
+    pub fn drain(&mut self, mut take: impl FnMut(u64)) -> u64 {
+        let mut lost = 0u64;
+        self.ring.drain(|kind, flags, body| match (kind, body.first_chunk()) {
+            (PERF_RECORD_SAMPLE, Some(address)) => take(u64::from_ne_bytes(*address)),
+            _ => {
+                if let Some(PerfRecord::Lost(count)) = parse(kind, flags, body) {
+                    lost = lost.saturating_add(count);
+                }
+            }
+        });
+        lost
     }
 }
 
@@ -218,7 +273,8 @@ impl Ring {
         }
     }
 
-    fn drain(&mut self, mut take: impl FnMut(PerfRecord<'_>)) {
+    /// Gives sort, flags and body of every record that has come to `take`.
+    fn drain(&mut self, mut take: impl FnMut(u32, u16, &[u8])) {
         let head = self.positions().0.load(Ordering::Acquire);
         let mut tail = self.positions().1.load(Ordering::Relaxed);
         let mut bent = std::mem::take(&mut self.bent);
@@ -245,9 +301,7 @@ impl Ring {
                 bent.extend_from_slice(&ring[..size - (self.data - at)]);
                 &bent
             };
-            if let Some(record) = parse(kind, flags, &whole[8..]) {
-                take(record);
-            }
+            take(kind, flags, &whole[8..]);
             tail += size as u64;
         }
         self.positions().1.store(tail, Ordering::Release);

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::count::KernelCounts;
 use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
-use crate::perf::{PerfRecord, ThreadEvents};
+use crate::perf::{PerfRecord, ThreadEvents, ThreadSamples};
 use crate::profile::{Profile, Thread};
 use crate::seen::WatchCounts;
 use crate::slices::Slices;
@@ -19,6 +19,7 @@ use crate::totals::Totals;
 use crate::trace::{TraceInstance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vm::Vm;
+use crate::vmm::{INTERVAL_NS, VmmSamples, VmmTime};
 
 /// A ring of two megabytes for each thread, down to 32 KiB where memory may not be locked.
 const LARGEST: u32 = 9;
@@ -76,6 +77,8 @@ enum Collector {
 struct Watched {
     /// Nothing where the events of all threads are recorded together.
     events: Option<ThreadEvents>,
+    /// Nothing where they may not be had.
+    samples: Option<ThreadSamples>,
     thread: Thread,
 }
 
@@ -102,6 +105,9 @@ pub struct Watch {
     slices: Option<Slices>,
     /// What could not be watched, and why.
     problem: Option<String>,
+    vmm: VmmSamples,
+    /// Why not all threads are sampled.
+    unsampled: Option<String>,
 }
 
 impl Watch {
@@ -129,6 +135,8 @@ impl Watch {
             dropped: Vec::new(),
             slices: None,
             problem: None,
+            vmm: VmmSamples::new(vm.pid),
+            unsampled: None,
             vm,
         };
         watch.choose(&tracefs, options.source)?;
@@ -245,6 +253,7 @@ impl Watch {
 
     /// Brings the profile up to date, where it is counted elsewhere.
     pub fn refresh(&mut self) -> Result<()> {
+        self.vmm.read_names();
         self.gather(true)
     }
 
@@ -285,11 +294,20 @@ impl Watch {
     }
 
     fn enable(&self) -> Result<()> {
+        self.switch_samples(true);
         let mut events = self.threads.values().filter_map(|watched| watched.events.as_ref());
         events.try_for_each(ThreadEvents::enable).map_err(ExitsError::os("starting perf events"))
     }
 
+    /// Where that fails there are none.
+    fn switch_samples(&self, on: bool) {
+        for samples in self.threads.values().filter_map(|watched| watched.samples.as_ref()) {
+            let _ = samples.switch(on);
+        }
+    }
+
     fn disable(&self) -> Result<()> {
+        self.switch_samples(false);
         let mut events = self.threads.values().filter_map(|watched| watched.events.as_ref());
         events.try_for_each(ThreadEvents::disable).map_err(ExitsError::os("stopping perf events"))
     }
@@ -349,6 +367,17 @@ impl Watch {
         self.forbidden.as_deref().filter(|_| matches!(self.collector, Collector::Perf))
     }
 
+    /// Where the vCPU threads were in the VMM's user space, as of the last [`Watch::refresh`] or [`Watch::stop`]; nothing where no thread was
+    /// found there.
+    pub fn vmm(&self) -> Option<VmmTime> {
+        Some(self.vmm.time()).filter(|time| time.samples > 0)
+    }
+
+    /// Why that is not known, or not of all threads.
+    pub fn unsampled(&self) -> Option<&str> {
+        self.unsampled.as_deref()
+    }
+
     /// What could not be watched, and why.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
@@ -389,7 +418,7 @@ impl Watch {
         for id in self.threads.keys().copied().collect::<Vec<_>>() {
             self.part(id);
         }
-        self.gather(true)?;
+        self.refresh()?;
         Ok(elapsed)
     }
 
@@ -406,6 +435,14 @@ impl Watch {
     }
 
     fn read_for(&mut self, time: Duration) -> Result<()> {
+        self.read_events(time)?;
+        for samples in self.threads.values_mut().filter_map(|watched| watched.samples.as_mut()) {
+            self.vmm.drain(samples);
+        }
+        Ok(())
+    }
+
+    fn read_events(&mut self, time: Duration) -> Result<()> {
         if let Collector::Tracefs(trace) = &self.collector {
             let mut fds: Vec<PollFd<'_>> =
                 trace.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -440,7 +477,7 @@ impl Watch {
     }
 
     fn drain(&mut self, id: u32) {
-        let Some(Watched { events: Some(events), thread }) = self.threads.get_mut(&id) else { return };
+        let Some(Watched { events: Some(events), thread, .. }) = self.threads.get_mut(&id) else { return };
         let (profile, seen, decoder) = (&mut self.profile, &mut self.seen, &self.decoder);
         events.drain(|record| match record {
             PerfRecord::Event(at, bytes) => {
@@ -459,6 +496,9 @@ impl Watch {
     fn part(&mut self, id: u32) {
         self.drain(id);
         if let Some(mut watched) = self.threads.remove(&id) {
+            if let Some(samples) = &mut watched.samples {
+                self.vmm.drain(samples);
+            }
             if let Collector::Programs(counts) = &mut self.collector
                 && let Err(error) = counts.leave(id)
             {
@@ -550,10 +590,35 @@ impl Watch {
                     Some(events)
                 }
             };
-            self.threads.insert(id, Watched { events, thread: Thread::default() });
+            let samples = self.open_samples(id);
+            self.threads.insert(id, Watched { events, samples, thread: Thread::default() });
             self.seen.threads += 1;
         }
         Ok(())
+    }
+
+    /// A thread's place in user space from now on, if it may be had: a profile is worth something without.
+    fn open_samples(&mut self, id: u32) -> Option<ThreadSamples> {
+        if matches!(self.collector, Collector::Tracefs(_)) {
+            return None;
+        }
+        let on = self.on && self.slices.as_ref().is_none_or(Slices::is_on);
+        let begun = ThreadSamples::open(id, INTERVAL_NS).and_then(|samples| {
+            on.then(|| samples.switch(true)).transpose()?;
+            Ok(samples)
+        });
+        match begun {
+            Ok(samples) => Some(samples),
+            Err(error) => {
+                self.unsampled = Some(match error.raw_os_error() {
+                    // It has ended.
+                    Some(libc::ESRCH) => return None,
+                    Some(libc::EPERM | libc::EACCES) => forbidden(),
+                    _ => error.to_string(),
+                });
+                None
+            }
+        }
     }
 }
 

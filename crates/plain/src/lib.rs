@@ -1,9 +1,13 @@
-//! What others wrote, as it may be shown: of a bounded length, and nothing in it that a terminal obeys.
+//! What others wrote, as it may be shown: of a bounded length, and nothing in it that a terminal obeys. And lines of `/proc/PID/maps`.
 //!
 //! Must not know: who wrote it, and where it is shown.
 #![forbid(unsafe_code)]
 
+mod mapping;
+
 use std::path::Path;
+
+pub use mapping::Mapping;
 
 /// Of an answer that is not understood so many characters are shown.
 const EXCERPT: usize = 200;

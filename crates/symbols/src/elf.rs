@@ -57,7 +57,7 @@ impl Text {
 
 /// A file that gives no more than a kernel has: what the headers say would be put into memory, and a sparse file has any size.
 #[derive(Clone, Copy)]
-struct Frugal<'a, T> {
+pub(crate) struct Frugal<'a, T> {
     file: T,
     left: &'a Cell<u64>,
     /// How much was asked for and not given.
@@ -97,9 +97,16 @@ pub(crate) fn read(path: &Path) -> error::Result<Symbols> {
     parse(File::open(path).map_err(SymbolsError::file(path))?, path)
 }
 
-pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
+/// What is read of an ELF file.
+pub(crate) type Elf<'a, F> = object::File<'a, Frugal<'a, &'a ReadCache<F>>>;
+
+/// Hands an ELF file to `take`, which reads what it asks for, not the gigabyte of debugging information; it is told whether that was too much.
+pub(crate) fn open<F: Read + Seek, T>(
+    file: F,
+    path: &Path,
+    take: impl FnOnce(&Elf<'_, F>, &dyn Fn() -> bool) -> T,
+) -> error::Result<T> {
     let malformed = |what: String| SymbolsError::Malformed { path: path.into(), what };
-    // Reads what is asked for, not the gigabyte of debugging information.
     let cache = ReadCache::new(file);
     let (left, refused) = (Cell::new(ALL), Cell::new(0));
     let frugal = Frugal { file: &cache, left: &left, refused: &refused };
@@ -107,6 +114,14 @@ pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbol
         0 => malformed(format!("is a damaged ELF file: {error}")),
         size => malformed(format!("is a damaged ELF file: no kernel has a table of {size} bytes")),
     })?;
+    Ok(take(&elf, &|| refused.get() > 0))
+}
+
+pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
+    open(file, path, |elf, refused| kernel(elf, refused, path))
+}
+
+fn kernel<F: Read + Seek>(elf: &Elf<'_, F>, refused: &dyn Fn() -> bool, path: &Path) -> Symbols {
     let mut symbols = Symbols::empty(Origin::Elf);
     for symbol in elf.symbols() {
         // Assembly has no type; what is not text is no function.
@@ -115,7 +130,7 @@ pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbol
             elf.section_by_index(index).is_ok_and(|section| section.kind() == SectionKind::Text)
         });
         let Ok(name) = symbol.name() else {
-            if refused.get() > 0 {
+            if refused() {
                 symbols
                     .notes
                     .push(format!("{} has longer names than any kernel; the rest is left out", shown(path)));
@@ -151,5 +166,5 @@ pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbol
     }
     symbols.notes.extend(odd.into_iter().map(|what| format!("{} {what}", shown(path))));
     symbols.text = Some(Text::of(parts));
-    Ok(symbols)
+    symbols
 }

@@ -1,4 +1,5 @@
-//! The guest's functions: from its `/proc/kallsyms`, a `System.map`, or an unstripped `vmlinux`.
+//! The guest's functions: from its `/proc/kallsyms`, a `System.map`, or an unstripped `vmlinux`. And functions of programs of this host, by
+//! where they are in their file: [`ProgramSymbols`].
 //!
 //! Linux moves itself by a random multiple of 2 MiB when it boots (KASLR). A file that was written before that is moved after
 //! it: see [`Symbols::fit`].
@@ -13,12 +14,14 @@ mod error;
 mod fit;
 mod function;
 mod map;
+mod program;
 
 use std::path::Path;
 
 pub use error::SymbolsError;
 pub use fit::{Confidence, Fit, Instruction};
 pub use function::GuestFunction;
+pub use program::{ProgramFunction, ProgramSymbols};
 
 use elf::Text;
 use error::Result;
@@ -138,14 +141,25 @@ impl Symbols {
         if symbol.module && self.slide != 0 {
             return None;
         }
-        let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
-        Some((self.names.get(start..start + length)?, at - symbol.address))
+        Some((self.name_of(symbol)?, at - symbol.address))
     }
 
     /// The same, to keep.
     pub fn function(&self, address: u64) -> Option<GuestFunction> {
         let (name, offset) = self.name(address)?;
         Some(GuestFunction { name: name.to_owned(), offset })
+    }
+
+    /// The function that an address as linked is in, by its size: one whose size is not known has none.
+    fn covering(&self, at: u64) -> Option<&str> {
+        let next = self.symbols.partition_point(|symbol| symbol.address <= at);
+        let symbol = self.symbols.get(next.checked_sub(1)?)?;
+        (at - symbol.address < symbol.size).then(|| self.name_of(symbol)).flatten()
+    }
+
+    fn name_of(&self, symbol: &Symbol) -> Option<&str> {
+        let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
+        self.names.get(start..start + length)
     }
 
     fn find(&self, at: u64) -> Option<&Symbol> {

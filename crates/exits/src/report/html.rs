@@ -52,6 +52,7 @@ impl Report {
         table(&mut out, "By device and register", "device and register", &self.registers);
         table(&mut out, "By vCPU", "vCPU", &self.by_vcpu);
         self.sites_html(&mut out);
+        self.vmm_html(&mut out);
         let _ = writeln!(out, "</main>\n<script>\n{SCRIPT}</script></body></html>");
         out
     }
@@ -70,6 +71,24 @@ impl Report {
                 finding.certainty,
             );
         }
+    }
+
+    fn vmm_html(&self, out: &mut String) {
+        let Some(time) = &self.vmm else { return };
+        let _ = writeln!(
+            out,
+            "<h2>In the VMM</h2><p>{}.</p><table><thead><tr><th>samples</th><th>%</th><th>function</th></tr></thead><tbody>",
+            Escaped(&time.words())
+        );
+        for row in time.functions.iter().take(LINES) {
+            let (samples, name) = (grouped(row.samples), Escaped(&row.name));
+            let _ = writeln!(
+                out,
+                "<tr><td>{samples}</td><td>{:.2}</td><td><code>{name}</code></td></tr>",
+                row.percent
+            );
+        }
+        out.push_str("</tbody></table>\n");
     }
 
     fn sites_html(&self, out: &mut String) {

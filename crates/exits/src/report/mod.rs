@@ -25,6 +25,7 @@ use crate::seen::WatchCounts;
 use crate::times::SiteTimes;
 use crate::totals::Totals;
 use crate::vm::Vm;
+use crate::vmm::VmmTime;
 pub use finding::{Action, Certainty, Finding};
 use named::{Named, at_instruction};
 
@@ -216,6 +217,9 @@ pub struct Report {
     /// Device accesses in a row, those first that cost most exits.
     #[serde(default)]
     pub runs: Vec<RunRow>,
+    /// Where the vCPU threads were in the VMM's user space, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmm: Option<VmmTime>,
     /// How often KVM changed how long a guest may spin.
     #[serde(default)]
     pub spin_windows: u64,
@@ -356,6 +360,7 @@ impl Report {
                 .map(|(vector, count)| (vector, maker.scaled(count)))
                 .collect(),
             runs: maker.runs(profile, names),
+            vmm: None,
             spin_windows: maker.scaled(profile.spin_windows),
             host: names.host.clone(),
             findings: Vec::new(),

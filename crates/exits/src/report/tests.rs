@@ -5,6 +5,7 @@ use ioplane_symbols::{Instruction, Symbols};
 use super::*;
 use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
+use crate::vmm::VmmRow;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
 
@@ -331,4 +332,34 @@ fn a_guest_of_the_guest_has_a_row_and_no_function() {
     let functions: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
     assert_eq!(functions, [("(a guest of this guest)", 1), ("acpi_pm_read", 1)]);
     assert_eq!(report.functions.iter().map(|row| row.unnamed).collect::<Vec<_>>(), [true, false]);
+}
+
+#[test]
+fn functions_of_the_vmm_are_a_table_of_their_own() {
+    let row = |name: &str, samples: u64, unnamed: bool| VmmRow {
+        name: name.into(),
+        samples,
+        percent: samples as f64 * 10.0,
+        unnamed,
+    };
+    let time = VmmTime {
+        samples: 10,
+        interval_ns: 5_025_126,
+        outside: 1,
+        stripped: vec!["qemu".into()],
+        functions: vec![row("ioctl [libc.so.6]", 7, false), row("[<qemu>]+0x1234", 2, true)],
+        ..VmmTime::default()
+    };
+    let report = Report { vmm: Some(time), ..a_report() };
+    let text = report.to_string();
+    let head = "in the VMM: 10 samples of its vCPU threads in user space, one in 5 ms, 1 outside its programs; \
+                addresses stand for local functions of qemu: stripped\n         7  70.00  ioctl [libc.so.6]\n";
+    assert!(text.contains(head), "{text}");
+    let html = report.html();
+    assert!(html.contains("<h2>In the VMM</h2>") && html.contains("[&lt;qemu&gt;]+0x1234"), "{html}");
+    let json = serde_json::to_value(&report).unwrap();
+    let unnamed = |at: usize| json["vmm"]["functions"][at].get("unnamed").cloned();
+    assert_eq!((unnamed(0), unnamed(1)), (None, Some(true.into())));
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    assert!(serde_json::to_value(a_report()).unwrap().get("vmm").is_none());
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use super::{ExitRow, Report, SiteRow, access, address};
 use crate::times::SiteTimes;
 use crate::totals::Totals;
+use crate::vmm::VmmTime;
 
 /// So many lines a table has.
 const LINES: usize = 20;
@@ -30,6 +31,9 @@ impl fmt::Display for Report {
         table(f, "device and register", &self.registers)?;
         sites(f, &self.sites)?;
         parts(f, &self.sites)?;
+        if let Some(time) = &self.vmm {
+            vmm(f, time)?;
+        }
         if self.by_vcpu.len() > 1 {
             table(f, "vCPU", &self.by_vcpu)?;
         }
@@ -125,6 +129,15 @@ fn parts(f: &mut fmt::Formatter<'_>, rows: &[SiteRow]) -> fmt::Result {
         about(f, site)?;
     }
     rest(f, rows.len())
+}
+
+/// Where the VMM worked for its guest.
+fn vmm(f: &mut fmt::Formatter<'_>, time: &VmmTime) -> fmt::Result {
+    writeln!(f, "\n{:>10} {:>6}  in the VMM: {}", "samples", "%", time.words())?;
+    for row in time.functions.iter().take(LINES) {
+        writeln!(f, "{:>10} {:>6.2}  {}", row.samples, row.percent, row.name)?;
+    }
+    rest(f, time.functions.len())
 }
 
 fn rest(f: &mut fmt::Formatter<'_>, rows: usize) -> fmt::Result {

@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_pci::register_file::{BYTES, CONTROL_AT, GRANTED, MAGIC, MARKER_AT, NAME, REGISTERS_AT, WANTED};
+use ioplane_plain::Mapping;
 
 use super::follower::{PAGE, Registers};
 
@@ -118,50 +119,8 @@ fn marker(maps: &str, address: u64) -> Result<(libc::dev_t, u64), Refused> {
     if mapping.offset.wrapping_add(address - mapping.start) != MARKER_AT {
         return Err(Refused::OtherPage);
     }
-    Ok((mapping.device, mapping.inode))
-}
-
-/// A line of `/proc/PID/maps`.
-struct Mapping<'a> {
-    start: u64,
-    end: u64,
-    shared: bool,
-    offset: u64,
-    device: libc::dev_t,
-    inode: u64,
-    path: &'a str,
-}
-
-impl<'a> Mapping<'a> {
-    /// `7f3c1a000000-7f3c1a001000 rw-s 00001000 00:01 1234      /memfd:ioplane-registers (deleted)`
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut rest = line;
-        let mut word = || {
-            let (word, left) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), ""));
-            rest = left;
-            word
-        };
-        let hex = |word: &str| u64::from_str_radix(word, 16).ok();
-        let (start, end) = word().split_once('-')?;
-        let access = word();
-        let offset = hex(word())?;
-        let (major, minor) = word().split_once(':')?;
-        let inode = word().parse().ok()?;
-        let number = |word| u32::from_str_radix(word, 16).ok();
-        Some(Mapping {
-            start: hex(start)?,
-            end: hex(end)?,
-            shared: access.ends_with('s'),
-            offset,
-            device: libc::makedev(number(major)?, number(minor)?),
-            inode,
-            path: rest.trim_start(),
-        })
-    }
-
-    fn has(&self, address: u64) -> bool {
-        (self.start..self.end).contains(&address)
-    }
+    let (major, minor) = mapping.device;
+    Ok((libc::makedev(major, minor), mapping.inode))
 }
 
 fn status(file: c_int) -> Option<libc::stat> {

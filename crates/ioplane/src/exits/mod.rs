@@ -365,6 +365,9 @@ impl Naming {
             notes.push(format!("recorded by perf events, which cost the guest more: {why}"));
         }
         notes.extend(watch.problem().map(str::to_owned));
+        notes.extend(
+            watch.unsampled().map(|why| format!("the VMM's functions are not known, or not all: {why}")),
+        );
         let clustered = self.clustered.zip(Clustered::of(watch.vm()));
         notes.extend(clustered.and_then(|(before, now)| now.note(before)));
         let fit = self.symbols.as_mut().map(|symbols| {
@@ -379,7 +382,7 @@ impl Naming {
         let (devices, host) = (self.devices.clone(), HostFacts::read());
         let names = Names { function, symbols: fit, devices, host, notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
-        Report::new(subject, profile, watch.kernel(), &names)
+        Report { vmm: watch.vmm(), ..Report::new(subject, profile, watch.kernel(), &names) }
     }
 }
 
