@@ -75,7 +75,7 @@ fn is_plain(text: &str) -> bool {
 fn report(symbols: &Symbols, notes: Vec<String>) {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
     for (number, rip) in (0u64..).zip([START, START + 0x11, START + 0x22]) {
-        let detail = Detail::Port { port: 0x600, width: 1, write: true };
+        let detail = Detail::Port { port: 0x600, width: 1, write: true, queue: None };
         let reason = Reason::from_kvm(1, 30);
         profile.take(&mut thread, number, Event::Exit { reason, rip, vcpu: Some(0), detail });
     }

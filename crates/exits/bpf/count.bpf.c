@@ -34,6 +34,7 @@ struct trace_event_raw_kvm_pio {
 	__u32 rw;
 	__u32 port;
 	__u32 size;
+	__u32 val;
 };
 struct trace_event_raw_kvm_mmio {
 	__u32 type;
@@ -93,6 +94,7 @@ enum { VCPU_UNKNOWN, VCPU_KNOWN, VCPU_ENTERED };
 #define SITES (1 << 17)
 #define CROWDED 8192
 #define RUNS 4096
+#define QUEUE_PORTS 16
 #define APIC 0xfee00000ull
 
 // What an exit was about.
@@ -101,7 +103,10 @@ struct detail {
 	__u8 kind;
 	__u8 width;
 	__u8 write;
-	__u8 zero[5];
+	// Which queue a legacy virtio device is told of.
+	__u8 queue_known;
+	__u16 queue;
+	__u16 zero;
 };
 
 struct site {
@@ -216,6 +221,8 @@ __u32 on;
 const volatile __u8 kinds[2 * CODES];
 const volatile __u64 near_bytes;
 const volatile __u64 gap_ns;
+// Where legacy virtio devices are told of a queue, by its number; zero behind the last.
+const volatile __u16 queue_ports[QUEUE_PORTS];
 
 static const struct counts no_counts;
 static const struct run_counts no_run_counts;
@@ -318,7 +325,8 @@ static __always_inline void count(struct thread *thread, struct site *site, cons
 
 static __always_inline bool same(const struct detail *a, const struct detail *b)
 {
-	return a->data == b->data && a->kind == b->kind && a->width == b->width && a->write == b->write;
+	return a->data == b->data && a->kind == b->kind && a->width == b->width && a->write == b->write &&
+	       a->queue_known == b->queue_known && a->queue == b->queue;
 }
 
 // The guest does something else now. A single access is no run.
@@ -597,9 +605,9 @@ static __noinline int said(struct thread *thread, const struct detail *detail)
 	known = thread->detail.kind;
 	if ((known == NOTHING && (detail->kind != FAULT || thread->kind == KIND_MEMORY)) ||
 	    (known == FAULT && detail->kind == MEMORY) ||
-	    (known == MEMORY && !thread->detail.width && detail->kind == MEMORY)) {
-		if (!same(&thread->detail, detail))
-			thread->ports_by_kvm += detail->kind == PORT;
+	    (known == MEMORY && !thread->detail.width && detail->kind == MEMORY) ||
+	    (known == PORT && detail->queue_known && !thread->detail.queue_known && thread->detail.data == detail->data)) {
+		thread->ports_by_kvm += known != PORT && detail->kind == PORT;
 		thread->detail = *detail;
 	}
 	return 0;
@@ -630,8 +638,56 @@ static __always_inline int says(__u8 kind, __u64 data, __u8 width, bool write)
 		return says(kind, LIST of_raw);                        \
 	}
 
-SAYS(kvm_pio, PORT, (record->port & 0xffff, record->size, record->rw != 0),
-     (raw->args[1] & 0xffff, raw->args[2], raw->args[0] != 0))
+// Whether a legacy virtio device is told there which of its queues has work.
+static __always_inline bool tells_queue(const struct detail *detail)
+{
+	if (!detail->write)
+		return false;
+	for (int at = 0; at < QUEUE_PORTS && queue_ports[at]; at++) {
+		if (queue_ports[at] == detail->data)
+			return true;
+	}
+	return false;
+}
+
+SEC("tracepoint/kvm/kvm_pio")
+int kvm_pio(struct trace_event_raw_kvm_pio *record)
+{
+	struct thread *thread = own();
+	struct detail detail = {};
+	__u32 value = 0;
+
+	if (!thread)
+		return PASS;
+	set(&detail, PORT, record->port & 0xffff, record->size, record->rw != 0);
+	if (bpf_core_field_exists(record->val)) {
+		value = record->val;
+		barrier_var(value);
+		if (tells_queue(&detail)) {
+			detail.queue_known = 1;
+			detail.queue = value;
+		}
+	}
+	said(thread, &detail);
+	return PASS;
+}
+
+SEC("raw_tracepoint/kvm_pio")
+int raw_kvm_pio(struct bpf_raw_tracepoint_args *raw)
+{
+	struct thread *thread = own();
+	struct detail detail = {};
+
+	if (!thread)
+		return 0;
+	set(&detail, PORT, raw->args[1] & 0xffff, raw->args[2], raw->args[0] != 0);
+	// What is written lies where the last argument says.
+	if (tells_queue(&detail))
+		detail.queue_known = !bpf_probe_read_kernel(&detail.queue, sizeof(detail.queue), (void *)raw->args[4]);
+	said(thread, &detail);
+	return 0;
+}
+
 SAYS(kvm_fast_mmio, MEMORY, (record->gpa, 0, true), (raw->args[0], 0, true))
 SAYS(kvm_msr, MSR, (record->ecx, 0, record->write != 0), ((__u32)raw->args[1], 0, raw->args[0] != 0))
 SAYS(kvm_cpuid, CPUID, (record->function, 0, false), ((__u32)raw->args[0], 0, false))

@@ -61,7 +61,8 @@ impl Program {
         };
         let n = program.times;
         program.repeat("out8", &port(0x3f8), &[0xee], n);
-        program.repeat("out16", &port(0xeee0), &[0xef], n + 1);
+        // mov ax, 5.
+        program.repeat("out16", &[&port(0xeee0)[..], &[0xb8, 5, 0]].concat(), &[0xef], n + 1);
         program.repeat("out32", &port(0xcf8), &[0x66, 0xef], n + 2);
         program.repeat("in8", &port(0x3fd), &[0xec], n + 3);
         program.repeat("in16", &port(0xeee2), &[0xed], n + 4);

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ExitsError, Result};
 use crate::format::{Field, Format};
+use crate::queues::QueuePorts;
 use crate::reason::{Isa, Reason};
 use crate::tracefs::Tracefs;
 
@@ -21,6 +22,9 @@ pub enum Detail {
         width: u8,
         /// OUT, not IN.
         write: bool,
+        /// The queue of which a legacy virtio device is told, where that was asked for: [`QueuePorts`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        queue: Option<u16>,
     },
     /// A guest-physical address that a device has.
     Memory {
@@ -167,7 +171,7 @@ impl Layout {
         let (names, must): (&[&str], usize) = match tracepoint {
             Tracepoint::Exit => (&["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"], 5),
             Tracepoint::Entry => (&["vcpu_id"], 0),
-            Tracepoint::Pio => (&["port", "size", "rw"], 3),
+            Tracepoint::Pio => (&["port", "size", "rw", "val"], 3),
             Tracepoint::Mmio => (&["gpa", "len", "type"], 3),
             Tracepoint::FastMmio => (&["gpa"], 1),
             Tracepoint::Msr => (&["ecx", "write"], 2),
@@ -208,6 +212,8 @@ pub struct Decoder {
     layouts: Vec<Layout>,
     /// Tracepoints that this kernel does not have.
     pub missing: Vec<&'static str>,
+    /// Whose queues are told.
+    pub queues: QueuePorts,
 }
 
 impl Decoder {
@@ -244,7 +250,7 @@ impl Decoder {
                 None => missing.push(name),
             }
         }
-        Ok(Decoder { kind, thread, ids, layouts, missing })
+        Ok(Decoder { kind, thread, ids, layouts, missing, queues: QueuePorts::default() })
     }
 
     /// The thread in which a record came about; nothing if it is too short.
@@ -274,11 +280,11 @@ impl Decoder {
                 Event::Exit { reason, rip: field(1)?, vcpu: field(5).map(|id| id as u32), detail }
             }
             Tracepoint::Entry => Event::Entry { vcpu: field(0).map(|id| id as u32) },
-            Tracepoint::Pio => Event::Detail(Detail::Port {
-                port: field(0)? as u16,
-                width: field(1)? as u8,
-                write: field(2)? != 0,
-            }),
+            Tracepoint::Pio => {
+                let (port, width, write) = (field(0)? as u16, field(1)? as u8, field(2)? != 0);
+                let queue = field(3).filter(|_| write && self.queues.has(port)).map(|value| value as u16);
+                Event::Detail(Detail::Port { port, width, write, queue })
+            }
             // Type 2 is a write; a read is told when the VMM is asked (0) and when it is answered, by KVM or the VMM (1).
             Tracepoint::Mmio => {
                 let kind = field(2)?;
@@ -310,6 +316,7 @@ fn from_exit(reason: Reason, info1: u64, info2: u64) -> Detail {
         port: (info1 >> 16) as u16,
         width: width as u8,
         write: !input,
+        queue: None,
     };
     let memory = |address: u64, write: bool| Detail::Memory { address, width: 0, write };
     let fault = |mapped: bool, write: bool| {
@@ -436,10 +443,10 @@ mod tests {
             Some(Event::Exit { detail, rip: 0x1234, vcpu: Some(3), .. }) => detail,
             other => panic!("{other:?}"),
         };
-        let out = Detail::Port { port: 0x3f8, width: 1, write: true };
+        let out = Detail::Port { port: 0x3f8, width: 1, write: true, queue: None };
         assert_eq!(detail(&exit(1, 30, 0x03f8_0000)), out);
         assert_eq!(detail(&exit(2, 0x7b, 0x03f8_0010)), out);
-        let input = Detail::Port { port: 0xcfc, width: 4, write: false };
+        let input = Detail::Port { port: 0xcfc, width: 4, write: false, queue: None };
         assert_eq!(detail(&exit(1, 30, 0x0cfc_000b)), input);
         assert_eq!(detail(&exit(2, 0x7b, 0x0cfc_0041)), input);
     }
@@ -464,6 +471,36 @@ mod tests {
         assert_eq!(of(1, 48, 0x182, 0), fault(FaultCause::Missing));
         assert_eq!(of(1, 48, 0x1aa, 0), fault(FaultCause::WriteProtected));
         assert_eq!(of(1, 48, 0x19c, 0), fault(FaultCause::Protected));
+    }
+
+    #[test]
+    fn what_is_written_to_some_ports_is_a_queue() {
+        let exit = Format::parse(&format!(
+            "ID: 10\n{HEAD}\tfield:u64 exit_reason;\toffset:8;\tsize:8;\n\tfield:u64 guest_rip;\toffset:8;\tsize:8;\n\
+             \tfield:u64 isa;\toffset:8;\tsize:8;\n\tfield:u64 info1;\toffset:8;\tsize:8;\n\tfield:u64 info2;\toffset:8;\tsize:8;\n"
+        ));
+        let field = |name: &str, at: u32| format!("\tfield:unsigned {name};\toffset:{at};\tsize:4;\n");
+        let fields = ["rw", "port", "size"].iter().zip([8, 12, 16]).map(|(name, at)| field(name, at));
+        let text = format!("ID: 12\n{HEAD}{}", fields.collect::<String>());
+        let queue = |text: &str, write: u8, port: u16| {
+            let pio = |name: &str| (name == "kvm_pio").then(|| Format::parse(text).unwrap());
+            let mut decoder = Decoder::of(exit.as_ref().unwrap(), pio).unwrap();
+            decoder.queues = QueuePorts::new([0xc050]);
+            let mut record = vec![0; 32];
+            (record[0], record[8], record[16], record[24]) = (12, write, 2, 3);
+            record[12..14].copy_from_slice(&port.to_le_bytes());
+            match decoder.decode(&record) {
+                Some(Event::Detail(Detail::Port { queue, .. })) => queue,
+                other => panic!("{other:?}"),
+            }
+        };
+        let told = text.clone() + &field("val", 24);
+        assert_eq!(
+            (queue(&told, 1, 0xc050), queue(&told, 0, 0xc050), queue(&told, 1, 0xc051)),
+            (Some(3), None, None)
+        );
+        // A kernel that does not tell the value.
+        assert_eq!(queue(&text, 1, 0xc050), None);
     }
 
     #[test]

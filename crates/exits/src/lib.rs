@@ -25,6 +25,7 @@ mod host;
 mod hostwide;
 mod perf;
 mod profile;
+mod queues;
 mod reason;
 mod record;
 mod report;
@@ -48,6 +49,7 @@ pub use format::{Field, Format};
 pub use host::HostFacts;
 pub use hostwide::{HostLook, HostRates, KvmCounters, VmRates};
 pub use profile::{Profile, SITES, Site, SiteCounts, Thread};
+pub use queues::QueuePorts;
 pub use reason::{Isa, Kind, Reason};
 pub use record::{ExitRecording, RecordedMachine};
 pub use report::{

@@ -224,8 +224,8 @@ impl Profile {
                 Some(pending) => {
                     let known = pending.site.detail;
                     refine(&mut pending.site.detail, detail, pending.kind);
-                    self.ports[1] +=
-                        u64::from(known != pending.site.detail && matches!(detail, Detail::Port { .. }));
+                    let by_kvm = |detail| matches!(detail, Detail::Port { .. });
+                    self.ports[1] += u64::from(!by_kvm(known) && by_kvm(pending.site.detail));
                 }
                 None => {
                     thread.early = matches!(detail, Detail::Msr { .. }).then_some(detail);
@@ -450,6 +450,9 @@ fn refine(known: &mut Detail, said: Detail, kind: Kind) {
         (Detail::Fault(_), Detail::Memory { .. }) => true,
         // KVM_EXIT_FAST_MMIO knows no width.
         (Detail::Memory { width: 0, .. }, Detail::Memory { .. }) => true,
+        (Detail::Port { port: known, queue: None, .. }, Detail::Port { port, queue: Some(_), .. }) => {
+            known == port
+        }
         _ => false,
     };
     if better {

@@ -182,7 +182,7 @@ mod tests {
     use crate::event::FaultCause;
 
     fn out(port: u16) -> Detail {
-        Detail::Port { port, width: 1, write: true }
+        Detail::Port { port, width: 1, write: true, queue: None }
     }
 
     fn ports(run: &Run) -> Vec<u16> {
@@ -246,7 +246,12 @@ mod tests {
         }
         // A loop that polls.
         for _ in 0..20 {
-            runs.at_once(&mut row, Kind::Port, 8, Detail::Port { port: 0x608, width: 4, write: false });
+            runs.at_once(
+                &mut row,
+                Kind::Port,
+                8,
+                Detail::Port { port: 0x608, width: 4, write: false, queue: None },
+            );
         }
         runs.end(&mut row);
         assert_eq!(seen(&runs), []);

@@ -1,7 +1,7 @@
 //! Watching a VM: its vCPU threads' tracepoints go into a profile, as they come.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
 use crate::perf::{PerfRecord, ThreadEvents, ThreadSamples};
 use crate::profile::{Profile, Thread};
+use crate::queues::QueuePorts;
 use crate::seen::WatchCounts;
 use crate::slices::Slices;
 use crate::totals::Totals;
@@ -26,7 +27,7 @@ const LARGEST: u32 = 9;
 const SMALLEST: u32 = 3;
 /// How often new threads are looked for.
 const RESCAN: Duration = Duration::from_millis(500);
-/// What is not needed where exits tell their ports by themselves.
+/// What is not needed where exits tell their ports by themselves, but of ports whose values tell a queue.
 const PORTS: &str = "kvm_pio";
 /// What says nothing where `kvm_exit` never fires.
 const USER_SPACE: &str = "kvm_userspace_exit";
@@ -58,11 +59,13 @@ pub struct WatchOptions {
     pub sample: u64,
     /// Where events come from.
     pub source: Source,
+    /// Legacy virtio devices whose queues are told.
+    pub queues: QueuePorts,
 }
 
 impl Default for WatchOptions {
     fn default() -> WatchOptions {
-        WatchOptions { sample: 1, source: Source::Any }
+        WatchOptions { sample: 1, source: Source::Any, queues: QueuePorts::default() }
     }
 }
 
@@ -114,7 +117,8 @@ impl Watch {
     /// Begins to watch.
     pub fn start(vm: Vm, options: WatchOptions) -> Result<Watch> {
         let tracefs = Tracefs::find()?;
-        let decoder = Decoder::new(&tracefs)?;
+        let mut decoder = Decoder::new(&tracefs)?;
+        decoder.queues = options.queues;
         // What killed ones have left costs every VM of this host.
         crate::claim::sweep(tracefs.root());
         more_descriptors();
@@ -172,7 +176,7 @@ impl Watch {
             ));
         }
         if source == Source::Programs || source == Source::Any && self.options.sample == 1 {
-            let counting = KernelCounts::new(tracefs, &names).and_then(|counts| {
+            let counting = KernelCounts::new(tracefs, &names, &self.options.queues).and_then(|counts| {
                 self.collector = Collector::Programs(counts);
                 self.scan()
             });
@@ -283,14 +287,30 @@ impl Watch {
         // Where that fails it costs a little more.
         if let Some(index) = self.decoder.names().iter().position(|own| *own == name) {
             for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
-                let _ = events.drop_member(index);
+                self.spare_member(events, index, name);
             }
         }
-        match &mut self.collector {
-            Collector::Tracefs(trace) => drop(trace.drop_event(name)),
-            Collector::Programs(counts) => counts.spare(name),
-            Collector::Perf => {}
+        let needed = self.needed_still(name);
+        match (&mut self.collector, needed) {
+            (Collector::Tracefs(trace), Some(filter)) => drop(trace.filter_event(name, &filter)),
+            (Collector::Tracefs(trace), None) => drop(trace.drop_event(name)),
+            (Collector::Programs(counts), None) => counts.spare(name),
+            // They look whether an exit's port is one of these.
+            (Collector::Programs(_), Some(_)) | (Collector::Perf, _) => {}
         }
+    }
+
+    /// Which events of a tracepoint that is spared are asked for still.
+    fn needed_still(&self, name: &str) -> Option<String> {
+        (name == PORTS && !self.options.queues.is_empty()).then(|| self.options.queues.filter())
+    }
+
+    fn spare_member(&self, events: &ThreadEvents, index: usize, name: &str) {
+        let filter = self.needed_still(name).and_then(|filter| CString::new(filter).ok());
+        let _ = match filter {
+            Some(filter) => events.filter_member(index, &filter),
+            None => events.drop_member(index),
+        };
     }
 
     fn enable(&self) -> Result<()> {
@@ -581,8 +601,8 @@ impl Watch {
                         let _ = events.filter_member(index, ANSWERED);
                     }
                     let spared = names.iter().enumerate().filter(|(_, name)| self.dropped.contains(name));
-                    for (index, _) in spared {
-                        let _ = events.drop_member(index);
+                    for (index, name) in spared {
+                        self.spare_member(&events, index, name);
                     }
                     if self.on && self.slices.as_ref().is_none_or(Slices::is_on) {
                         events.enable().map_err(ExitsError::os("starting perf events"))?;

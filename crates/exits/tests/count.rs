@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ioplane_exits::{Source, Tracefs, Vm, Watch, WatchOptions};
+use ioplane_exits::{Detail, QueuePorts, Source, Tracefs, Vm, Watch, WatchOptions};
 
 /// Set where tracefs was mounted for the test alone.
 const INSIDE: &str = "IOPLANE_TEST_TRACEFS";
@@ -151,7 +151,7 @@ fn the_function_of_the_vmm_is_named() {
         [(Source::Programs, 1), (Source::Perf, 1), (Source::Perf, 2), (Source::Tracefs, 1)]
     {
         let vm = Vm::choose(Some(&format!("pid:{}", guest.0.id()))).unwrap();
-        let mut watch = match Watch::start(vm, WatchOptions { source, sample }) {
+        let mut watch = match Watch::start(vm, WatchOptions { source, sample, ..WatchOptions::default() }) {
             Ok(watch) => watch,
             Err(error) => {
                 println!("SKIPPED (cannot be had here): {error}");
@@ -174,5 +174,40 @@ fn the_function_of_the_vmm_is_named() {
         assert!(first.name.starts_with("tiny_vmm_computes [tiny-guest"), "{source:?}: {time:#?}");
         assert!(first.percent > 80.0 && time.samples >= 10, "{source:?}: {time:#?}");
         println!("{source:?}, 1 of {sample}: {} samples, {:.1} %", time.samples, first.percent);
+    }
+}
+
+/// The guest writes 5 to one port, 16 bits wide: that is a queue if it is said to be one, whoever watches.
+#[test]
+fn what_is_written_to_a_port_of_queues_is_told() {
+    if !with_tracefs("what_is_written_to_a_port_of_queues_is_told") {
+        return;
+    }
+    let Some(mut guest) = Tiny::start() else { return };
+    for source in [Source::Programs, Source::Perf, Source::Tracefs] {
+        for (ports, queue) in [(vec![], None), (vec![0xeee2, 0xeee0], Some(5))] {
+            let vm = Vm::choose(Some(&format!("pid:{}", guest.0.id()))).unwrap();
+            let queues = QueuePorts::new(ports);
+            let mut watch = match Watch::start(vm, WatchOptions { source, queues, ..WatchOptions::default() })
+            {
+                Ok(watch) => watch,
+                Err(error) => {
+                    println!("SKIPPED (cannot be had here): {error}");
+                    continue;
+                }
+            };
+            guest.told("go");
+            watch.turn(Duration::from_millis(10)).unwrap();
+            watch.stop().unwrap();
+            let details = watch.profile().sites().map(|(site, counts)| (site.detail, counts.count));
+            let ports: Vec<_> = details
+                .filter_map(|(detail, count)| match detail {
+                    Detail::Port { port, write: true, queue, .. } => Some((port, queue, count)),
+                    _ => None,
+                })
+                .collect();
+            assert!(ports.contains(&(0xeee0, queue, 301)), "{source:?}: {ports:x?}");
+            assert!(ports.iter().all(|(port, queue, _)| *port == 0xeee0 || queue.is_none()), "{ports:x?}");
+        }
     }
 }

@@ -92,7 +92,7 @@ fn report(exits: Exits<'_>) -> Report {
 }
 
 fn port(port: u16, width: u8, write: bool) -> Detail {
-    Detail::Port { port, width, write }
+    Detail::Port { port, width, write, queue: None }
 }
 
 fn memory(address: u64, write: bool) -> Detail {

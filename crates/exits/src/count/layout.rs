@@ -28,7 +28,9 @@ pub(super) struct RawDetail {
     kind: u8,
     width: u8,
     write: u8,
-    zero: [u8; 5],
+    queue_known: u8,
+    queue: u16,
+    zero: u16,
 }
 
 /// `struct site`.
@@ -173,7 +175,10 @@ impl RawDetail {
     fn detail(&self) -> Detail {
         let (width, write) = (self.width, self.write != 0);
         match self.kind {
-            1 => Detail::Port { port: self.data as u16, width, write },
+            1 => {
+                let queue = (self.queue_known != 0).then_some(self.queue);
+                Detail::Port { port: self.data as u16, width, write, queue }
+            }
             2 => Detail::Memory { address: self.data, width, write },
             3 => Detail::Msr { index: self.data as u32, write },
             4 => Detail::Cpuid { leaf: self.data as u32 },

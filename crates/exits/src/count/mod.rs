@@ -20,6 +20,7 @@ use crate::error::{ExitsError, Result};
 use crate::format::Format;
 use crate::perf::run_program;
 use crate::profile::Profile;
+use crate::queues::QueuePorts;
 use crate::runs::{GAP_NS, NEAR};
 use crate::seen::WatchCounts;
 use crate::tracefs::Tracefs;
@@ -52,7 +53,7 @@ enum Attached {
 
 impl KernelCounts {
     /// Loads the programs for these tracepoints of KVM. They count when threads are added and it is switched on.
-    pub fn new(tracefs: &Tracefs, tracepoints: &[&'static str]) -> Result<KernelCounts> {
+    pub fn new(tracefs: &Tracefs, tracepoints: &[&'static str], queues: &QueuePorts) -> Result<KernelCounts> {
         let namespace =
             std::fs::read_link("/proc/self/ns/pid").map_err(ExitsError::file("/proc/self/ns/pid"))?;
         if namespace.as_os_str() != FIRST_NAMESPACE {
@@ -73,6 +74,7 @@ impl KernelCounts {
         loader.override_global("kinds", &kinds[..], true);
         loader.override_global("near_bytes", &NEAR, true);
         loader.override_global("gap_ns", &GAP_NS, true);
+        loader.override_global("queue_ports", &queues.numbers()[..], true);
         let mut programs = loader.load(PROGRAMS).map_err(|error: EbpfError| refused(&error))?;
         let mut attached = Vec::new();
         for (name, format) in &formats {

@@ -28,8 +28,9 @@ impl Devices {
     /// that before what the guest says, which knows no registers.
     pub fn name(&self, detail: Detail) -> Option<DevicePlace> {
         match detail {
-            Detail::Port { port, .. } => {
-                self.pci.port(port).or_else(|| table::port(port)).or_else(|| self.guest.port(port))
+            Detail::Port { port, queue, .. } => {
+                let pci = self.pci.port(port).map(|place| place.of_queue(queue.map(u64::from)));
+                pci.or_else(|| table::port(port)).or_else(|| self.guest.port(port))
             }
             Detail::Memory { address, .. } => {
                 let usual = || table::memory(address);
@@ -66,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_every_pc_has() {
-        let port = |port| Detail::Port { port, width: 1, write: true };
+        let port = |port| Detail::Port { port, width: 1, write: true, queue: None };
         assert_eq!(name(port(0x3f8)), "serial port 1: data");
         assert_eq!(name(port(0x2fd)), "serial port 2: line status");
         assert_eq!(name(port(0x177)), "IDE channel 2: status or command");

@@ -4,9 +4,13 @@ use serde_json::Value;
 
 use super::place::RegisterRole::{InterruptCause, InterruptMask, Other, QueueNotification, Transmit};
 use super::place::{DeviceModel, DevicePlace, RegisterRole};
+use crate::queues::QueuePorts;
 
 /// So many regions are remembered.
 const REGIONS: usize = 4096;
+
+/// A legacy virtio device's register of queue notifications (Virtio 1.3, 4.1.4.10).
+const LEGACY_NOTIFY: u64 = 16;
 
 /// The regions of a VM's PCI functions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +28,12 @@ struct Region {
     model: DeviceModel,
     vendor: u64,
     id: u64,
+}
+
+impl Region {
+    fn is_legacy_virtio(&self) -> bool {
+        self.io && self.vendor == 0x1af4 && (0x1000..=0x103f).contains(&self.id)
+    }
 }
 
 impl Layout {
@@ -94,6 +104,14 @@ impl Layout {
         }
     }
 
+    /// Where legacy virtio devices are told of queues.
+    pub fn queue_ports(&self) -> QueuePorts {
+        let legacy = self.regions.iter().filter(|region| region.is_legacy_virtio());
+        QueuePorts::new(
+            legacy.filter_map(|region| u16::try_from(region.start.checked_add(LEGACY_NOTIFY)?).ok()),
+        )
+    }
+
     fn find(&self, address: u64, io: bool) -> Option<DevicePlace> {
         let inside = |region: &&Region| {
             region.io == io && address >= region.start && address - region.start < region.size
@@ -157,7 +175,7 @@ fn model(vendor: u64, id: u64) -> (DeviceModel, String) {
 fn register(region: &Region, offset: u64) -> DevicePlace {
     let bar = region.bar;
     let known = match (region.vendor, region.id) {
-        (0x1af4, 0x1000..=0x103f) if region.io => legacy_virtio(offset),
+        _ if region.is_legacy_virtio() => legacy_virtio(offset),
         // QEMU's layout of BAR 4: four parts of a page each.
         (0x1af4, 0x1000..=0x107f) if bar == 4 => modern_virtio(offset),
         (0x8086, 0x100e | 0x100f | 0x10d3) if bar == 0 => e1000(offset),
@@ -169,8 +187,7 @@ fn register(region: &Region, offset: u64) -> DevicePlace {
     match known {
         Some((role, name)) => {
             let queue = (role == QueueNotification).then(|| queue(region, offset)).flatten();
-            let name = queue.map_or(name.to_owned(), |queue| format!("{name}, queue {queue}"));
-            DevicePlace::named(&region.device, name, offset).role(role)
+            DevicePlace::named(&region.device, name, offset).role(role).of_queue(queue)
         }
         None => DevicePlace::unnamed(&region.device, format!("BAR {bar} + {offset:#x}"), offset),
     }
@@ -183,7 +200,7 @@ fn legacy_virtio(offset: u64) -> Option<(RegisterRole, &'static str)> {
         8..=11 => (Other, "queue address"),
         12..=13 => (Other, "queue size"),
         14..=15 => (Other, "queue selector"),
-        16..=17 => (QueueNotification, "queue notification"),
+        LEGACY_NOTIFY..=17 => (QueueNotification, "queue notification"),
         18 => (Other, "device status"),
         19 => (InterruptCause, "interrupt status"),
         _ => (Other, "configuration"),
@@ -206,7 +223,7 @@ const QUEUES: u64 = 1024;
 
 /// Which queue a modern virtio device is notified of. QEMU gives each queue 4 bytes, or with `page-per-vq=on` a page; the size of the BAR,
 /// which is rounded up to a power of two, tells which. A BAR of another size is another VMM's, and nothing is said of it. A legacy device has
-/// one register for all queues: the value that is written tells the queue, and is not recorded.
+/// one register for all queues, and what is written tells the queue: [`DevicePlace::of_queue`].
 fn queue(region: &Region, offset: u64) -> Option<u64> {
     let each =
         [4, 0x1000].into_iter().find(|each| (NOTIFY + each * QUEUES).next_power_of_two() == region.size)?;
@@ -326,6 +343,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::devices::Devices;
+    use crate::event::Detail;
 
     #[test]
     fn regions_are_found_behind_bridges_too() {
@@ -386,8 +405,18 @@ mod tests {
         let legacy = json!([{"devices": [{"bus": 0, "slot": 2, "function": 0, "qdev_id": "",
             "id": {"vendor": 0x1af4, "device": 0x1000},
             "regions": [{"bar": 0, "type": "io", "address": 0xc000, "size": 0x20}]}]}]);
-        let legacy = Layout::from_query_pci(&legacy).unwrap();
-        assert_eq!(legacy.port(0xc010).unwrap().register, "queue notification");
+        let pci = Layout::from_query_pci(&legacy).unwrap();
+        assert_eq!(pci.port(0xc010).unwrap().register, "queue notification");
+        assert_eq!(pci.queue_ports(), QueuePorts::new([0xc010]));
+        let devices = Devices { pci, ..Devices::default() };
+        let register = |port: u16, queue: Option<u16>| {
+            devices.name(Detail::Port { port, width: 2, write: true, queue }).unwrap().register
+        };
+        assert_eq!(register(0xc010, Some(1)), "queue notification, queue 1");
+        assert_eq!(
+            (register(0xc010, None), register(0xc00e, Some(1))),
+            ("queue notification".into(), "queue selector".into())
+        );
     }
 
     #[test]

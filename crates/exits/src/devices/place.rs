@@ -141,6 +141,14 @@ impl DevicePlace {
         DevicePlace { role, ..self }
     }
 
+    /// The same, if it is told of a queue, with that queue.
+    pub(super) fn of_queue(mut self, queue: Option<u64>) -> DevicePlace {
+        if let Some(queue) = queue.filter(|_| self.role == RegisterRole::QueueNotification) {
+            self.register += &format!(", queue {queue}");
+        }
+        self
+    }
+
     /// Whether it is known which register this is.
     pub fn is_named(&self) -> bool {
         self.role != RegisterRole::Unnamed

@@ -163,7 +163,7 @@ fea00000-feafffff : PCI Bus 0000:01
 
     #[test]
     fn the_innermost_region_names_the_device() {
-        let port = |port| named(Detail::Port { port, width: 1, write: true });
+        let port = |port| named(Detail::Port { port, width: 1, write: true, queue: None });
         let unnamed =
             |device: &str, register: &str| Some((device.into(), register.into(), RegisterRole::Unnamed));
         assert_eq!(port(0xc010), unnamed("e1000 at 00:03.0", "+0x10"));

@@ -40,7 +40,7 @@ fn hole_21_an_accepted_interrupt_ends_a_run_of_its_own_vcpu() {
         reason: Reason::from_kvm(2, 0x7b),
         rip,
         vcpu: Some(0),
-        detail: Detail::Port { port, width: 1, write: true },
+        detail: Detail::Port { port, width: 1, write: true, queue: None },
     };
     let seen = |accepted: u32| {
         let (mut profile, mut thread) = (Profile::default(), Thread::default());
@@ -110,7 +110,7 @@ fn interrupts_of_a_samples_making_are_no_exits_of_the_guests() {
 fn a_slices_first_and_last_runs_are_not_whole() {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
     let port = |port: u16| {
-        let detail = Detail::Port { port, width: 1, write: true };
+        let detail = Detail::Port { port, width: 1, write: true, queue: None };
         Event::Exit { reason: Reason::from_kvm(2, 0x7b), rip: u64::from(port), vcpu: None, detail }
     };
     profile.fresh(&mut thread);
@@ -147,7 +147,7 @@ fn a_nested_guest_s_exits_have_no_address() {
 #[test]
 fn kvm_is_asked_for_ports_until_exits_tell_them() {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
-    let port = Detail::Port { port: 0x70, width: 1, write: true };
+    let port = Detail::Port { port: 0x70, width: 1, write: true, queue: None };
     let told = Event::Exit { reason: Reason::from_kvm(2, 0x7b), rip: 1, vcpu: None, detail: port };
     for at in 0..64 {
         assert!(!profile.tells_ports());
@@ -179,7 +179,7 @@ fn runs_end_where_the_guest_is_interrupted_or_records_are_lost() {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
     let out = |port| {
         let reason = Reason::from_kvm(2, 0x7b);
-        let detail = Detail::Port { port, width: 1, write: true };
+        let detail = Detail::Port { port, width: 1, write: true, queue: None };
         Event::Exit { reason, rip: port.into(), vcpu: Some(0), detail }
     };
     for event in [out(1), ENTRY, exit(0x60, 5), ENTRY, out(2), Event::Interrupt { vector: 3 }, ENTRY] {
@@ -344,7 +344,7 @@ fn hours_of_anything_are_bounded() {
 #[test]
 fn a_software_kvm_shows_consequences_only() {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
-    let port = Detail::Port { port: 0x3f8, width: 1, write: true };
+    let port = Detail::Port { port: 0x3f8, width: 1, write: true, queue: None };
     profile.take(&mut thread, 1, Event::Detail(port));
     profile.take(&mut thread, 2, Event::Detail(port));
     let read = Detail::Memory { address: 0xd_0000, width: 4, write: false };
@@ -356,4 +356,24 @@ fn a_software_kvm_shows_consequences_only() {
     profile.end(&mut thread);
     assert!(!profile.is_by_consequence());
     assert_eq!(profile.total().count, 1);
+}
+
+/// The exit tells its port, and KVM's next word the queue: then the exit is of that queue, and still one that tells its port.
+#[test]
+fn a_port_of_queues_is_refined() {
+    let port = |queue: Option<u16>| Detail::Port { port: 0xc050, width: 2, write: true, queue };
+    let (mut profile, mut thread) = (Profile::default(), Thread::default());
+    for queue in [0, 1, 1] {
+        let reason = Reason::from_kvm(2, 0x7b);
+        profile.take(&mut thread, 1, Event::Exit { reason, rip: 7, vcpu: None, detail: port(None) });
+        let other = Detail::Port { port: 0xc051, width: 2, write: true, queue: Some(9) };
+        profile.take(&mut thread, 2, Event::Detail(other));
+        profile.take(&mut thread, 3, Event::Detail(port(Some(queue))));
+        profile.take(&mut thread, 4, Event::Detail(port(Some(8))));
+        profile.take(&mut thread, 5, ENTRY);
+    }
+    let mut seen: Vec<_> = profile.sites().map(|(site, counts)| (site.detail, counts.count)).collect();
+    seen.sort();
+    assert_eq!(seen, [(port(Some(0)), 1), (port(Some(1)), 2)]);
+    assert_eq!(profile.ports, [3, 0]);
 }

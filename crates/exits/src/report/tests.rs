@@ -18,14 +18,14 @@ fn profile() -> Profile {
         at += ns;
         profile.take(&mut thread, at, Event::Entry { vcpu: Some(0) });
     };
-    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
     for _ in 0..30 {
         add(0x7b, KERNEL + 0x1010, timer, 2000);
     }
     for _ in 0..10 {
         add(0x78, KERNEL + 0x2020, Detail::Nothing, 1_000_000);
     }
-    add(0x7b, 0x40_1018, Detail::Port { port: 0xeee0, width: 1, write: true }, 4000);
+    add(0x7b, 0x40_1018, Detail::Port { port: 0xeee0, width: 1, write: true, queue: None }, 4000);
     profile
 }
 
@@ -169,7 +169,7 @@ fn numbers_are_no_names() {
 
 #[test]
 fn interrupts_are_charged_to_no_function() {
-    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
     let exits =
         [(0x60, KERNEL, Detail::Nothing, 50), (0x64, KERNEL, Detail::Nothing, 7), (0x7b, KERNEL, timer, 30)];
     let function = |_: u64| Some("acpi_pm_read+0xd".to_owned().into());
@@ -183,7 +183,7 @@ fn interrupts_are_charged_to_no_function() {
 /// Wherever interrupts arrive, they are neither named nor missing.
 #[test]
 fn interrupts_count_in_no_share() {
-    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
     let function = |rip: u64| (rip == KERNEL).then(|| "acpi_pm_read+0xd".to_owned().into());
     // A host interrupt, and an interrupt window.
     for code in [0x60, 0x64] {
@@ -204,7 +204,7 @@ fn interrupts_count_in_no_share() {
 
 #[test]
 fn a_kernel_of_32_bits_is_no_user_space() {
-    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
     let profile = untimed(&[
         (0x7b, 0xc064_42dd, timer, 30),
         (0x7b, 0xf800_0000, timer, 10),
@@ -219,8 +219,9 @@ fn a_kernel_of_32_bits_is_no_user_space() {
 
 #[test]
 fn the_picture_is_of_all_exits() {
-    let sites: Vec<_> =
-        (0..1500).map(|n| (0x7b, n, Detail::Port { port: 0x608, width: 4, write: false }, 1)).collect();
+    let sites: Vec<_> = (0..1500)
+        .map(|n| (0x7b, n, Detail::Port { port: 0x608, width: 4, write: false, queue: None }, 1))
+        .collect();
     let report =
         report_of(&untimed(&sites), WatchCounts { counted: 2000, ..WatchCounts::default() }, 1, &|_| None);
     assert_eq!(report.sites.len(), 1000);
@@ -240,7 +241,7 @@ fn the_picture_is_of_all_exits() {
 
 #[test]
 fn runs_are_told_with_their_ports() {
-    let out = |port: u16| Detail::Port { port, width: 1, write: true };
+    let out = |port: u16| Detail::Port { port, width: 1, write: true, queue: None };
     let row: Vec<_> = (0x1f2..=0x1f7).map(|port| (0x7b, KERNEL, out(port), 1)).collect();
     let profile = untimed(&row.repeat(40));
     let function = |_: u64| Some("iowrite8+0x1".to_owned().into());
@@ -314,7 +315,7 @@ fn how_sure_the_names_are_is_a_field() {
 #[test]
 fn a_guest_of_the_guest_has_a_row_and_no_function() {
     let (mut profile, mut thread) = (Profile::default(), Thread::default());
-    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
     for nested in [true, false] {
         let reason = Reason::from_kvm(2, 0x7b);
         profile.take(

@@ -126,7 +126,12 @@ mod tests {
             naming.symbols.unwrap().function(0xffff_ffff_8100_0014).unwrap().to_string(),
             "acpi_pm_read+0x4"
         );
-        let odd = naming.devices.name(ioplane_exits::Detail::Port { port: 0x701, width: 1, write: true });
+        let odd = naming.devices.name(ioplane_exits::Detail::Port {
+            port: 0x701,
+            width: 1,
+            write: true,
+            queue: None,
+        });
         assert_eq!(odd.unwrap().device, "odd");
     }
 

@@ -246,7 +246,8 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
         "tracefs" => Source::Tracefs,
         _ => Source::Any,
     };
-    let mut watch = Watch::start(vm, WatchOptions { sample: args.sample, source })?;
+    let queues = names.devices.pci.queue_ports();
+    let mut watch = Watch::start(vm, WatchOptions { sample: args.sample, source, queues })?;
     let begun = Instant::now();
     let mut drawn = begun;
     if draw.is_none() {

@@ -7,8 +7,8 @@ use ioplane_symbols::GuestFunction;
 
 use super::*;
 
-const TIMER: Detail = Detail::Port { port: 0x608, width: 4, write: false };
-const IDE: Detail = Detail::Port { port: 0x1f7, width: 1, write: true };
+const TIMER: Detail = Detail::Port { port: 0x608, width: 4, write: false, queue: None };
+const IDE: Detail = Detail::Port { port: 0x1f7, width: 1, write: true, queue: None };
 /// AMD's codes.
 const PORT: u64 = 0x7b;
 const HALT: u64 = 0x78;
