@@ -42,8 +42,8 @@ pub enum ExitsCommand {
     Advise(WatchArgs),
     /// Do in the guest what findings suggest, measure again and show before and after. What can be done is safe and can be undone
     Apply(ApplyArgs),
-    /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
-    /// removed again
+    /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes or breakpoints
+    /// that are removed again
     Callers(CallersArgs),
     /// Bring the names of the guest's functions and of its devices' ports and addresses, for --symbols
     Learn(LearnArgs),

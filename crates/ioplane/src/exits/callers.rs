@@ -1,5 +1,5 @@
 //! `ioplane exits callers`: who in the guest calls the functions that cause most exits. KVM tells the instruction only; the guest's own
-//! kernel counts stacks, by kprobes that a small script sets and removes.
+//! kernel counts stacks, by kprobes that a small script sets and removes, or records them, by breakpoints where kprobes are refused.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -29,6 +29,8 @@ const STACKS: usize = 8;
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Callers {
     function: String,
+    /// What has counted in the guest.
+    counted_by: Option<CountedBy>,
     /// Exits a second that it causes, where that was measured.
     exits: Option<f64>,
     /// How often it was called, by whomever, while the guest looked.
@@ -39,6 +41,14 @@ struct Callers {
     stacks: Vec<Stack>,
     /// Why there are none.
     refused: Option<&'static str>,
+}
+
+/// What the guest's kernel has let be set at a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum CountedBy {
+    Kprobe,
+    Breakpoint,
 }
 
 /// The functions that have called each other, the last one first.
@@ -136,8 +146,11 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
                 let refused = all.get_mut(index(place).context("the guest speaks of another function")?);
                 refused.into_iter().for_each(|callers| callers.refused = Some(REFUSED));
             }
-            ["probe", number, place] => {
-                probes.insert(number, index(place).context("the guest speaks of another function")?);
+            [how @ ("probe" | "breakpoint"), number, place] => {
+                let index = index(place).context("the guest speaks of another function")?;
+                let by = if how == "probe" { CountedBy::Kprobe } else { CountedBy::Breakpoint };
+                all[index].counted_by = Some(by);
+                probes.insert(number, index);
             }
             ["histogram", number] => (now, frames) = (probes.get(number).copied(), None),
             // Both once before the histogram and, if it is short, once at its end.
@@ -187,8 +200,8 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
     Ok(all)
 }
 
-const REFUSED: &str = "the guest's kernel does not let it be probed: it is not compiled for tracing (all of lib/, such as ioread8, and notrace), \
-     others have its name, or there is none such; name functions that you suspect of calling it";
+const REFUSED: &str = "the guest's kernel lets neither a kprobe nor a breakpoint be set: there is none such, others have its name, kprobes may never be there, \
+     or it is not compiled for tracing and the guest has no perl, or its four breakpoints are in use; name functions that you suspect of calling it";
 
 /// The frames above the function itself and what traces it.
 fn above(mut frames: Vec<String>, function: &str) -> Vec<String> {
@@ -205,7 +218,11 @@ impl Callers {
         if let Some(why) = self.refused {
             return format!("{}: {why}\n\n", self.function);
         }
-        let mut text = format!("{}{exits} was called {} times\n", self.function, self.calls);
+        let by = match self.counted_by {
+            Some(CountedBy::Breakpoint) => " (by a breakpoint)",
+            Some(CountedBy::Kprobe) | None => "",
+        };
+        let mut text = format!("{}{exits} was called {} times{by}\n", self.function, self.calls);
         for Stack { frames, percent, .. } in self.stacks.iter().take(STACKS) {
             text += &format!("{percent:>7.2} %  {}\n", frames.join(" <- "));
         }
@@ -257,6 +274,18 @@ mod tests {
         assert_eq!(found[2].stacks, []);
         assert!(found[0].text().contains("11.11 %  stacks that found no room"));
         assert!(found[0].text().contains("66.67 %  ata_sff_check_status [libata] <- ata_wait [libata]"));
+    }
+
+    #[test]
+    fn a_breakpoint_s_words_are_understood_too() {
+        let said = "breakpoint 0 iowrite16\nhistogram 0\nTotals:\n    Hits: 8\n    Dropped: 2\n\
+            { stacktrace:\n    iowrite16+0x0\n    vp_notify+0x15\n    p9_virtio_request+0x1c2 [9pnet_virtio]\n} hitcount: 8\n";
+        let (wanted, places) = (names(&["iowrite16"]), vec!["iowrite16".to_owned()]);
+        let found = &read(said, &wanted, &places).unwrap()[0];
+        assert_eq!((found.calls, found.dropped, found.counted_by), (10, 2, Some(CountedBy::Breakpoint)));
+        let text = "iowrite16 was called 10 times (by a breakpoint)\n  80.00 %  vp_notify <- p9_virtio_request [9pnet_virtio]\n\
+                    \x20 20.00 %  stacks that found no room\n\n";
+        assert_eq!(found.text(), text);
     }
 
     #[test]
