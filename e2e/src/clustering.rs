@@ -2,6 +2,7 @@
 //! L1's kernel, times by the guest's own clock.
 
 use crate::assets::{News, digest};
+use crate::batching::grown;
 use crate::daemon::binary;
 use crate::l1::L1;
 use crate::l2::L2;
@@ -11,6 +12,7 @@ use crate::version::Version;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -235,7 +237,7 @@ pub fn counted(list: &Value, whys: &[&str]) -> u64 {
     named.filter_map(|count| count["count"].as_u64()).sum()
 }
 
-/// How many clusters these have ended. The status has to have all places: `--sites 256`.
+/// How many clusters these have ended. The status has to have [all places](ALL_SITES).
 pub fn ended_by(status: &Value, whys: &[&str]) -> u64 {
     let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
     sites.map(|site| counted(&site["ends"], whys)).sum()
@@ -244,6 +246,70 @@ pub fn ended_by(status: &Value, whys: &[&str]) -> u64 {
 /// The device accesses that took no exit.
 pub fn saved(status: &Value) -> u64 {
     vcpus(status).iter().filter_map(|vcpu| vcpu["saved"].as_u64()).sum()
+}
+
+/// Words of `exits cluster` for a status with all places.
+pub const ALL_SITES: &str = "--sites 256";
+
+/// The instructions that were interpreted, those of a cluster that has not ended left out. The status has to have [all places](ALL_SITES).
+pub fn interpreted(status: &Value) -> u64 {
+    let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
+    sites.filter_map(|site| site["instructions"].as_u64()).sum()
+}
+
+/// Why accesses took exits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reasons {
+    /// Why no cluster began after an access.
+    pub not_begun: BTreeMap<String, u64>,
+    /// What ended clusters.
+    pub ended: BTreeMap<String, u64>,
+    /// Instructions that ended clusters, since they are not interpreted.
+    pub instructions: BTreeMap<String, u64>,
+}
+
+impl Reasons {
+    /// Of a status with [all places](ALL_SITES), since the VM was started.
+    pub fn of(status: &Value) -> Reasons {
+        let sum = |lists: Vec<&Value>| {
+            let mut sums = BTreeMap::new();
+            for count in lists.iter().filter_map(|list| list.as_array()).flatten() {
+                if let (Some(why), Some(count)) = (count["why"].as_str(), count["count"].as_u64()) {
+                    *sums.entry(why.to_owned()).or_default() += count;
+                }
+            }
+            sums
+        };
+        let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
+        Reasons {
+            not_begun: sum(vcpus(status).iter().map(|vcpu| &vcpu["not_begun"]).collect()),
+            ended: sum(sites.map(|site| &site["ends"]).collect()),
+            instructions: sum(vcpus(status).iter().map(|vcpu| &vcpu["instructions"]).collect()),
+        }
+    }
+
+    /// Those since `before`.
+    pub fn since(&self, before: &Reasons) -> Reasons {
+        Reasons {
+            not_begun: grown(&self.not_begun, &before.not_begun),
+            ended: grown(&self.ended, &before.ended),
+            instructions: grown(&self.instructions, &before.instructions),
+        }
+    }
+
+    /// Most first.
+    pub fn words(&self) -> String {
+        let list = |title: &str, counts: &BTreeMap<String, u64>| {
+            let mut counts: Vec<(&String, &u64)> = counts.iter().filter(|(_, count)| **count != 0).collect();
+            counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+            let words: Vec<String> = counts.iter().map(|(why, count)| format!("{why} {count}")).collect();
+            if words.is_empty() { String::new() } else { format!("{title}: {}; ", words.join(", ")) }
+        };
+        let all = list("not begun", &self.not_begun)
+            + &list("ended by", &self.ended)
+            + &list("instructions that ended them", &self.instructions);
+        all.trim_end_matches("; ").to_owned()
+    }
 }
 
 /// The time of a line of the kernel's log: `[    1.234567] Run /init as init process`.
@@ -308,7 +374,20 @@ impl L2<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::started_init;
+    use super::{Reasons, started_init};
+    use serde_json::json;
+
+    #[test]
+    fn reasons_are_summed_and_compared() {
+        let vcpu = |count: u64| {
+            json!({ "not_begun": [{"why": "mode", "count": count}], "instructions": [],
+                    "sites": [{"ends": [{"why": "exception", "count": 2 * count}]}] })
+        };
+        let [before, after] = [1, 3].map(|count| Reasons::of(&json!({ "vcpus": [vcpu(count), vcpu(1)] })));
+        assert_eq!(before.words(), "not begun: mode 2; ended by: exception 4");
+        assert_eq!(after.since(&before).words(), "not begun: mode 2; ended by: exception 4");
+        assert_eq!(before.since(&before).words(), "");
+    }
 
     #[test]
     fn the_time_of_a_line_is_read() {

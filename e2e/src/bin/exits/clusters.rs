@@ -12,10 +12,11 @@
 use super::MINUTE;
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::batching::{COMMANDS, DOORBELL, IdeWork, RINGS, batches};
-use ioplane_e2e::clustering::saved;
+use ioplane_e2e::clustering::{ALL_SITES, Reasons, interpreted, saved};
 use ioplane_e2e::preload::PortExits;
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -25,7 +26,7 @@ const PINGS: u32 = 20;
 /// What one unit of some work takes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    pub work: &'static str,
+    pub work: String,
     pub mode: &'static str,
     pub unit: &'static str,
     pub units: u32,
@@ -33,10 +34,19 @@ pub struct Row {
     pub vm_exits: f64,
     /// Those for ports.
     pub port_exits: f64,
+    /// Of those: for IN of one byte, and for OUT of one byte.
+    pub inb_exits: f64,
+    pub outb_exits: f64,
     /// Returns of KVM_RUN.
     pub kvm_run_returns: f64,
     /// Device accesses that QEMU has answered; a page of REP OUTS that the library hands on at once is one.
     pub accesses: f64,
+    /// System calls of the vCPU's thread: KVM_RUN, the library's and QEMU's own.
+    pub system_calls: f64,
+    /// Instructions of the guest that the library has interpreted.
+    pub interpreted: f64,
+    /// Why accesses took exits though clustering was on, of all units; empty without the library.
+    pub reasons: Reasons,
     /// Processor time of QEMU, the guest's included: of a translated processor.
     pub host_cpu_ms: f64,
     /// By the guest's clock.
@@ -123,17 +133,20 @@ const OTHERS: [Work; 5] = [
 ];
 
 /// One VM, in one mode.
-struct Side<'a> {
+#[derive(Clone, Copy)]
+pub struct Side<'a> {
     l1: &'a L1,
     guest: &'a L2<'a>,
-    mode: &'static str,
+    pub mode: &'static str,
     /// The VM has the library: `--vm NAME` for its status.
     interposed: Option<&'static str>,
+    /// Of its vCPU, in L1.
+    thread: u64,
 }
 
 /// What some work took.
-struct Measured {
-    row: Row,
+pub struct Measured {
+    pub row: Row,
     ports: PortExits,
     /// Returns of KVM_RUN from the kernel, of all units, with an access for QEMU.
     access_exits: u64,
@@ -145,9 +158,22 @@ struct Counts {
     cpu_ms: f64,
     /// Accesses without an exit.
     spared: u64,
+    interpreted: u64,
+    reasons: Reasons,
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
+    pub fn new(
+        l1: &'a L1,
+        guest: &'a L2<'a>,
+        mode: &'static str,
+        interposed: Option<&'static str>,
+    ) -> Result<Self> {
+        let vcpus = guest.qmp("query-cpus-fast", &json!({}))?;
+        let thread = vcpus[0]["thread-id"].as_u64().with_context(|| format!("a thread: {vcpus}"))?;
+        Ok(Side { l1, guest, mode, interposed, thread })
+    }
+
     fn counts(&self) -> Result<Counts> {
         let exits = self.l1.guest_exits()?;
         // User and system time in hundredths of a second, behind the name in parentheses.
@@ -155,41 +181,49 @@ impl Side<'_> {
         let ticks: Vec<f64> =
             said.split_whitespace().skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
         ensure!(ticks.len() == 2, "the times of one process: {said}");
-        let spared = match self.interposed {
-            None => 0,
+        let (spared, interpreted, reasons) = match self.interposed {
+            None => (0, 0, Reasons::default()),
             Some(name) => {
-                let status = self.l1.clustering(&format!("--vm {name}"))?;
-                saved(&status) + batches(&status)?.get("accesses").copied().unwrap_or_default()
+                let status = self.l1.clustering(&format!("{ALL_SITES} --vm {name}"))?;
+                let batched = batches(&status)?.get("accesses").copied().unwrap_or_default();
+                (saved(&status) + batched, interpreted(&status), Reasons::of(&status))
             }
         };
-        Ok(Counts { exits, cpu_ms: ticks.iter().sum::<f64>() * 10.0, spared })
+        Ok(Counts { exits, cpu_ms: ticks.iter().sum::<f64>() * 10.0, spared, interpreted, reasons })
     }
 
     /// `work` returns ms by the guest's clock, of all units.
-    fn measure(
+    pub fn measure(
         &self,
-        name: &'static str,
+        name: &str,
         unit: &'static str,
         units: u32,
         work: impl FnOnce() -> Result<f64>,
     ) -> Result<Measured> {
         let before = self.counts()?;
         let (returns, ports) = (self.l1.count_user_exits()?, self.l1.count_port_exits()?);
+        let calls = self.l1.count_system_calls(self.thread)?;
         let ms = work().with_context(|| format!("{name}, {}", self.mode))?;
+        let calls = calls.end()?;
         let (returns, ports) = (returns.read_any()?, ports.read()?);
         let after = self.counts()?;
         let each = |count: f64| count / f64::from(units);
         // KVM_RUN returns from the kernel for a doorbell, and QEMU does not see it.
         let seen = returns.accesses().saturating_sub(ports.of(DOORBELL..=DOORBELL));
         let row = Row {
-            work: name,
+            work: name.to_owned(),
             mode: self.mode,
             unit,
             units,
             vm_exits: each((after.exits - before.exits) as f64),
             port_exits: each(ports.all() as f64),
+            inb_exits: each(ports.of_bytes(true) as f64),
+            outb_exits: each(ports.of_bytes(false) as f64),
             kvm_run_returns: each(returns.total() as f64),
             accesses: each((seen + after.spared - before.spared) as f64),
+            system_calls: each(calls as f64),
+            interpreted: each((after.interpreted - before.interpreted) as f64),
+            reasons: after.reasons.since(&before.reasons),
             host_cpu_ms: each(after.cpu_ms - before.cpu_ms),
             guest_ms: each(ms),
         };
@@ -262,7 +296,7 @@ pub fn side_by_side(l1: &L1, say: &dyn Fn(&str)) -> Result<Outcome> {
     let mut rows = Vec::new();
     let image = disk(l1, "plain")?;
     let (guest, plain_boot) = boot(l1, "plain", "", &image, say)?;
-    let side = Side { l1, guest: &guest, mode: "plain", interposed: None };
+    let side = Side::new(l1, &guest, "plain", None)?;
     let (plain, plain_pings) = side.all(&mut rows)?;
     say(&format!("plain: {plain_pings:.1} exits per ping"));
     guest.kill()?;
@@ -270,7 +304,7 @@ pub fn side_by_side(l1: &L1, say: &dyn Fn(&str)) -> Result<Outcome> {
     let name = "clustered";
     let image = disk(l1, name)?;
     let (guest, clustered_boot) = boot(l1, name, &l1.interposed_with("--batch")?, &image, say)?;
-    let side = Side { l1, guest: &guest, mode: "clusters", interposed: Some(name) };
+    let side = Side::new(l1, &guest, "clusters", Some(name))?;
     let (clustered, pings) = side.all(&mut rows)?;
     say(&format!("clusters: {pings:.1} exits per ping"));
     // The disk has changed since.
@@ -300,28 +334,49 @@ pub fn side_by_side(l1: &L1, say: &dyn Fn(&str)) -> Result<Outcome> {
 
 pub fn table(rows: &[Row]) -> String {
     let mut text = String::from(
-        "\nFor each unit of the work, in L1 (times are of a translated processor):\n\n\
-         | work | unit | mode | exits | of them for ports | returns of KVM_RUN | accesses answered by QEMU | host CPU, ms | guest's clock, ms |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+        "\nFor each unit of the work, in L1 (times are of a translated processor; system calls are those of the vCPU's thread):\n\n\
+         | work | unit | mode | exits | of them for ports | returns of KVM_RUN | accesses answered by QEMU | system calls | \
+         instructions interpreted | host CPU, ms | guest's clock, ms |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    let mut order: Vec<&str> = rows.iter().map(|row| row.work).collect();
-    order.dedup();
-    let mut seen = std::collections::BTreeSet::new();
-    for work in order.into_iter().filter(|work| seen.insert(*work)) {
-        for row in rows.iter().filter(|row| row.work == work) {
-            text += &format!(
-                "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} | {:.2} |\n",
-                row.work,
-                row.unit,
-                row.mode,
-                row.vm_exits,
-                row.port_exits,
-                row.kvm_run_returns,
-                row.accesses,
-                row.host_cpu_ms,
-                row.guest_ms
-            );
-        }
+    for row in by_work(rows) {
+        text += &format!(
+            "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.1} | {:.2} |\n",
+            row.work,
+            row.unit,
+            row.mode,
+            row.vm_exits,
+            row.port_exits,
+            row.kvm_run_returns,
+            row.accesses,
+            row.system_calls,
+            row.interpreted,
+            row.host_cpu_ms,
+            row.guest_ms
+        );
+    }
+    text += "\nWhy accesses took exits with clusters, in all units:\n\n";
+    for row in rows.iter().filter(|row| row.mode == "clusters") {
+        text += &format!("- {}: {}\n", row.work, row.reasons.words());
+    }
+    text += &format!(
+        "\nThe paper's table 4, for {}: exits of the whole run\n\n| mode | by inb | by outb |\n|---|---|---|\n",
+        FILES.name
+    );
+    for row in rows.iter().filter(|row| row.work == FILES.name) {
+        let all = |each: f64| each * f64::from(row.units);
+        text += &format!("| {} | {:.0} | {:.0} |\n", row.mode, all(row.inb_exits), all(row.outb_exits));
     }
     text
+}
+
+/// The rows of each work one after the other.
+pub fn by_work(rows: &[Row]) -> Vec<&Row> {
+    let mut works: Vec<&str> = Vec::new();
+    for row in rows {
+        if !works.contains(&row.work.as_str()) {
+            works.push(&row.work);
+        }
+    }
+    works.iter().flat_map(|work| rows.iter().filter(move |row| row.work == *work)).collect()
 }
