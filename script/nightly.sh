@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -92,6 +92,7 @@ nightly_elvis() { judged elvis && judged elvis-awake; }
 nightly_remote() { judged remote --quick; }
 nightly_exits() { judged exits --no-clusters; }
 nightly_exits-clusters() { judged exits-clusters; }
+nightly_exits-sweeps() { judged exits-sweeps; }
 nightly_passthrough() { judged passthrough; }
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }

@@ -290,6 +290,10 @@ pub fn command() -> String {
             words.retain(|word| word != "--clusters");
             "exits-clusters "
         }
+        Some("ioplane-exits-bench") if words.iter().any(|word| word == "--sweeps") => {
+            words.retain(|word| word != "--sweeps");
+            "exits-sweeps "
+        }
         Some("ioplane-exits-bench") => "exits ",
         Some("ioplane-passthrough-bench") => "passthrough ",
         Some("ioplane-elvis") => "elvis-guests ",

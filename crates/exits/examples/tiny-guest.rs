@@ -2,14 +2,21 @@
 //! for each line on standard input runs once and prints how many exits of each kind it has caused and its thread's time, as JSON.
 //! `busy` has the VMM compute for some microseconds after each exit; `end`, or the end of the input, ends it.
 //!
-//! Everything happens in real mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
+//! `tiny-guest tick HZ idle|busy AFTER SECONDS` is another guest, which only ticks by KVM's PIT: it prints how many ticks and exits there were in so many
+//! seconds, which begin AFTER seconds, and how often its loop has run. KVM's counters have to be readable in debugfs.
+//!
+//! Everything happens in real mode, that one in flat 32-bit mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
 //! dropped, what it reads is zero.
 
 #![allow(unsafe_code)]
 // UNSAFETY: guest memory is registered with KVM by address.
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{
+    KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_segment, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Where the program begins; memory has 64 KiB.
@@ -113,27 +120,21 @@ fn hypercall() -> Option<[u8; 3]> {
 }
 
 fn main() -> Result<(), Failure> {
-    let times = std::env::args().nth(1).map_or(Ok(1000), |word| word.parse())?;
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "tick") {
+        let [_, hz, load, after, seconds] = &words[..] else {
+            return Err("tick HZ idle|busy AFTER SECONDS".into());
+        };
+        let [after, seconds] = [after.parse()?, seconds.parse()?].map(Duration::from_secs);
+        return tick(hz.parse()?, load == "busy", after, seconds);
+    }
+    let times = words.first().map_or(Ok(1000), |word| word.parse())?;
     let program = Program::build(times);
     let kvm = Kvm::new()?;
     let vm = kvm.create_vm()?;
-    // SAFETY: a new private mapping at an address of the kernel's choice; it is never unmapped.
-    let memory = unsafe {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        rustix::mm::mmap_anonymous(std::ptr::null_mut(), MEMORY, protection, MapFlags::PRIVATE)?
-    };
-    // SAFETY: the mapping has MEMORY bytes and nobody else refers to it yet.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), MEMORY) };
-    bytes[START as usize..START as usize + program.bytes.len()].copy_from_slice(&program.bytes);
-    let region = kvm_userspace_memory_region {
-        slot: 0,
-        flags: 0,
-        guest_phys_addr: 0,
-        memory_size: MEMORY as u64,
-        userspace_addr: memory as u64,
-    };
-    // SAFETY: the memory stays mapped until the process ends, and only the guest uses it from now on.
-    unsafe { vm.set_user_memory_region(region)? };
+    guest_memory(&vm, |bytes| {
+        bytes[START as usize..START as usize + program.bytes.len()].copy_from_slice(&program.bytes);
+    })?;
     let mut vcpu = vm.create_vcpu(0)?;
     vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
     let mut special = vcpu.get_sregs()?;
@@ -169,6 +170,152 @@ extern "C" fn tiny_vmm_computes(mut number: u64) -> u64 {
         number = std::hint::black_box(number.rotate_left(7) ^ step);
     }
     number
+}
+
+/// Memory from address 0, which `fill` fills; where it is here.
+fn guest_memory(vm: &VmFd, fill: impl FnOnce(&mut [u8])) -> Result<*mut u8, Failure> {
+    // SAFETY: a new private mapping at an address of the kernel's choice; it is never unmapped.
+    let memory = unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), MEMORY, protection, MapFlags::PRIVATE)?
+    }
+    .cast::<u8>();
+    // SAFETY: the mapping has MEMORY bytes and nobody else refers to it yet.
+    fill(unsafe { std::slice::from_raw_parts_mut(memory, MEMORY) });
+    let region = kvm_userspace_memory_region {
+        slot: 0,
+        flags: 0,
+        guest_phys_addr: 0,
+        memory_size: MEMORY as u64,
+        userspace_addr: memory as u64,
+    };
+    // SAFETY: the memory stays mapped until the process ends, and only the guest uses it from now on, but for words that are read volatile.
+    unsafe { vm.set_user_memory_region(region)? };
+    Ok(memory)
+}
+
+/// Where the guest that ticks has its tables, its counts and its stack.
+const GDT: u64 = 0x800;
+const IDT: u64 = 0x4000;
+const TICKS: usize = 0x5000;
+const TURNS: usize = 0x5004;
+const STACK: u64 = 0x7000;
+/// Where the PIC's first interrupt, the PIT's, is.
+const VECTOR: u64 = 0x20;
+const PIT_HZ: u32 = 1_193_182;
+
+/// Flat 32-bit code: sets the PIC and the PIT, then halts or counts for ever.
+fn ticking(hz: u32, busy: bool) -> (Vec<u8>, u64) {
+    let mut code = Vec::new();
+    let [low, high, ..] = (PIT_HZ / hz).to_le_bytes();
+    // Initialization words of both PICs, masks; mode 2 and the count of the PIT's channel 0.
+    for (port, value) in [
+        (0x20, 0x11),
+        (0x21, VECTOR as u8),
+        (0x21, 4),
+        (0x21, 1),
+        (0xa0, 0x11),
+        (0xa1, VECTOR as u8 + 8),
+        (0xa1, 2),
+        (0xa1, 1),
+        (0x21, 0xfe),
+        (0xa1, 0xff),
+        (0x43, 0x34),
+        (0x40, low),
+        (0x40, high),
+    ] {
+        code.extend([0xb0, value, 0xe6, port]); // mov al, value; out port, al
+    }
+    code.push(0xfb); // sti
+    if busy {
+        code.extend([0xff, 0x05, 0x04, 0x50, 0, 0, 0xeb, 0xf8]); // inc dword [TURNS]; jmp to it
+    } else {
+        code.extend([0xf4, 0xeb, 0xfd]); // hlt; jmp to it
+    }
+    let handler = START + code.len() as u64;
+    // push eax; inc dword [TICKS]; mov al, 0x20; out 0x20, al; pop eax; iret
+    code.extend([0x50, 0xff, 0x05, 0x00, 0x50, 0, 0, 0xb0, 0x20, 0xe6, 0x20, 0x58, 0xcf]);
+    (code, handler)
+}
+
+/// Runs the guest that ticks, and prints what has happened in that time.
+fn tick(hz: u32, busy: bool, after: Duration, time: Duration) -> Result<(), Failure> {
+    let kvm = Kvm::new()?;
+    let vm = kvm.create_vm()?;
+    vm.set_tss_address(0xfffb_d000)?;
+    vm.create_irq_chip()?;
+    vm.create_pit2(kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() })?;
+    let memory = guest_memory(&vm, |bytes| {
+        let mut put =
+            |at: u64, what: &[u8]| bytes[at as usize..at as usize + what.len()].copy_from_slice(what);
+        let (code, handler) = ticking(hz, busy);
+        put(START, &code);
+        // Flat code and data, at selectors 8 and 16.
+        put(GDT + 8, &0x00cf_9b00_0000_ffff_u64.to_le_bytes());
+        put(GDT + 16, &0x00cf_9300_0000_ffff_u64.to_le_bytes());
+        // An interrupt gate to a handler below 64 KiB.
+        put(IDT + VECTOR * 8, &(handler | 8 << 16 | 0x8e00 << 32).to_le_bytes());
+    })?;
+    let mut vcpu = vm.create_vcpu(0)?;
+    vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+    let mut special = vcpu.get_sregs()?;
+    let data = kvm_segment {
+        limit: u32::MAX,
+        selector: 16,
+        type_: 3,
+        present: 1,
+        db: 1,
+        s: 1,
+        g: 1,
+        ..Default::default()
+    };
+    special.cs = kvm_segment { selector: 8, type_: 11, ..data };
+    (special.ds, special.es, special.ss) = (data, data, data);
+    (special.gdt.base, special.gdt.limit) = (GDT, 23);
+    (special.idt.base, special.idt.limit) = (IDT, 0x7ff);
+    special.cr0 |= 1;
+    vcpu.set_sregs(&special)?;
+    let mut registers = vcpu.get_regs()?;
+    (registers.rip, registers.rsp, registers.rflags) = (START, STACK, 2);
+    vcpu.set_regs(&registers)?;
+    std::thread::spawn(move || {
+        loop {
+            match vcpu.run() {
+                Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => {}
+                // Whoever counts sees that nothing happens any more.
+                other => return eprintln!("unexpected: {other:?}"),
+            }
+        }
+    });
+    let look = || -> Result<(Instant, [u64; 3]), Failure> {
+        // SAFETY: a word of the guest's memory, aligned, which stays mapped.
+        let word = |at: usize| unsafe { memory.add(at).cast::<u32>().read_volatile() };
+        Ok((Instant::now(), [word(TICKS).into(), word(TURNS).into(), exits()?]))
+    };
+    std::thread::sleep(after);
+    let (begun, before) = look()?;
+    std::thread::sleep(time);
+    let (end, now) = look()?;
+    let [ticks, work] = [0, 1].map(|at| (now[at] as u32).wrapping_sub(before[at] as u32));
+    let seconds = (end - begun).as_secs_f64();
+    println!(
+        "{}",
+        serde_json::json!({"seconds": seconds, "ticks": ticks, "work": work, "exits": now[2] - before[2]})
+    );
+    // The vCPU's thread goes with the process.
+    Ok(())
+}
+
+/// Exits of this process's guest by now.
+fn exits() -> Result<u64, Failure> {
+    let own = format!("{}-", std::process::id());
+    for entry in std::fs::read_dir("/sys/kernel/debug/kvm")? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&own) {
+            return Ok(std::fs::read_to_string(entry.path().join("exits"))?.trim().parse()?);
+        }
+    }
+    Err("KVM has no counters of this guest in /sys/kernel/debug/kvm".into())
 }
 
 /// To the last word. The thread's own time: a guest that does nothing but exit never waits, and others may want the processor.

@@ -8,6 +8,7 @@
 //!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
 //!                                    Debian, virtio, clustering on and off in turn          --> idle_vm_cost
 //!                                    Debian, ticking by the PIT, its timer clamped and not  --> timer_clamp_gain
+//!   with --sweeps alone:             block sizes, message sizes, rates of the tick          --> scheduler_none, napi
 //! ```
 //!
 //! In L1 exits are counted by real KVM in a translated machine: counts and rates of paced loads are what they would be elsewhere, times
@@ -19,6 +20,7 @@ mod cost;
 mod idle;
 mod pairs;
 mod remedies;
+mod sweeps;
 mod tables;
 mod used;
 
@@ -57,6 +59,9 @@ struct Options {
     /// All but that
     #[arg(long)]
     no_clusters: bool,
+    /// Only the sweeps over sizes of blocks and messages and rates of the tick: `script/bench exits-sweeps`
+    #[arg(long, conflicts_with_all = ["native", "l1", "clusters", "no_clusters"])]
+    sweeps: bool,
     /// Seconds until what the library costs a VM without device accesses must be known, and as many for what a slower timer gains
     #[arg(long, default_value_t = 240.0)]
     idle_seconds: f64,
@@ -95,6 +100,10 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let begun = Instant::now();
     let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    if options.sweeps {
+        let (sweeps, text) = sweeps::all(&say)?;
+        return print(options.json, "exits-sweeps", &sweeps, &text);
+    }
     let native = (!options.l1 && !options.clusters).then(|| cost::native(&say).context("natively"));
     let native = native
         .and_then(|native| native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok());
@@ -151,9 +160,13 @@ fn main() -> Result<()> {
         text += &gain.line;
         outcome.clamp = Some(gain);
     }
-    if options.json {
-        let name = if options.clusters { "exits-clusters" } else { "exits" };
-        println!("{}", serde_json::to_string_pretty(&envelope_of(name, &outcome)?)?);
+    let name = if options.clusters { "exits-clusters" } else { "exits" };
+    print(options.json, name, &outcome, &text)
+}
+
+fn print(json: bool, name: &str, outcome: &impl Serialize, text: &str) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(&envelope_of(name, outcome)?)?);
         eprint!("{text}");
     } else {
         print!("{text}");

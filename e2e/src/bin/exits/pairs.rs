@@ -1,6 +1,6 @@
 //! Two ways of one thing in turn, until the difference is known or time is up.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use ioplane_figures::compare::interval;
 use ioplane_figures::goals::UNRESOLVED;
 use ioplane_figures::report::median;
@@ -47,16 +47,31 @@ impl Compared {
 
 /// Runs both ways, which one first in turn. `run` says what its way, the first if it is true, has taken.
 pub fn alternate(bound: f64, limit: Duration, mut run: impl FnMut(bool) -> Result<f64>) -> Result<Compared> {
+    let compared = alternate_each(bound, limit, |first| Ok(vec![run(first)?]))?;
+    compared.into_iter().next().context("one measure")
+}
+
+/// The same for several measures of each run, as many each time; goes on until all are known.
+pub fn alternate_each(
+    bound: f64,
+    limit: Duration,
+    mut run: impl FnMut(bool) -> Result<Vec<f64>>,
+) -> Result<Vec<Compared>> {
     let end = Instant::now() + limit;
-    let mut ratios = Vec::new();
+    let mut ratios: Vec<Vec<f64>> = Vec::new();
+    let mut pairs = 0;
     loop {
-        let begins = ratios.len() % 2 == 0;
+        pairs += 1;
+        let begins = pairs % 2 == 1;
         let (one, other) = (run(begins)?, run(!begins)?);
         let (first, second) = if begins { (one, other) } else { (other, one) };
-        ensure!(second > 0.0, "nothing was counted");
-        ratios.push(first / second);
-        let compared = Compared::of(&ratios, bound);
-        if compared.is_known() || ratios.len() == MOST_PAIRS || Instant::now() >= end {
+        ratios.resize_with(first.len(), Vec::new);
+        ensure!(second.len() == first.len() && second.iter().all(|took| *took > 0.0), "nothing was counted");
+        for ((ratios, first), second) in ratios.iter_mut().zip(&first).zip(&second) {
+            ratios.push(first / second);
+        }
+        let compared: Vec<Compared> = ratios.iter().map(|ratios| Compared::of(ratios, bound)).collect();
+        if compared.iter().all(Compared::is_known) || pairs == MOST_PAIRS || Instant::now() >= end {
             return Ok(compared);
         }
     }
@@ -87,5 +102,13 @@ mod tests {
         assert_eq!((compared.pairs, compared.percent), (LEAST_PAIRS, json!(50.0)));
         assert_eq!(order[..4], [true, false, false, true]);
         assert!(alternate(0.5, Duration::ZERO, |_| Ok(0.0)).is_err());
+    }
+
+    #[test]
+    fn each_measure_is_compared_with_its_own() {
+        let run = |first| Ok(if first { vec![1.5, 1.0] } else { vec![1.0, 2.0] });
+        let compared = alternate_each(0.5, Duration::from_secs(60), run).unwrap();
+        let percents: Vec<&Value> = compared.iter().map(|compared| &compared.percent).collect();
+        assert_eq!(percents, [&json!(50.0), &json!(-50.0)]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{MINUTE, exits, rate};
 use anyhow::{Context, Result};
-use ioplane_e2e::{L1, L2};
+use ioplane_e2e::{L1, L2, Version};
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -128,8 +128,23 @@ pub fn new() -> Kind {
     }
 }
 
+/// IDE, and all NICs of these.
+pub fn every() -> Kind {
+    Kind {
+        name: "every",
+        args: format!("{} {}", old().args, net("virtio-net-pci", "virtio")),
+        setup: "modprobe -a ata_piix sd_mod e1000 8139cp virtio_net; while [ ! -b /dev/sda ]; do sleep 0.1; done",
+        disk: "sda",
+    }
+}
+
 pub fn boot<'a>(l1: &'a L1, kind: &Kind, append: &str) -> Result<L2<'a>> {
-    let guest = l1.debian(kind.name, &kind.args, append)?;
+    boot_after(l1, "", kind, append)
+}
+
+/// The same with words before QEMU's command.
+pub fn boot_after<'a>(l1: &'a L1, before: &str, kind: &Kind, append: &str) -> Result<L2<'a>> {
+    let guest = l1.debian_after(before, Version::Host, kind.name, &kind.args, append)?;
     guest.run(&format!("set -e; {FUNCTIONS} {}", kind.setup)).context("drivers")?;
     let tune = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/tune/tune.sh");
     fs::copy(tune, guest.folder().join("tune.sh"))?;
@@ -165,12 +180,18 @@ pub fn disk(l1: &L1, guest: &L2<'_>, kind: &Kind, seconds: f64) -> Result<Side> 
     Ok(side)
 }
 
+/// Gives the NIC of a driver its address; its name.
+pub fn raise(guest: &L2<'_>, driver: &str, net: &str) -> Result<String> {
+    let said = guest.run(&format!(
+        "set -e; {FUNCTIONS} n=$(nic {driver}); ip link set $n up; ip address replace {net}.2/24 dev $n; echo $n"
+    ))?;
+    Ok(said.trim().to_owned())
+}
+
 /// A TCP stream out of the guest at a pace of 2 Mbit/s.
 pub fn network(l1: &L1, guest: &L2<'_>, kind: &Kind, driver: &str, net: &str, seconds: f64) -> Result<Side> {
     let sent = format!("expr $(cat /sys/class/net/$(nic {driver})/statistics/tx_bytes) / 1024");
-    guest.run(&format!(
-        "set -e; {FUNCTIONS} n=$(nic {driver}); ip link set $n up; ip address replace {net}.2/24 dev $n"
-    ))?;
+    raise(guest, driver, net)?;
     let stop = start(
         guest,
         &format!("bash -c 'while :; do iperf3 -c {net}.1 -b 2M -l 16k -t 600; sleep 0.2; done'"),
