@@ -5,7 +5,7 @@ use crate::assets::{News, digest};
 use crate::batching::grown;
 use crate::daemon::binary;
 use crate::l1::L1;
-use crate::l2::L2;
+use crate::l2::{L2, Parts};
 use crate::nics::{Pings, find};
 use crate::preload::{UserExits, library, trace_args};
 use crate::version::Version;
@@ -109,11 +109,22 @@ impl L1 {
         disk: &Path,
         news: News<'_>,
     ) -> Result<(L2<'_>, UserExits)> {
+        self.old_machine_of(&self.debian_parts(), machine, disk, news)
+    }
+
+    /// The same with another guest on it.
+    pub fn old_machine_of(
+        &self,
+        parts: &Parts<'_>,
+        machine: &OldMachine<'_>,
+        disk: &Path,
+        news: News<'_>,
+    ) -> Result<(L2<'_>, UserExits)> {
         let OldMachine { name, version, before, args, append } = *machine;
         let exits = self.count_user_exits()?;
         let begun = Instant::now();
         let args = old_args(name, disk, args);
-        let guest = self.debian_after(before, version, name, &args, append)?;
+        let guest = self.guest_of(parts, before, version, name, &args, append)?;
         let boot = exits.read()?;
         news(&format!(
             "{name}: up after {:.1} s, {} exits to QEMU for a device access",
@@ -177,9 +188,11 @@ impl L1 {
     }
 }
 
+/// The disk is a raw image unless its name ends in `.qcow2`.
 fn old_args(name: &str, disk: &Path, more: &str) -> String {
+    let format = if disk.extension().is_some_and(|ending| ending == "qcow2") { "qcow2" } else { "raw" };
     format!(
-        "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format=raw,file={} \
+        "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format={format},file={} \
          -netdev user,id=ne -device ne2k_pci,netdev=ne,romfile=,mac={MAC} {} {more}",
         disk.display(),
         trace_args(name),

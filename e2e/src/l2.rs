@@ -15,6 +15,16 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(30);
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// What a guest is booted from.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    pub kernel: &'a Path,
+    /// With `guest/l1/guest.sh` as its first program.
+    pub initrd: &'a Path,
+    /// The Debian that scripts run in; without one they run in the initial RAM disk.
+    pub root: Option<&'a Path>,
+}
+
 /// A running guest of L1. [`L2::kill`] ends it, or L1's end.
 #[derive(Debug)]
 pub struct L2<'a> {
@@ -45,14 +55,44 @@ impl L1 {
         args: &str,
         append: &str,
     ) -> Result<L2<'_>> {
-        let guest = self.start_debian(before, version, name, args, append)?;
+        self.guest_of(&self.debian_parts(), before, version, name, args, append)
+    }
+
+    /// The same from other parts.
+    pub fn guest_of(
+        &self,
+        parts: &Parts<'_>,
+        before: &str,
+        version: Version,
+        name: &str,
+        args: &str,
+        append: &str,
+    ) -> Result<L2<'_>> {
+        let guest = self.start_guest(parts, before, version, name, args, append)?;
         guest.wait_for("up", 2 * MINUTE).with_context(|| format!("boot {name}"))?;
         Ok(guest)
     }
 
-    /// The same without waiting for it to boot: with `-incoming` it does not.
+    /// Debian 13 with its generic kernel.
+    pub fn debian_parts(&self) -> Parts<'_> {
+        Parts { kernel: &self.host.packed, initrd: &self.host.guest, root: Some(&self.host.debian) }
+    }
+
+    /// A Debian without waiting for it to boot: with `-incoming` it does not.
     pub fn start_debian(
         &self,
+        before: &str,
+        version: Version,
+        name: &str,
+        args: &str,
+        append: &str,
+    ) -> Result<L2<'_>> {
+        self.start_guest(&self.debian_parts(), before, version, name, args, append)
+    }
+
+    fn start_guest(
+        &self,
+        parts: &Parts<'_>,
         before: &str,
         version: Version,
         name: &str,
@@ -63,7 +103,14 @@ impl L1 {
         fs::create_dir(&folder)?;
         fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
         let path = folder.display();
-        let (kernel, initrd) = (self.host.packed.display(), self.host.guest.display());
+        let (kernel, initrd) = (parts.kernel.display(), parts.initrd.display());
+        let disk = |root: &Path| {
+            let root = root.display();
+            format!(
+                "-drive if=none,id=root,file={root},format=raw,readonly=on -device virtio-blk-pci,drive=root"
+            )
+        };
+        let root = parts.root.map(disk).unwrap_or_default();
         let (program, words) = program(version, "qemu-system-x86_64", Vec::new(), &|_| {})?;
         let quoted = words.iter().map(|word| format!(" '{}'", word.to_string_lossy().replace('\'', "'\\''")));
         let words: String = quoted.collect();
@@ -73,9 +120,7 @@ impl L1 {
              -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
              -fsdev local,id=folder,path={path},security_model=none \
              -qmp unix:/tmp/{name}.qmp,server=on,wait=off \
-             -drive if=none,id=root,file={debian},format=raw,readonly=on -device virtio-blk-pci,drive=root \
-             -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",
-            debian = self.host.debian.display(),
+             {root} -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",
         ))?;
         Ok(L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) })
     }

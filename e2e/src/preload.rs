@@ -201,6 +201,14 @@ impl UserExits {
     }
 }
 
+/// At most so many percent of the accesses that exited `without`.
+pub fn fewer(with: &UserExits, without: &UserExits, percent: u64) -> Result<()> {
+    ensure!(without.accesses() > 2000, "{without:?}: too few to prove anything");
+    let at_most = without.accesses() * percent / 100;
+    ensure!(with.accesses() <= at_most, "{with:?}, without: {without:?}");
+    Ok(())
+}
+
 /// The lines of a histogram: `{ exit_reason:        123, info1:   33030145 } hitcount:         17`.
 fn histogram<const KEYS: usize>(said: &str, keys: [&str; KEYS]) -> Result<Vec<([u64; KEYS], u64)>> {
     let line = |line: &str| -> Option<([u64; KEYS], u64)> {

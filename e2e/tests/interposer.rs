@@ -4,7 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clustering::{counted, ended_by, saved, vcpus};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{UserExits, access_trace, library};
+use ioplane_e2e::preload::{UserExits, access_trace, fewer, library};
+use ioplane_e2e::traces::{
+    DEVICE_REGIONS, DEVICES, INVENTORY, REGIONS, TRACED, device_trace, on_and_off, same_devices, same_trace,
+};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -17,21 +20,9 @@ const ROUNDS: usize = 20;
 const MINUTE: Duration = Duration::from_secs(60);
 const PINGS: u32 = 20;
 
-/// What a guest has found: its PCI functions with their configuration spaces, ports, memory, and what the kernel complains of.
-const INVENTORY: &str = "
-    for function in /sys/bus/pci/devices/*; do
-        echo \"${function##*/}\"; od -An -v -tx1 \"$function/config\"; cat \"$function/resource\"
-    done
-    cat /proc/ioports; grep -v -e Kernel -e 'System RAM' /proc/iomem
-    dmesg -l err,crit,alert,emerg | sed 's/^[^]]*] //'";
 /// By the processor (PIO): each command is written to registers one by one.
 const READ: &str = "modprobe ata_piix && modprobe sd_mod && sleep 1
     dd if=/dev/sda of=/folder/copy bs=64k iflag=direct 2>&1; cmp /dev/sda /folder/copy";
-/// Reads, writes what was there, and looks at configuration spaces.
-const TRACED: &str = "set -e
-    dd if=/dev/sda of=/dev/null bs=4k count=4 skip=64 iflag=direct 2>&1
-    dd if=/folder/copy of=/dev/sda bs=4k count=4 skip=64 seek=64 oflag=direct conv=notrunc 2>&1
-    for function in /sys/bus/pci/devices/*; do od -An -v -tx1 \"$function/config\"; done";
 /// Reads the disk and configuration spaces again and again until it is told to end. They stay what they were.
 const AGAIN: &str = "look() { for function in /sys/bus/pci/devices/*; do od -An -v -tx1 -j 8 \"$function/config\"; done | cksum; }
     first=$(look)
@@ -39,35 +30,6 @@ const AGAIN: &str = "look() { for function in /sys/bus/pci/devices/*; do od -An 
         dd if=/dev/sda of=/tmp/again bs=64k iflag=direct 2>&1; cmp /folder/copy /tmp/again || exit 1
         for time in 1 2 3 4 5; do [ \"$(look)\" = \"$first\" ] || exit 2; done; echo once; : >/folder/begun
     done";
-const REGIONS: [&str; 3] = ["ide", "pci-conf-idx", "pci-conf-data"];
-/// A serial port that is no console is opened and written to. The RTC's memory is read: an index and a value for each byte. An NE2000's driver finds it,
-/// brings it up and sends frames that are the same each time; QEMU answers every second one, which asks for its address.
-const DEVICES: &str = "set -e
-    for place in default all; do echo 1 >/proc/sys/net/ipv6/conf/$place/disable_ipv6; done
-    modprobe -r ne2k-pci
-    stty -F /dev/ttyS1 38400 raw
-    for line in first second third; do echo \"the $line line\" >/dev/ttyS1; done
-    cat /sys/bus/nvmem/devices/cmos_nvram*/nvmem | od -An -v -tx1
-    modprobe ne2k-pci
-    for place in /sys/class/net/*; do
-        [ \"$(basename \"$(readlink $place/device/driver)\")\" = ne2k-pci ] && break
-    done
-    /folder/busybox ip link set ${place##*/} up
-    perl -e '
-        my ($index, $mac) = @ARGV;
-        $mac =~ s/://g;
-        socket(my $socket, 17, 3, 0) or die \"socket: $!\";
-        my $to = pack(\"S n l S C C a8\", 17, 0x88b5, $index, 0, 0, 0, \"\");
-        my $asks = pack(\"H*\", \"ffffffffffff${mac}08060001080006040001${mac}0a00020f0000000000000a000202\");
-        my $long = pack(\"H*\", \"ffffffffffff${mac}88b5\") . join(\"\", map { chr($_ % 251) } 1 .. 1000);
-        for my $frame (($asks . \"\\0\" x 18, $long) x 4) {
-            send($socket, $frame, 0, $to) == length($frame) or die \"send: $!\";
-        }' $(cat $place/ifindex $place/address)
-    /folder/busybox ip link set ${place##*/} down
-    modprobe -r ne2k-pci";
-/// QEMU's names of their regions, and the fewest accesses that prove anything.
-const DEVICE_REGIONS: [(&str, usize); 4] =
-    [("serial", 40), ("rtc", 100), ("rtc-index", 100), ("ne2000", 1000)];
 /// The script of the guide.
 const EMULATOR: &str = "exec ioplane run -- qemu-system-x86_64 \"$@\"";
 const GUIDE: &str = include_str!("../../docs/guide/fewer-exits.md");
@@ -105,13 +67,6 @@ struct Clustered {
     again: UserExits,
 }
 
-fn device_trace(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Vec<String>> {
-    let mut trace = access_trace(l1, guest, name, &DEVICE_REGIONS.map(|(region, _)| region), DEVICES)?;
-    // The console of the guest, whose lines begin with the time.
-    trace.retain(|line| !line.contains(" addr 0x3f"));
-    Ok(trace)
-}
-
 /// The guest looks at its machine, reads its disk and pings QEMU by its NE2000.
 fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option<Clustered>)> {
     let (guest, boot) = boot(l1, start, disk)?;
@@ -123,7 +78,7 @@ fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option
     eprintln!("{}: {read:?} to read the disk; {pings:?}", start.name);
     let mut clustered = None;
     let status = if start.before.is_empty() { None } else { Some(switched(l1, &guest, start.name)?) };
-    let devices = device_trace(l1, &guest, start.name)?;
+    let devices = device_trace(l1, &guest, start.name, &DEVICE_REGIONS, DEVICES)?;
     if let Some(status) = status {
         clustered = Some(Clustered { status, again: reset(l1, &guest, start.name, disk)? });
     }
@@ -172,76 +127,6 @@ fn switched(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Value> {
     ensure!(profile.contains("clustering is on: "), "{profile}");
     ensure!(status["clustering"] == "on" && off["clustering"] == "off", "{off:#}");
     Ok(status)
-}
-
-/// Without what depends on how long something takes: a device that is asked whether it is busy yet, and asked again.
-fn timeless(trace: &[String]) -> Vec<&str> {
-    let busy = |line: &str| {
-        let status = line.starts_with("read addr 0x1f7 ") || line.starts_with("read addr 0x3f6 ");
-        let value = line.split("value 0x").nth(1).and_then(|rest| rest.split(' ').next());
-        status
-            && value
-                .and_then(|word| u64::from_str_radix(word, 16).ok())
-                .is_some_and(|value| value & 0x80 != 0)
-    };
-    let mut kept: Vec<&str> = trace.iter().map(String::as_str).filter(|line| !busy(line)).collect();
-    kept.dedup_by(|next, before| next == before && next.starts_with("read addr 0x"));
-    kept
-}
-
-/// Where these differ first, and what is around.
-fn difference(with: &[&str], without: &[&str]) -> Option<String> {
-    let at = (0..with.len().max(without.len())).find(|at| with.get(*at) != without.get(*at))?;
-    let around = |trace: &[&str]| -> String {
-        trace.iter().skip(at.saturating_sub(8)).take(16).map(|line| format!("{line}\n")).collect()
-    };
-    Some(format!("number {at} differs; with clusters:\n{}without:\n{}", around(with), around(without)))
-}
-
-fn same_trace(with: &[String], without: &[String]) -> Result<()> {
-    let (with, without) = (timeless(with), timeless(without));
-    for region in REGIONS {
-        let of = without.iter().filter(|line| line.contains(&format!("name '{region}'"))).count();
-        ensure!(of > 100, "{of} accesses of {region} prove nothing: {without:#?}");
-    }
-    if let Some(difference) = difference(&with, &without) {
-        anyhow::bail!("{difference}");
-    }
-    eprintln!("{} accesses are the same", with.len());
-    Ok(())
-}
-
-/// Each device gets the same writes, and its registers are read in the same order. What is read depends on time, and so does how often a driver
-/// reads one register in a row.
-fn same_devices(with: &[String], without: &[String]) -> Result<()> {
-    let mut wrong = String::new();
-    for (region, enough) in DEVICE_REGIONS {
-        let name = format!("name '{region}'");
-        let count = without.iter().filter(|line| line.ends_with(&name)).count();
-        ensure!(count >= enough, "{count} accesses of {region} prove nothing: {without:#?}");
-        for what in ["write", "read"] {
-            let [with, without] = [with, without].map(|trace| accesses(trace, what, &name));
-            match difference(&with, &without) {
-                Some(difference) => wrong += &format!("{region}, {what}: {difference}"),
-                None => eprintln!("{region}, {what}: {} accesses are the same", with.len()),
-            }
-        }
-    }
-    ensure!(wrong.is_empty(), "{wrong}");
-    Ok(())
-}
-
-/// Writes to a region whole; of reads where they read, and several in a row once. The RTC's memory is read byte by byte at one port.
-fn accesses<'a>(trace: &'a [String], what: &str, name: &str) -> Vec<&'a str> {
-    let lines = trace.iter().filter(|line| line.ends_with(name) && line.starts_with(what));
-    let mut lines: Vec<&str> = lines.map(String::as_str).collect();
-    if what == "read" {
-        lines.iter_mut().for_each(|line| *line = line.split(" value").next().unwrap_or(line));
-        if name != "name 'rtc'" {
-            lines.dedup();
-        }
-    }
-    lines
 }
 
 /// In clusters: the VMM stops the guest, reads its registers, and has it go on, again and again.
@@ -360,17 +245,6 @@ fn a_wrapper_starts_it_without_an_environment() -> Result<()> {
     qemu.kill()
 }
 
-/// Traces with clustering on, and then off.
-fn on_and_off(l1: &L1, name: &str, trace: impl Fn() -> Result<Vec<String>>) -> Result<[Vec<String>; 2]> {
-    let begun = saved(&l1.clustering(&format!("on --vm {name}"))?);
-    let with = trace()?;
-    let on = saved(&l1.clustering(&format!("off --vm {name}"))?);
-    let without = trace()?;
-    let off = saved(&l1.clustering(&format!("--vm {name}"))?);
-    ensure!(on > begun + 500 && off <= on + 2, "exits saved: {begun}, with clusters {on}, without {off}");
-    Ok([with, without])
-}
-
 /// In a newer QEMU the devices get the same accesses with clustering on and off.
 fn newer(l1: &L1, command: &str, disk: &Path) -> Result<()> {
     let newer = OldMachine { version: Version::Newer, ..machine("newer", command) };
@@ -381,16 +255,10 @@ fn newer(l1: &L1, command: &str, disk: &Path) -> Result<()> {
     same_trace(&with, &without)?;
     // It leaves the port's speed, so the first time is another.
     guest.run(DEVICES)?;
-    let [with, without] = on_and_off(l1, "newer", || device_trace(l1, &guest, "newer"))?;
-    same_devices(&with, &without)?;
+    let [with, without] =
+        on_and_off(l1, "newer", || device_trace(l1, &guest, "newer", &DEVICE_REGIONS, DEVICES))?;
+    same_devices(&with, &without, &DEVICE_REGIONS)?;
     guest.kill()
-}
-
-fn fewer(with: &UserExits, without: &UserExits, percent: u64) -> Result<()> {
-    ensure!(without.accesses() > 2000, "{without:?}: too few to prove anything");
-    let at_most = without.accesses() * percent / 100;
-    ensure!(with.accesses() <= at_most, "{with:?}, without: {without:?}");
-    Ok(())
 }
 
 #[test]
@@ -416,7 +284,7 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
         ensure!(*other == plain.inventory, "{name} it sees:\n{other}\nwithout:\n{}", plain.inventory);
     }
     same_trace(&clustered.trace, &plain.trace)?;
-    same_devices(&clustered.devices, &plain.devices)?;
+    same_devices(&clustered.devices, &plain.devices, &DEVICE_REGIONS)?;
     newer(&l1, &command, &disk)?;
     step("a newer QEMU");
     // With Debian 13's QEMU 10.0 a boot takes 33,000 port accesses fewer than with Debian 12's 7.2. Clustering saves nearly all of those, so
