@@ -89,15 +89,20 @@ impl Archive {
         if interpreted(&program) {
             bail!("{busybox} is not static; install the package busybox-static (script/bootstrap --demo)");
         }
+        Ok(Archive::with_this_busybox(&program, script))
+    }
+
+    /// The same with a static busybox of another architecture.
+    pub(super) fn with_this_busybox(program: &[u8], script: &str) -> Archive {
         let mut archive = Archive::default();
         for folder in ["bin", "dev"] {
             archive.add(folder, 0o040_755, &[], (0, 0));
         }
         // The kernel opens it as standard output of the first program, before that mounts /dev.
         archive.add("dev/console", 0o020_600, &[], (5, 1));
-        archive.add("bin/busybox", 0o100_755, &program, (0, 0));
+        archive.add("bin/busybox", 0o100_755, program, (0, 0));
         archive.add("init", 0o100_755, script.as_bytes(), (0, 0));
-        Ok(archive)
+        archive
     }
 
     /// Nothing but the first program.

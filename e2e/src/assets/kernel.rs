@@ -30,21 +30,8 @@ fn build(suite: &str, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     let (packages, root) = (to.join("packages"), to.join("root"));
     fs::create_dir(&packages)?;
     fs::create_dir(&root)?;
-    download(suite, &packages)?;
-    for entry in fs::read_dir(&packages)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "deb") {
-            run("dpkg-deb", &["-x", text(&path)?, text(&root)?])?;
-        }
-    }
-    // Where newer ones have them, so that one rule finds both.
-    if !root.join("usr/lib/modules").exists() {
-        fs::create_dir_all(root.join("usr/lib"))?;
-        fs::rename(root.join("lib/modules"), root.join("usr/lib/modules"))?;
-    }
-    let (version, image) = tree::kernel(&root)?;
-    run("depmod", &["--basedir", text(&root.join("usr"))?, &version])
-        .context("depmod of the package kmod")?;
+    let wanted = Packages { suite, architecture: "amd64", kernel: "linux-image-cloud-amd64", more: &[] };
+    let (_, image) = wanted.unpack(&packages, &root)?;
     fs::write(to.join("initrd.img"), initrd::archive(&root)?)?;
     unpack(&image, &to.join("vmlinux"))?;
     fs::remove_dir_all(&root)?;
@@ -52,46 +39,80 @@ fn build(suite: &str, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     Ok(["vmlinux", "initrd.img"].map(PathBuf::from).into())
 }
 
-/// Downloads the packages of a suite's cloud kernel with apt, which checks their signatures, in folders of its own: what
-/// the host has installed and where it gets it from do not matter.
-fn download(suite: &str, to: &Path) -> Result<()> {
-    let at = |name: &str| to.join(name).display().to_string();
-    for folder in ["lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(to.join(folder))?;
+/// A kernel of Debian's, and what is wanted with it.
+pub(super) struct Packages<'a> {
+    pub(super) suite: &'a str,
+    pub(super) architecture: &'a str,
+    /// The package that depends on the newest of its kind.
+    pub(super) kernel: &'a str,
+    pub(super) more: &'a [&'a str],
+}
+
+impl Packages<'_> {
+    /// Downloads them into a folder and unpacks them to `root`: the kernel's version, and its bzImage.
+    pub(super) fn unpack(&self, folder: &Path, root: &Path) -> Result<(String, PathBuf)> {
+        self.download(folder)?;
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                run("dpkg-deb", &["-x", text(&path)?, text(root)?])?;
+            }
+        }
+        // Where newer ones have them, so that one rule finds both.
+        if !root.join("usr/lib/modules").exists() {
+            fs::create_dir_all(root.join("usr/lib"))?;
+            fs::rename(root.join("lib/modules"), root.join("usr/lib/modules"))?;
+        }
+        let (version, image) = tree::kernel(root)?;
+        run("depmod", &["--basedir", text(&root.join("usr"))?, &version])
+            .context("depmod of the package kmod")?;
+        Ok((version, image))
     }
-    fs::write(to.join("status"), "")?;
-    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    let source = format!("deb [signed-by={keys}] {} {suite} main\n", tree::mirror());
-    fs::write(to.join("sources"), source)?;
-    let settings = [
-        format!("Dir::Etc::SourceList={}", at("sources")),
-        "Dir::Etc::SourceParts=/dev/null".into(),
-        "Dir::Etc::Preferences=/dev/null".into(),
-        "Dir::Etc::PreferencesParts=/dev/null".into(),
-        format!("Dir::State::Lists={}", at("lists")),
-        format!("Dir::State::Status={}", at("status")),
-        format!("Dir::Cache={}", at("cache")),
-        "APT::Architecture=amd64".into(),
-        "APT::Sandbox::User=root".into(),
-    ];
-    let options: Vec<&str> = settings.iter().flat_map(|setting| ["-o", setting]).collect();
-    let apt = |program: &str, words: &[&str]| run(program, &[&options[..], words].concat());
-    apt("apt-get", &["-qq", "update"]).context("apt-get; is the network there?")?;
-    let said = apt("apt-cache", &["depends", "--recurse", "--important", "linux-image-cloud-amd64"])?;
-    // The kernel, its modules and the lists of both, in one package or several; not the rest of a system.
-    let kinds = ["linux-image-", "linux-modules-", "linux-binary-", "linux-base-"];
-    let numbered = |name: &str, kind| {
-        name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    };
-    let mut names: Vec<&str> =
-        said.lines().filter(|name| kinds.iter().any(|kind| numbered(name, kind))).collect();
-    names.dedup();
-    if names.is_empty() {
-        bail!("Debian's {suite} has no kernel behind linux-image-cloud-amd64: {said}");
+
+    /// Downloads them with apt, which checks their signatures, in folders of its own: what
+    /// the host has installed and where it gets it from do not matter.
+    fn download(&self, to: &Path) -> Result<()> {
+        let Packages { suite, architecture, kernel, more } = self;
+        let at = |name: &str| to.join(name).display().to_string();
+        for folder in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(to.join(folder))?;
+        }
+        fs::write(to.join("status"), "")?;
+        let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        let source = format!("deb [signed-by={keys}] {} {suite} main\n", tree::mirror());
+        fs::write(to.join("sources"), source)?;
+        let settings = [
+            format!("Dir::Etc::SourceList={}", at("sources")),
+            "Dir::Etc::SourceParts=/dev/null".into(),
+            "Dir::Etc::Preferences=/dev/null".into(),
+            "Dir::Etc::PreferencesParts=/dev/null".into(),
+            format!("Dir::State::Lists={}", at("lists")),
+            format!("Dir::State::Status={}", at("status")),
+            format!("Dir::Cache={}", at("cache")),
+            format!("APT::Architecture={architecture}"),
+            format!("APT::Architectures={architecture}"),
+            "APT::Sandbox::User=root".into(),
+        ];
+        let options: Vec<&str> = settings.iter().flat_map(|setting| ["-o", setting]).collect();
+        let apt = |program: &str, words: &[&str]| run(program, &[&options[..], words].concat());
+        apt("apt-get", &["-qq", "update"]).context("apt-get; is the network there?")?;
+        let said = apt("apt-cache", &["depends", "--recurse", "--important", kernel])?;
+        // The kernel, its modules and the lists of both, in one package or several; not the rest of a system.
+        let kinds = ["linux-image-", "linux-modules-", "linux-binary-", "linux-base-"];
+        let numbered = |name: &str, kind| {
+            name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let mut names: Vec<&str> =
+            said.lines().filter(|name| kinds.iter().any(|kind| numbered(name, kind))).collect();
+        names.dedup();
+        if names.is_empty() {
+            bail!("Debian's {suite} has no kernel behind {kernel}: {said}");
+        }
+        names.extend(*more);
+        let script = "cd \"$0\" && exec apt-get \"$@\"";
+        let line = [&["-c", script, text(to)?][..], &options[..], &["-qq", "download"], &names[..]].concat();
+        run("sh", &line).map(|_| ())
     }
-    let script = "cd \"$0\" && exec apt-get \"$@\"";
-    let line = [&["-c", script, text(to)?][..], &options[..], &["-qq", "download"], &names[..]].concat();
-    run("sh", &line).map(|_| ())
 }
 
 /// Takes the ELF kernel out of the bzImage: QEMU starts it by its PVH entry, which spares a translated guest a second of

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const INIT: &str = include_str!("../../../guest/l1/init.sh");
-const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
+pub(super) const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
 /// What the root needs; all else is loaded from it.
 const MODULES: [&str; 2] = ["9pnet_virtio", "9p"];
 /// What guests of L1 need before they have theirs.

@@ -6,6 +6,7 @@
 //!        |--> batch: the modules of guest/batch for that kernel
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
+//!        linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
 //! ```
 //!
@@ -19,6 +20,7 @@ mod disk;
 mod initrd;
 mod kernel;
 mod l1;
+mod linux32;
 mod newer;
 mod program;
 mod tree;
@@ -26,6 +28,7 @@ mod tree;
 pub use batch::BATCH_MODULES;
 pub use kernel::Kernel;
 pub use l1::Host;
+pub use linux32::{Linux32, Paging32};
 pub use newer::{ENOUGH, host_version, newer_qemu};
 pub use program::program;
 
@@ -93,6 +96,11 @@ impl Guest {
         run("cp", &["--reflink=auto", "--sparse=always", from, to])?;
         disk::put_program(to, text(&self.program)?)
     }
+}
+
+/// An initial RAM disk with this machine's busybox and `script` as the first program.
+pub fn busybox_initrd(script: &str) -> Result<Vec<u8>> {
+    Ok(initrd::Archive::with_busybox(script)?.finish())
 }
 
 /// Where assets are kept.
@@ -194,7 +202,7 @@ fn digest_file(path: &Path) -> Result<String> {
     }
 }
 
-pub(crate) fn digest(bytes: &[u8]) -> String {
+pub fn digest(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
