@@ -139,7 +139,7 @@ fn status(vm: &Vm, report: &ClampReport) -> Status {
 /// A state in words.
 fn words(state: ClampState) -> &'static str {
     match state {
-        ClampState::NoPit => "KVM has no PIT of this VM",
+        ClampState::NoPit => "refused: KVM has no PIT of this VM: it is in the VMM, or there is none",
         ClampState::Off => "off",
         ClampState::Settling => "waits until the guest's timer has been the same for 10 s",
         ClampState::Clamped => "clamped",
