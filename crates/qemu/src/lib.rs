@@ -17,6 +17,8 @@ mod chardev;
 mod error;
 mod qmp;
 mod socket;
+#[cfg(test)]
+mod test_monitor;
 
 pub use agent::GuestAgent;
 pub use chardev::Chardev;

@@ -61,30 +61,13 @@ fn ask(socket: &Endpoint, command: &str, wanted: &'static str) -> Result<Value> 
 }
 
 #[cfg(test)]
+#[path = "../../../qemu/src/test_monitor.rs"]
+mod test_monitor;
+
+#[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
-
     use super::*;
-
-    /// A monitor that gives these answers, in turn; the first is to `qmp_capabilities`.
-    fn serve(name: &str, answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name);
-        let listener = UnixListener::bind(&path).unwrap();
-        std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            for answer in answers {
-                lines.next();
-                let _ = stream.write_all(&answer);
-            }
-            lines.next();
-        });
-        (folder, path)
-    }
+    use test_monitor::serve;
 
     #[test]
     fn devices_and_state_are_asked_for() {
