@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use foldhash::{HashMap, HashMapExt};
-use ioplane_plain::{Mapping, excerpt, plain};
+use ioplane_plain::{ProcMapping, excerpt, plain};
 use ioplane_symbols::{ProgramFunction, ProgramSymbols};
 use serde::{Deserialize, Serialize};
 
@@ -179,7 +179,7 @@ impl VmmSamples {
     fn map(&mut self) -> Option<()> {
         (!self.fresh).then(|| self.fresh = true)?;
         let maps = bounded::text(Path::new(&format!("/proc/{}/maps", self.pid)), MAPS).ok()?;
-        self.code = maps.lines().filter_map(Mapping::parse).filter_map(Code::of).collect();
+        self.code = maps.lines().filter_map(ProcMapping::parse).filter_map(Code::of).collect();
         Some(())
     }
 
@@ -217,8 +217,8 @@ impl VmmSamples {
 }
 
 impl Code {
-    fn of(mapping: Mapping<'_>) -> Option<Code> {
-        let Mapping { start, end, offset, device, inode, path, .. } = mapping;
+    fn of(mapping: ProcMapping<'_>) -> Option<Code> {
+        let ProcMapping { start, end, offset, device, inode, path, .. } = mapping;
         let path = path.strip_suffix(" (deleted)").unwrap_or(path).to_owned();
         mapping.executable.then_some(Code {
             start,
@@ -345,14 +345,14 @@ mod tests {
 
     #[test]
     fn files_that_cannot_be_read_have_no_functions() {
-        let mapping = |line: &str| Code::of(Mapping::parse(line).unwrap()).unwrap();
+        let mapping = |line: &str| Code::of(ProcMapping::parse(line).unwrap()).unwrap();
         let code = mapping("1000-2000 r-xp 00000000 00:00 7 /tmp/\u{1b}[2Jqemu (deleted)");
         assert!(open(std::process::id(), &code).is_none());
         let name = |code: Code| CodeFile { key: code.key, file: None, symbols: None }.name(0x10);
         assert_eq!(name(code), ("[?[2Jqemu]".into(), true));
         assert_eq!(name(mapping("1000-2000 r-xp 00000000 00:00 0 [vdso]")), ("[vdso]".into(), true));
         assert_eq!(name(mapping("1000-2000 rwxp 00000000 00:00 0 ")), ("[anonymous memory]".into(), true));
-        assert!(Code::of(Mapping::parse("1000-2000 rw-p 00000000 00:00 0 ").unwrap()).is_none());
+        assert!(Code::of(ProcMapping::parse("1000-2000 rw-p 00000000 00:00 0 ").unwrap()).is_none());
     }
 
     #[test]

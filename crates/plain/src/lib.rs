@@ -7,7 +7,7 @@ mod mapping;
 
 use std::path::Path;
 
-pub use mapping::Mapping;
+pub use mapping::ProcMapping;
 
 /// Of an answer that is not understood so many characters are shown.
 const EXCERPT: usize = 200;

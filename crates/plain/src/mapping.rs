@@ -2,7 +2,7 @@
 
 /// A line of `/proc/PID/maps` (proc_pid_maps(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping<'a> {
+pub struct ProcMapping<'a> {
     /// The first address.
     pub start: u64,
     /// Behind the last one.
@@ -21,9 +21,9 @@ pub struct Mapping<'a> {
     pub path: &'a str,
 }
 
-impl<'a> Mapping<'a> {
+impl<'a> ProcMapping<'a> {
     /// Nothing where it is no such line.
-    pub fn parse(line: &'a str) -> Option<Mapping<'a>> {
+    pub fn parse(line: &'a str) -> Option<ProcMapping<'a>> {
         let mut rest = line;
         let mut word = || {
             let (word, left) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), ""));
@@ -37,7 +37,7 @@ impl<'a> Mapping<'a> {
         let (major, minor) = word().split_once(':')?;
         let inode = word().parse().ok()?;
         let number = |word| u32::from_str_radix(word, 16).ok();
-        Some(Mapping {
+        Some(ProcMapping {
             start: hex(start)?,
             end: hex(end)?,
             executable: access.as_bytes().get(2) == Some(&b'x'),
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn lines_of_maps() {
         let line = "7f3c1a000000-7f3c1a001000 rw-s 00001000 00:1f 1234      /memfd:a b (deleted)";
-        let mapping = Mapping {
+        let mapping = ProcMapping {
             start: 0x7f3c_1a00_0000,
             end: 0x7f3c_1a00_1000,
             executable: false,
@@ -72,14 +72,14 @@ mod tests {
             inode: 1234,
             path: "/memfd:a b (deleted)",
         };
-        assert_eq!(Mapping::parse(line), Some(mapping));
+        assert_eq!(ProcMapping::parse(line), Some(mapping));
         assert!(mapping.has(0x7f3c_1a00_0000) && !mapping.has(mapping.end) && !mapping.has(0));
-        let code = Mapping::parse("1000-2000 r-xp 00000000 00:00 0").unwrap();
+        let code = ProcMapping::parse("1000-2000 r-xp 00000000 00:00 0").unwrap();
         assert_eq!((code.executable, code.shared, code.path), (true, false, ""));
         for bad in
             ["", "1-2", "1-2 r-xp", "1 r-xp 0 0:0 0", "1-2 r-xp g 0:0 0", "1-2 r-xp 0 00 0", "1-2 r 0 0:0 -1"]
         {
-            assert_eq!(Mapping::parse(bad), None, "{bad:?}");
+            assert_eq!(ProcMapping::parse(bad), None, "{bad:?}");
         }
     }
 }

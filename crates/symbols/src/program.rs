@@ -140,7 +140,7 @@ fn starts<F: Read + Seek>(elf: &Elf<'_, F>) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use ioplane_plain::Mapping;
+    use ioplane_plain::ProcMapping;
     use proptest::prelude::*;
 
     use super::*;
@@ -153,7 +153,7 @@ mod tests {
     /// The mapping that an address of this process is in: where in the file the address is, and which file.
     fn mapped(address: usize) -> (u64, String) {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let mut mappings = maps.lines().filter_map(Mapping::parse);
+        let mut mappings = maps.lines().filter_map(ProcMapping::parse);
         let mapping = mappings.find(|mapping| mapping.has(address as u64)).unwrap();
         (address as u64 - mapping.start + mapping.offset, mapping.path.to_owned())
     }
@@ -183,7 +183,7 @@ mod tests {
     fn a_library_names_what_it_exports() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let Some(libc) =
-            maps.lines().filter_map(Mapping::parse).find(|mapping| mapping.path.contains("libc.so"))
+            maps.lines().filter_map(ProcMapping::parse).find(|mapping| mapping.path.contains("libc.so"))
         else {
             println!("SKIPPED (cannot be had here): no libc.so is mapped");
             return;

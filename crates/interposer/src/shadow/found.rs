@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_pci::register_file::{BYTES, CONTROL_AT, GRANTED, MAGIC, MARKER_AT, NAME, REGISTERS_AT, WANTED};
-use ioplane_plain::Mapping;
+use ioplane_plain::ProcMapping;
 
 use super::follower::{PAGE, Registers};
 
@@ -110,7 +110,7 @@ pub(super) fn find(address: usize) -> Result<FoundRegisters, Refused> {
 
 /// The file of the mapping that has an address: device and inode.
 fn marker(maps: &str, address: u64) -> Result<(libc::dev_t, u64), Refused> {
-    let mapping = maps.lines().filter_map(Mapping::parse).find(|mapping| mapping.has(address));
+    let mapping = maps.lines().filter_map(ProcMapping::parse).find(|mapping| mapping.has(address));
     let mapping = mapping.filter(|mapping| mapping.path == format!("/memfd:{NAME} (deleted)"));
     let mapping = mapping.ok_or(Refused::OtherFile)?;
     if !mapping.shared {
