@@ -2,7 +2,7 @@
 //! by port, with and without them.
 
 use crate::assets::BATCH_MODULES;
-use crate::clustering::vcpus;
+use crate::clustering::{grown, vcpus};
 use crate::l1::L1;
 use crate::l2::L2;
 use crate::preload::PortExits;
@@ -40,12 +40,6 @@ pub fn batches(status: &Value) -> Result<BTreeMap<String, u64>> {
     let [vcpu] = vcpus(status) else { bail!("one vCPU: {status:#}") };
     let counts = vcpu["batches"].as_object().context("counts of batches")?;
     counts.iter().map(|(name, count)| Ok((name.clone(), count.as_u64().context("a count")?))).collect()
-}
-
-/// How each of these has grown.
-pub fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    let grown = |name: &str, count: u64| count.saturating_sub(before.get(name).copied().unwrap_or_default());
-    now.iter().map(|(name, count)| (name.clone(), grown(name, *count))).collect()
 }
 
 /// What some work of a guest took.

@@ -2,7 +2,6 @@
 //! L1's kernel, times by the guest's own clock.
 
 use crate::assets::{News, digest};
-use crate::batching::grown;
 use crate::daemon::binary;
 use crate::l1::L1;
 use crate::l2::{L2, Parts};
@@ -383,6 +382,12 @@ impl L2<'_> {
         ensure!(got == Pings { sent: count, received: count }, "{got:?}");
         ms_each.context("ping tells no times")
     }
+}
+
+/// How each of these has grown.
+pub fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let grown = |name: &str, count: u64| count.saturating_sub(before.get(name).copied().unwrap_or_default());
+    now.iter().map(|(name, count)| (name.clone(), grown(name, *count))).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //! counts the exits of each port, QEMU traces what its IDE controller gets.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::batching::{ACCESSES, COMMANDS, DEBUG, IdeWork, READ, SELECT, WRITES, batches, grown};
+use ioplane_e2e::batching::{ACCESSES, COMMANDS, DEBUG, IdeWork, READ, SELECT, WRITES, batches};
+use ioplane_e2e::clustering::grown;
 use ioplane_e2e::clustering::{ended_by, saved};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::preload::access_trace;
