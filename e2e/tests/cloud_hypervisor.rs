@@ -4,7 +4,9 @@
 //! Debian does not package it: `IOPLANE_CLOUD_HYPERVISOR` names the program, else `cloud-hypervisor` is looked for in `PATH`.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::assets::Guest;
+use ioplane_e2e::assets::{Guest, busybox_initrd};
+use ioplane_e2e::clustering::saved;
+use ioplane_e2e::preload::{UserExits, fewer};
 use ioplane_e2e::{L1, Status};
 use std::fs;
 use std::path::PathBuf;
@@ -137,4 +139,68 @@ fn a_guest_of_cloud_hypervisor_has_disks_and_a_nic() -> Result<()> {
         nic.received.frames
     );
     daemon.stop()
+}
+
+/// First program of a guest that looks at its functions and writes a lot to its serial port.
+const LOOKS: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+exec </dev/console >/dev/console 2>&1
+for round in 1 2 3 4 5; do
+    for function in /sys/bus/pci/devices/*; do
+        echo \"FOUND ${function##*/} $(od -An -v -tx1 $function/config | cksum)\"
+    done
+    seq -s ' ' 1 400 | sed 's/^/FOUND /'
+done
+echo LOOKED
+while :; do sleep 1000; done
+";
+
+/// What a guest has found, the exits until then, and the exits that clusters have saved.
+fn looked(l1: &L1, name: &str, before: &str, options: &str) -> Result<(String, UserExits, Option<u64>)> {
+    let exits = l1.count_user_exits()?;
+    let vmm = l1.start(&format!(
+        "exec env {before} /tmp/cloud-hypervisor {options} --cpus boot=1 --memory size=256M --kernel /tmp/vmlinux \\
+         --initramfs /tmp/looks --cmdline 'console=ttyS0 quiet mitigations=off audit=0 apparmor=0' \\
+         --console off --serial file=/tmp/{name}"
+    ))?;
+    let ended = l1.run(
+        &format!("until grep -q LOOKED /tmp/{name} 2>/dev/null; do sleep 0.2; done; grep FOUND /tmp/{name}"),
+        2 * MINUTE,
+    );
+    let found = ended.with_context(|| vmm.output())?;
+    let exits = exits.read()?;
+    let saved = l1.clustering("").ok().map(|status| saved(&status));
+    vmm.kill()?;
+    eprintln!("{name}: {exits:?}, saved: {saved:?}");
+    Ok((found, exits, saved))
+}
+
+/// Its filter ends a thread of a vCPU that makes a system call of a cluster's. So the library leaves it alone unless it is asked.
+#[test]
+fn clusters_only_when_they_are_asked_for() -> Result<()> {
+    let Some(program) = program() else {
+        eprintln!(
+            "SKIPPED (cannot be had here): Cloud Hypervisor was NOT tried with the interposer: Debian does not package it"
+        );
+        return Ok(());
+    };
+    let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
+    let folder = l1.folder();
+    fs::copy(&program, folder.join("cloud-hypervisor")).with_context(|| program.display().to_string())?;
+    fs::copy(&l1.host.kernel, folder.join("vmlinux"))?;
+    fs::write(folder.join("looks"), busybox_initrd(LOOKS)?)?;
+    let script = format!("cd {} && cp cloud-hypervisor vmlinux looks /tmp", folder.display());
+    l1.run(&script, MINUTE)?;
+    let command = l1.interposed()?;
+    let plain = looked(&l1, "plain", "", "")?;
+    let inert = looked(&l1, "inert", &command, "")?;
+    ensure!(inert.0 == plain.0 && inert.2.is_none_or(|saved| saved == 0), "{inert:?}, without: {plain:?}");
+    let asked = looked(&l1, "asked", &format!("IOPLANE_EXITS_CLUSTER=on {command}"), "--seccomp false")?;
+    ensure!(asked.0 == plain.0, "{asked:?}, without: {plain:?}");
+    ensure!(asked.2.is_some_and(|saved| saved > 2000), "{asked:?}");
+    fewer(&asked.1, &plain.1, 50)
 }

@@ -6,8 +6,8 @@
 //!        |--> batch: the modules of guest/batch for that kernel
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
-//!        linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
+//!   linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
 //! ```
 //!
 //! An asset is a folder `NAME-KEY`; the key is a digest of its recipe, so a changed recipe makes a new folder and drops the
