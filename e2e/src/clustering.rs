@@ -89,7 +89,7 @@ impl L1 {
     }
 
     fn run_words(&self, translated: &str, options: &str) -> Result<String> {
-        let limit = if self.patience() > 1 { translated } else { "" };
+        let limit = if self.is_translated() { translated } else { "" };
         Ok(format!("{} run --library {} {limit} {options} --", binary()?.display(), library()?.display()))
     }
 

@@ -73,6 +73,11 @@ impl L1 {
         Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
     }
 
+    /// The same in the newer QEMU, whose SVM translates guests of 32 bits.
+    pub fn boot_in_newer(memory_mib: u64, news: News<'_>) -> Result<L1> {
+        Self::boot_as(&Shape { memory_mib, newer: true, ..Shape::default() }, news)
+    }
+
     /// Boots one of that shape.
     pub(crate) fn boot_as(shape: &Shape<'_>, news: News<'_>) -> Result<L1> {
         let host = Host::prepare(news)?;
@@ -95,6 +100,11 @@ impl L1 {
     /// An error with what QEMU said, if it has ended.
     pub fn still_runs(&self) -> Result<()> {
         self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
+    }
+
+    /// Whether its processor, and so the virtualization of its guests, is QEMU's.
+    pub fn is_translated(&self) -> bool {
+        self.patience > 1
     }
 
     /// How much longer to wait than on real hardware.

@@ -166,6 +166,7 @@ impl L2<'_> {
             if let Ok(text) = fs::read_to_string(self.folder.join(name)) {
                 return Ok(text);
             }
+            self.l1.still_runs()?;
             if Instant::now() >= end || self.qemu.has_ended() {
                 let console = tail(&self.folder.with_extension("log"), 20);
                 bail!(

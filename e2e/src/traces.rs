@@ -63,14 +63,19 @@ pub fn device_trace(
     Ok(trace)
 }
 
-/// Traces with clustering on, and then off.
-pub fn on_and_off(l1: &L1, name: &str, trace: impl Fn() -> Result<Vec<String>>) -> Result<[Vec<String>; 2]> {
+/// Traces with clustering on, when more than `enough` exits are to be saved, and then off.
+pub fn on_and_off(
+    l1: &L1,
+    name: &str,
+    enough: u64,
+    trace: impl Fn() -> Result<Vec<String>>,
+) -> Result<[Vec<String>; 2]> {
     let begun = saved(&l1.clustering(&format!("on --vm {name}"))?);
     let with = trace()?;
     let on = saved(&l1.clustering(&format!("off --vm {name}"))?);
     let without = trace()?;
     let off = saved(&l1.clustering(&format!("--vm {name}"))?);
-    ensure!(on > begun + 500 && off <= on + 2, "exits saved: {begun}, with clusters {on}, without {off}");
+    ensure!(on > begun + enough && off <= on + 2, "exits saved: {begun}, with clusters {on}, without {off}");
     Ok([with, without])
 }
 

@@ -251,12 +251,13 @@ fn newer(l1: &L1, command: &str, disk: &Path) -> Result<()> {
     let (guest, _) = boot(l1, &newer, disk)?;
     read(l1, &guest, disk)?;
     // The driver of the NE2000 changes the configuration space, so each work is done with both before the next.
-    let [with, without] = on_and_off(l1, "newer", || access_trace(l1, &guest, "newer", &REGIONS, TRACED))?;
+    let [with, without] =
+        on_and_off(l1, "newer", 500, || access_trace(l1, &guest, "newer", &REGIONS, TRACED))?;
     same_trace(&with, &without)?;
     // It leaves the port's speed, so the first time is another.
     guest.run(DEVICES)?;
     let [with, without] =
-        on_and_off(l1, "newer", || device_trace(l1, &guest, "newer", &DEVICE_REGIONS, DEVICES))?;
+        on_and_off(l1, "newer", 500, || device_trace(l1, &guest, "newer", &DEVICE_REGIONS, DEVICES))?;
     same_devices(&with, &without, &DEVICE_REGIONS)?;
     guest.kill()
 }
