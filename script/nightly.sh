@@ -5,14 +5,14 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits demo-remote passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits demo-remote passthrough clusters soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
     case $1 in
     fresh) echo 5400 ;;
     fresh-reverse) echo 2400 ;;
-    fuzz) echo 2400 ;;
+    fuzz | clusters) echo 2400 ;;
     *) echo 1800 ;;
     esac
 }
@@ -63,6 +63,12 @@ nightly_invariants() {
 nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }
 # For each of two kernels.
 nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e roam; }
+
+# Clusters under OVMF, in a newer QEMU's snapshots, with ticks by a PIC in the VMM, and beside guests without the library; more replayed instructions.
+nightly_clusters() {
+    export IOPLANE_CLUSTERS=long
+    stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay
+}
 
 # Guests that race, ten minutes in all.
 nightly_race() {
