@@ -27,9 +27,9 @@ fn counts(said: &str) -> Result<[u64; 2]> {
 
 #[test]
 fn the_processor_does_what_the_interpreter_does_with_code_of_a_real_guest() -> Result<()> {
-    let (stops, steps) = match std::env::var_os("IOPLANE_CLUSTERS") {
-        Some(which) if which == "long" => (40, 6000),
-        _ => (6, 2500),
+    let (stops, steps, enough) = match std::env::var_os("IOPLANE_CLUSTERS") {
+        Some(which) if which == "long" => (40, 6000, 200),
+        _ => (6, 800, 20),
     };
     let begun = Instant::now();
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
@@ -52,7 +52,8 @@ fn the_processor_does_what_the_interpreter_does_with_code_of_a_real_guest() -> R
     let nothing = json!({});
     let look = json!({"command-line": "info registers"});
     let mut all = [0, 0];
-    for stop in 1..=stops {
+    // Where it is stopped is chance, and so is how much of what follows is accesses.
+    for stop in 1..=stops * 5 {
         let said = guest.qmp_each(&[("stop", &nothing), ("human-monitor-command", &look)])?;
         fs::write(&registers, said.get(1).and_then(|said| said.as_str()).context("registers")?)?;
         let script = format!("{} /tmp/recorded.ram {} {steps} 2>&1", replay.display(), registers.display());
@@ -60,12 +61,15 @@ fn the_processor_does_what_the_interpreter_does_with_code_of_a_real_guest() -> R
         let counted = counts(&said)?;
         (0..2).for_each(|which| all[which] += counted[which]);
         eprintln!("[{:5.1} s] {stop}: {}", begun.elapsed().as_secs_f64(), said.trim());
+        if stop >= stops && all[1] >= enough {
+            break;
+        }
         guest.qmp("cont", &nothing)?;
         // Elsewhere in its work by the next time.
         std::thread::sleep(Duration::from_millis(300 + 70 * stop));
     }
     let [compared, accesses] = all;
     eprintln!("{compared} instructions are the same, {accesses} accesses among them");
-    ensure!(compared > stops * steps / 10 && accesses > stops, "{all:?} prove nothing");
+    ensure!(compared > stops * steps / 10 && accesses >= enough, "{all:?} prove nothing");
     guest.kill()
 }
