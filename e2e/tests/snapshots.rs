@@ -10,7 +10,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Loads, until one of them has met a guest in a cluster.
+/// Loads, until the VMM has stopped a guest in a cluster. The short form is content with two.
 const LOADS: usize = 12;
 /// Writes its turn's number to the disk, reads it and the rest of the disk back, and looks at configuration spaces; tells of it by the serial
 /// port, since no guest that uses a shared folder can be saved.
@@ -33,6 +33,10 @@ done
 END
     printf '%-4096s' 0 | dd of=/dev/sda bs=4k iflag=fullblock oflag=direct conv=notrunc
     setsid sh /tmp/work </dev/null >/dev/ttyS0 2>&1 &";
+
+fn long() -> bool {
+    std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long")
+}
 
 /// A guest, and what it has told.
 struct Teller<'a> {
@@ -141,7 +145,7 @@ fn saved_and_loaded(l1: &L1, version: Version, name: &str) -> Result<()> {
         step(&format!("load {load}: turn {next} after turn {ahead}"));
         ensure!((last.saturating_sub(1)..=last + 2).contains(&next) && next <= ahead, "saved after {last}");
         let count = interrupted(&status()?) - interrupted(&first);
-        if count > 0 && load >= 2 {
+        if load >= 2 && (count > 0 || !long()) {
             step(&format!("{count} clusters were interrupted"));
             break;
         }
@@ -160,7 +164,7 @@ fn saved_and_loaded(l1: &L1, version: Version, name: &str) -> Result<()> {
 fn a_guest_goes_on_from_a_snapshot_and_so_does_clustering() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     saved_and_loaded(&l1, Version::Host, "snapshot")?;
-    if std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long") {
+    if long() {
         saved_and_loaded(&l1, Version::Newer, "newer")?;
     }
     Ok(())
