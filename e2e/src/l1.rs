@@ -67,15 +67,15 @@ impl L1 {
         Self::boot_as(&Shape { memory_mib, args, ..Shape::default() }, news)
     }
 
+    /// The same in the newer QEMU, whose SVM translates guests of 32 bits.
+    pub fn boot_in_newer(memory_mib: u64, news: News<'_>) -> Result<L1> {
+        Self::boot_as(&Shape { memory_mib, newer: true, ..Shape::default() }, news)
+    }
+
     /// Boots one whose clock goes on by two nanoseconds with each instruction where it is translated, so that times in it are numbers of instructions, whatever
     /// else this machine does. When it has nothing to do its clock goes on to the next timer at once.
     pub fn boot_by_instructions(memory_mib: u64, news: News<'_>) -> Result<L1> {
         Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
-    }
-
-    /// The same in the newer QEMU, whose SVM translates guests of 32 bits.
-    pub fn boot_in_newer(memory_mib: u64, news: News<'_>) -> Result<L1> {
-        Self::boot_as(&Shape { memory_mib, newer: true, ..Shape::default() }, news)
     }
 
     /// Boots one of that shape.
