@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ioplane_exits::{Names, Report, Subject, Vm, Watch, WatchOptions};
+use ioplane_exits::{Names, Report, Subject, Watch, WatchOptions};
+use ioplane_kvmstat::Vm;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -54,7 +54,7 @@ impl Claim {
             }
         }
         let what = format!("has {TRIES} instances called {NAME}{} already", std::process::id());
-        Err(ExitsError::Malformed { path: instances, what })
+        Err(ExitsError::malformed(instances, what))
     }
 
     /// Where it is.

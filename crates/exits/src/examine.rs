@@ -3,7 +3,7 @@
 use crate::advice::advise;
 use crate::profile::Profile;
 use crate::report::{Names, Report, SITES, Subject};
-use crate::totals::Totals;
+use ioplane_kvmstat::Totals;
 
 impl Report {
     /// Puts a profile into words, with findings. `kernel` is KVM's own count over the same time.

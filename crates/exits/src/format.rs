@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use crate::bounded;
+use ioplane_plain::file_text;
+
 use crate::error::{ExitsError, Result};
 
 /// A `format` file is some kilobytes long.
@@ -41,11 +42,8 @@ pub struct Format {
 impl Format {
     /// Reads a `format` file.
     pub fn read(path: &Path) -> Result<Format> {
-        let text = bounded::text(path, LIMIT)?;
-        Format::parse(&text).ok_or_else(|| ExitsError::Malformed {
-            path: path.into(),
-            what: "is not a tracepoint's format".into(),
-        })
+        let text = file_text(path, LIMIT)?;
+        Format::parse(&text).ok_or_else(|| ExitsError::malformed(path, "is not a tracepoint's format"))
     }
 
     /// Parses one; nothing if it has no number or no fields.

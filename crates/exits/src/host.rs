@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
+use ioplane_plain::file_text;
 
 /// A parameter is a word or a number.
 const LIMIT: u64 = 256;
@@ -32,14 +32,14 @@ pub struct HostFacts {
 impl HostFacts {
     /// Of the running kernel.
     pub fn read() -> HostFacts {
-        let cpuinfo = bounded::text(Path::new("/proc/cpuinfo"), CPUINFO).unwrap_or_default();
+        let cpuinfo = file_text(Path::new("/proc/cpuinfo"), CPUINFO).unwrap_or_default();
         HostFacts { apic_capable: apic_capable(&cpuinfo), ..HostFacts::of(Path::new("/sys/module")) }
     }
 
     fn of(modules: &Path) -> HostFacts {
         let word = |module: &str, name: &str| {
             let path = modules.join(module).join("parameters").join(name);
-            bounded::text(&path, LIMIT).ok().map(|text| text.trim().to_owned())
+            file_text(&path, LIMIT).ok().map(|text| text.trim().to_owned())
         };
         let switch = |module: &str, name: &str| match word(module, name)?.as_str() {
             "Y" | "y" | "1" => Some(true),

@@ -3,7 +3,7 @@
 //! ```text
 //!   /proc --> Vm --Watch--> perf rings of its vCPU threads --Decoder--> Event --> Profile --+--> Report --> text, JSON, HTML, SVG
 //!              |                (formats from tracefs)                                      |     |  ^
-//!              |--> Totals (debugfs, statistics descriptors): the kernel's own count -------|     v  | findings
+//!              |--> Totals (kvmstat): the kernel's own count -------------------------------|     v  | findings
 //!              `--> Qmp (the VM's PCI layout) --> Devices: typed places --------------------'    advise
 //! ```
 //!
@@ -13,7 +13,6 @@
 //! Must not know: I/O cores, devices of ours, the daemon.
 
 mod advice;
-mod bounded;
 mod claim;
 mod count;
 mod devices;
@@ -22,7 +21,6 @@ mod event;
 mod examine;
 mod format;
 mod host;
-mod hostwide;
 mod perf;
 mod profile;
 mod queues;
@@ -33,10 +31,8 @@ mod runs;
 mod seen;
 mod slices;
 mod times;
-mod totals;
 mod trace;
 mod tracefs;
-mod vm;
 mod vmm;
 mod watch;
 
@@ -47,7 +43,6 @@ pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event, FaultCause};
 pub use format::{Field, Format};
 pub use host::HostFacts;
-pub use hostwide::{HostLook, HostRates, KvmCounters, VmRates};
 pub use profile::{Profile, SITES, Site, SiteCounts, Thread};
 pub use queues::QueuePorts;
 pub use reason::{Isa, Kind, Reason};
@@ -58,9 +53,7 @@ pub use report::{
 pub use runs::{LONGEST, Run, RunCounts, Runs};
 pub use seen::WatchCounts;
 pub use times::SiteTimes;
-pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};
 pub use tracefs::Tracefs;
-pub use vm::Vm;
 pub use vmm::{VmmRow, VmmTime};
 pub use watch::{Source, Watch, WatchOptions};

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_plain::plain;
+use ioplane_plain::{file_bytes, file_text, plain};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
 use crate::error::{ExitsError, Result};
 use crate::report::{ExitRow, Report};
 
@@ -57,10 +56,10 @@ impl RecordedMachine {
 
     fn of(proc: &Path) -> RecordedMachine {
         let word = |path: &str| {
-            let text = bounded::text(&proc.join("sys/kernel").join(path), 4096).unwrap_or_default();
+            let text = file_text(&proc.join("sys/kernel").join(path), 4096).unwrap_or_default();
             plain(text.trim())
         };
-        let cpuinfo = bounded::text(&proc.join("cpuinfo"), CPUINFO).unwrap_or_default();
+        let cpuinfo = file_text(&proc.join("cpuinfo"), CPUINFO).unwrap_or_default();
         let value = |line: &str| line.split_once(':').map(|(_, value)| plain(value.trim()));
         RecordedMachine {
             name: word("hostname"),
@@ -103,8 +102,8 @@ impl ExitRecording {
 
     /// Reads a file. One that is not a recording, is too new, or has numbers that cannot be is refused.
     pub fn read(path: &Path) -> Result<ExitRecording> {
-        let bytes = bounded::bytes(path, LIMIT)?;
-        let wrong = |what: String| ExitsError::Malformed { path: path.into(), what };
+        let bytes = file_bytes(path, LIMIT)?;
+        let wrong = |what: String| ExitsError::malformed(path, what);
         let head: Head = serde_json::from_slice(&bytes)
             .map_err(|error| wrong(format!("is not a recording of `ioplane exits record`: {error}")))?;
         match (head.format.as_deref(), head.version) {

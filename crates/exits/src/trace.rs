@@ -16,7 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::bounded;
+use ioplane_plain::file_text;
+
 use crate::claim::Claim;
 use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
@@ -104,10 +105,7 @@ impl TraceInstance {
     /// Makes one below the root of tracefs for tracepoints of KVM. Nothing is recorded before [`TraceInstance::enable`].
     pub fn new(root: &Path, events: Vec<&'static str>) -> Result<TraceInstance> {
         let page = Page::parse(&at_once(&root.join("events/header_page"))?).ok_or_else(|| {
-            ExitsError::Malformed {
-                path: root.join("events/header_page"),
-                what: "does not say how a page begins".into(),
-            }
+            ExitsError::malformed(root.join("events/header_page"), "does not say how a page begins")
         })?;
         let claim = Claim::new(root)?;
         let folder = claim.folder().to_owned();
@@ -222,11 +220,9 @@ impl TraceInstance {
         let rings = self.folder.join("per_cpu");
         for entry in fs::read_dir(&rings).map_err(ExitsError::file(&rings))? {
             let path = entry.map_err(ExitsError::file(&rings))?.path().join("stats");
-            let ring = dropped(&bounded::text(&path, 4096)?);
-            let ring = ring.ok_or_else(|| ExitsError::Malformed {
-                path,
-                what: "does not say how many events were lost".into(),
-            })?;
+            let ring = dropped(&file_text(&path, 4096)?);
+            let ring =
+                ring.ok_or_else(|| ExitsError::malformed(path, "does not say how many events were lost"))?;
             losses.dropped += ring.dropped;
             losses.overrun += ring.overrun;
             losses.commit_overrun += ring.commit_overrun;

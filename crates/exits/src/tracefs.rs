@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ioplane_plain::FileError;
+
 use crate::error::{ExitsError, Result};
 use crate::format::Format;
 
@@ -36,7 +38,7 @@ impl Tracefs {
             }
         }
         Err(match forbidden {
-            Some(root) => ExitsError::Forbidden { what: format!("reading {}", root.display()) },
+            Some(root) => FileError::Forbidden(root).into(),
             None => ExitsError::NoTracefs,
         })
     }
@@ -59,7 +61,9 @@ impl Tracefs {
     fn format(&self, system: &str, event: &str) -> Result<Format> {
         let path = self.root.join("events").join(system).join(event).join("format");
         Format::read(&path).map_err(|error| match error {
-            ExitsError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            ExitsError::File(FileError::Unreadable { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
                 ExitsError::NoTracepoint(event.into())
             }
             other => other,

@@ -7,11 +7,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use foldhash::{HashMap, HashMapExt};
-use ioplane_plain::{ProcMapping, excerpt, plain};
+use ioplane_plain::{ProcMapping, excerpt, file_text, plain};
 use ioplane_symbols::{ProgramFunction, ProgramSymbols};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
 use crate::perf::ThreadSamples;
 
 /// 199 a second: no period of a guest or of a VMM has a factor in common with that.
@@ -178,7 +177,7 @@ impl VmmSamples {
     /// Reads what the process has mapped, unless that was just done.
     fn map(&mut self) -> Option<()> {
         (!self.fresh).then(|| self.fresh = true)?;
-        let maps = bounded::text(Path::new(&format!("/proc/{}/maps", self.pid)), MAPS).ok()?;
+        let maps = file_text(Path::new(&format!("/proc/{}/maps", self.pid)), MAPS).ok()?;
         self.code = maps.lines().filter_map(ProcMapping::parse).filter_map(Code::of).collect();
         Some(())
     }

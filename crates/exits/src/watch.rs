@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use ioplane_plain::{FileError, file_text};
+
 use crate::count::KernelCounts;
 use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
@@ -16,11 +18,11 @@ use crate::profile::{Profile, Thread};
 use crate::queues::QueuePorts;
 use crate::seen::WatchCounts;
 use crate::slices::Slices;
-use crate::totals::Totals;
 use crate::trace::{TraceInstance, Traced};
 use crate::tracefs::Tracefs;
-use crate::vm::Vm;
 use crate::vmm::{INTERVAL_NS, VmmSamples, VmmTime};
+use ioplane_kvmstat::Totals;
+use ioplane_kvmstat::Vm;
 
 /// A ring of two megabytes for each thread, down to 32 KiB where memory may not be locked.
 const LARGEST: u32 = 9;
@@ -192,7 +194,12 @@ impl Watch {
                 self.slices = Some(Slices::new(self.options.sample, Instant::now()));
             }
             let Err(error) = recording else { return Ok(()) };
-            let refused = matches!(&error, ExitsError::Forbidden { .. } | ExitsError::Os { .. });
+            let refused = matches!(
+                &error,
+                ExitsError::Forbidden { .. }
+                    | ExitsError::Os { .. }
+                    | ExitsError::File(FileError::Forbidden(_))
+            );
             if source == Source::Perf || !refused {
                 return Err(error);
             }
@@ -421,7 +428,7 @@ impl Watch {
     /// Ends the watch and reads what is left. The time ends here.
     pub fn stop(&mut self) -> Result<Duration> {
         let elapsed = self.begun.elapsed();
-        let before = crate::totals::exits(&self.vm);
+        let before = ioplane_kvmstat::exits_of(&self.vm);
         if let Some(slices) = &mut self.slices {
             slices.end(Instant::now());
         }
@@ -450,7 +457,7 @@ impl Watch {
 
     /// Exits that KVM has counted since then.
     fn since(&self, before: Option<&Totals>) -> u64 {
-        let now = crate::totals::exits(&self.vm);
+        let now = ioplane_kvmstat::exits_of(&self.vm);
         now.zip(before.and_then(Totals::exits)).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 
@@ -683,7 +690,7 @@ fn open(tracepoints: &[u64], thread: u32) -> Result<Option<ThreadEvents>> {
 
 fn forbidden() -> String {
     let path = Path::new("/proc/sys/kernel/perf_event_paranoid");
-    let paranoid = crate::bounded::text(path, 64).unwrap_or_else(|_| "unknown".into());
+    let paranoid = file_text(path, 64).unwrap_or_else(|_| "unknown".into());
     format!("perf_event_open on the VM's threads (perf_event_paranoid is {})", paranoid.trim())
 }
 

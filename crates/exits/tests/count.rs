@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ioplane_exits::{Detail, QueuePorts, Source, Tracefs, Vm, Watch, WatchOptions};
+use ioplane_exits::{Detail, QueuePorts, Source, Tracefs, Watch, WatchOptions};
+use ioplane_kvmstat::Vm;
 
 /// Set where tracefs was mounted for the test alone.
 const INSIDE: &str = "IOPLANE_TEST_TRACEFS";

@@ -1,12 +1,15 @@
-//! What others wrote, as it may be shown: of a bounded length, and nothing in it that a terminal obeys. And lines of `/proc/PID/maps`.
+//! What others wrote, as it may be shown: of a bounded length, and nothing in it that a terminal obeys. Files that others wrote, of a bounded size. And lines of
+//! `/proc/PID/maps`.
 //!
 //! Must not know: who wrote it, and where it is shown.
 #![forbid(unsafe_code)]
 
+mod file;
 mod mapping;
 
 use std::path::Path;
 
+pub use file::{FileError, file_bytes, file_text};
 pub use mapping::ProcMapping;
 
 /// Of an answer that is not understood so many characters are shown.

@@ -10,9 +10,8 @@ use std::path::Path;
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 
-use crate::error::{self, SymbolsError};
 use crate::{Origin, Symbols};
-use ioplane_plain::shown;
+use ioplane_plain::{FileError, shown};
 
 /// So many bytes of text are kept.
 const TEXT: u64 = 1 << 28;
@@ -93,8 +92,8 @@ impl<'a, T: ReadRef<'a>> ReadRef<'a> for Frugal<'a, T> {
     }
 }
 
-pub(crate) fn read(path: &Path) -> error::Result<Symbols> {
-    parse(File::open(path).map_err(SymbolsError::file(path))?, path)
+pub(crate) fn read(path: &Path) -> crate::Result<Symbols> {
+    parse(File::open(path).map_err(FileError::of(path))?, path)
 }
 
 /// What is read of an ELF file.
@@ -105,8 +104,8 @@ pub(crate) fn open<F: Read + Seek, T>(
     file: F,
     path: &Path,
     take: impl FnOnce(&Elf<'_, F>, &dyn Fn() -> bool) -> T,
-) -> error::Result<T> {
-    let malformed = |what: String| SymbolsError::Malformed { path: path.into(), what };
+) -> crate::Result<T> {
+    let malformed = |what: String| FileError::malformed(path, what);
     let cache = ReadCache::new(file);
     let (left, refused) = (Cell::new(ALL), Cell::new(0));
     let frugal = Frugal { file: &cache, left: &left, refused: &refused };
@@ -117,7 +116,7 @@ pub(crate) fn open<F: Read + Seek, T>(
     Ok(take(&elf, &|| refused.get() > 0))
 }
 
-pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
+pub(crate) fn parse(file: impl Read + Seek, path: &Path) -> crate::Result<Symbols> {
     open(file, path, |elf, refused| kernel(elf, refused, path))
 }
 

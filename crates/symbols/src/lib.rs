@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod elf;
-mod error;
 mod fit;
 mod function;
 mod map;
@@ -18,13 +17,16 @@ mod program;
 
 use std::path::Path;
 
-pub use error::SymbolsError;
+use ioplane_plain::FileError;
+
 pub use fit::{Confidence, Fit, Instruction};
 pub use function::GuestFunction;
 pub use program::{ProgramFunction, ProgramSymbols};
 
 use elf::Text;
-use error::Result;
+
+/// Short for results of this crate.
+pub(crate) type Result<T> = std::result::Result<T, FileError>;
 
 /// So many symbols are read: ten times what Linux with all modules has.
 const SYMBOLS: usize = 4_000_000;
@@ -74,8 +76,8 @@ impl Symbols {
     pub fn read(path: &Path) -> Result<Symbols> {
         use std::io::Read;
         let mut head = Vec::new();
-        let file = std::fs::File::open(path).map_err(SymbolsError::file(path))?;
-        file.take(4).read_to_end(&mut head).map_err(SymbolsError::file(path))?;
+        let file = std::fs::File::open(path).map_err(FileError::of(path))?;
+        file.take(4).read_to_end(&mut head).map_err(FileError::of(path))?;
         (if head == *b"\x7fELF" { elf::read(path)? } else { map::read(path)? }).sorted(path)
     }
 
@@ -93,7 +95,7 @@ impl Symbols {
         if symbols.symbols.is_empty() {
             let what =
                 "names no function; give the guest's /proc/kallsyms, read as root, or an unstripped vmlinux";
-            return Err(SymbolsError::Malformed { path: path.into(), what: what.into() });
+            return Err(FileError::malformed(path, what));
         }
         // Aliases: the first name of an address stays.
         symbols.symbols.sort_by_key(|symbol| symbol.address);

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use crate::error::{Result, SymbolsError};
+use crate::Result;
 use crate::{Origin, Symbols};
-use ioplane_plain::shown;
+use ioplane_plain::{FileError, shown};
 
 /// Ten times what Linux has.
 const BYTES: u64 = 1 << 28;
@@ -16,12 +16,12 @@ const LINKED: u64 = 0xffff_ffff_8100_0000;
 const LINE: u64 = 4096;
 
 pub(crate) fn read(path: &Path) -> Result<Symbols> {
-    let file = File::open(path).map_err(SymbolsError::file(path))?;
+    let file = File::open(path).map_err(FileError::of(path))?;
     parse(&mut BufReader::new(file.take(BYTES)), path)
 }
 
-fn malformed(path: &Path, what: &str) -> SymbolsError {
-    SymbolsError::Malformed { path: path.into(), what: what.into() }
+fn malformed(path: &Path, what: &str) -> FileError {
+    FileError::malformed(path, what)
 }
 
 pub(crate) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
@@ -30,7 +30,7 @@ pub(crate) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        let length = input.take(LINE).read_until(b'\n', &mut line).map_err(SymbolsError::file(path))?;
+        let length = input.take(LINE).read_until(b'\n', &mut line).map_err(FileError::of(path))?;
         if length == 0 {
             break;
         }

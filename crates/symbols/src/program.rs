@@ -8,8 +8,8 @@ use std::path::Path;
 
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 
+use crate::Result;
 use crate::elf::{self, Elf};
-use crate::error::Result;
 use crate::{Origin, SYMBOLS, Symbols};
 
 /// So many segments are looked at. A program has two with code at most.

@@ -14,7 +14,7 @@ use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
 use crate::report::{Names, RunStart, Subject};
 use crate::seen::WatchCounts;
-use crate::vm::Vm;
+use ioplane_kvmstat::Vm;
 
 /// The maker's code, the address, about what, how many.
 type Exits<'a> = &'a [(u64, u64, Detail, u64)];

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use ioplane_plain::excerpt;
+use ioplane_plain::{excerpt, file_bytes};
 use ioplane_qemu::{Chardev, Endpoint, Qmp};
 use serde_json::{Value, json};
 
 use super::Layout;
 use crate::error::{ExitsError, Result};
-use crate::vm::Vm;
+use ioplane_kvmstat::Vm;
 
 /// So long whoever has the monitor is waited for, and so long each of its answers.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -25,9 +25,11 @@ impl Layout {
     /// Asks the monitor at `socket`.
     pub fn from_qmp(socket: &Endpoint) -> Result<Layout> {
         let answer = ask(socket, "query-pci", "its devices")?;
-        Layout::from_query_pci(&answer).ok_or_else(|| ExitsError::Malformed {
-            path: socket.path().into(),
-            what: format!("does not answer query-pci with a list: {}", excerpt(&answer)),
+        Layout::from_query_pci(&answer).ok_or_else(|| {
+            ExitsError::malformed(
+                socket.path(),
+                format!("does not answer query-pci with a list: {}", excerpt(&answer)),
+            )
         })
     }
 
@@ -44,14 +46,14 @@ impl Layout {
 
     /// Reads a file with what `query-pci` has answered.
     pub fn from_file(path: &Path) -> Result<Layout> {
-        Layout::parse(&crate::bounded::bytes(path, ANSWER)?, path)
+        Layout::parse(&file_bytes(path, ANSWER)?, path)
     }
 
     /// The same of bytes; `path` is for messages.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Layout> {
         let answer = serde_json::from_slice(bytes).ok().and_then(|answer| Layout::from_query_pci(&answer));
         let what = "is not what QMP's query-pci answers";
-        answer.ok_or_else(|| ExitsError::Malformed { path: path.into(), what: what.into() })
+        answer.ok_or_else(|| ExitsError::malformed(path, what))
     }
 }
 

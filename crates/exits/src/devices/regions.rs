@@ -6,7 +6,8 @@ use std::path::Path;
 use super::place::DeviceModel::AcpiPowerManagement;
 use super::place::DevicePlace;
 use super::place::RegisterRole::Counter;
-use crate::bounded;
+use ioplane_plain::file_text;
+
 use crate::error::{ExitsError, Result};
 
 /// Either file has a few hundred lines.
@@ -41,7 +42,7 @@ impl GuestRegions {
     pub fn read(directory: &Path) -> Result<GuestRegions> {
         let text = |name: &str| {
             let path = directory.join(name);
-            if path.exists() { bounded::text(&path, BYTES) } else { Ok(String::new()) }
+            if path.exists() { file_text(&path, BYTES) } else { Ok(String::new()) }
         };
         GuestRegions::parse(&text("ioports")?, &text("iomem")?, directory)
     }
@@ -50,7 +51,7 @@ impl GuestRegions {
     pub fn parse(ports: &str, memory: &str, directory: &Path) -> Result<GuestRegions> {
         let of = |text: &str, name: &str| {
             let what = "is not what /proc/ioports or /proc/iomem of a Linux has";
-            let malformed = || ExitsError::Malformed { path: directory.join(name), what: what.into() };
+            let malformed = || ExitsError::malformed(directory.join(name), what);
             regions(text).ok_or_else(malformed)
         };
         Ok(GuestRegions { ports: of(ports, "ioports")?, memory: of(memory, "iomem")? })

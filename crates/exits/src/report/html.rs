@@ -32,7 +32,7 @@ impl Report {
         fact("exits", grouped(self.exits));
         fact("a second", grouped((self.exits as f64 / self.seconds.max(1e-9)).round() as u64));
         fact("lost", grouped(self.lost));
-        if let Some(count) = self.kernel.as_ref().and_then(crate::totals::Totals::exits) {
+        if let Some(count) = self.kernel.as_ref().and_then(ioplane_kvmstat::Totals::exits) {
             fact("KVM's own count", grouped(count));
         }
         if !self.functions.is_empty() {

@@ -23,10 +23,10 @@ use crate::reason::{Kind, Reason};
 use crate::runs::{LONGEST, RunCounts};
 use crate::seen::WatchCounts;
 use crate::times::SiteTimes;
-use crate::totals::Totals;
-use crate::vm::Vm;
 use crate::vmm::VmmTime;
 pub use finding::{Action, Certainty, Finding};
+use ioplane_kvmstat::Totals;
+use ioplane_kvmstat::Vm;
 use named::{Named, at_instruction};
 
 /// So many sites are listed.

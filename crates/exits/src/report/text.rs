@@ -4,7 +4,6 @@ use std::fmt;
 
 use super::{ExitRow, Report, SiteRow, access, address};
 use crate::times::SiteTimes;
-use crate::totals::Totals;
 use crate::vmm::VmmTime;
 
 /// So many lines a table has.
@@ -142,13 +141,4 @@ fn vmm(f: &mut fmt::Formatter<'_>, time: &VmmTime) -> fmt::Result {
 
 fn rest(f: &mut fmt::Formatter<'_>, rows: usize) -> fmt::Result {
     if rows > LINES { writeln!(f, "{:>10} {} more", "...", rows - LINES) } else { Ok(()) }
-}
-
-impl fmt::Display for Totals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, value) in self.counters.iter().filter(|(_, value)| **value > 0) {
-            writeln!(f, "{value:>12} {name}")?;
-        }
-        Ok(())
-    }
 }

@@ -212,7 +212,8 @@ mod tests {
     use std::time::Duration;
 
     use clap::Parser;
-    use ioplane_exits::{Names, Profile, Subject, Vm, WatchCounts};
+    use ioplane_exits::{Names, Profile, Subject, WatchCounts};
+    use ioplane_kvmstat::Vm;
     use serde_json::{Value, json};
 
     use super::*;

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClampAction, ClampArgs};
 use ioplane_cli::output::{CommandError, print, print_done};
-use ioplane_exits::Vm;
+use ioplane_kvmstat::Vm;
 use ioplane_vcpu::kvm::{ClampReport, ClampState, ClusterPage, PIT_HZ, SETTLED};
 use serde::Serialize;
 

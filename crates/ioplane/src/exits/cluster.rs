@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
-use ioplane_exits::Vm;
+use ioplane_kvmstat::Vm;
 use ioplane_vcpu::kvm::{
     BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport,
 };

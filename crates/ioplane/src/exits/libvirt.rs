@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_exits::{Layout, Vm};
+use ioplane_exits::Layout;
+use ioplane_kvmstat::Vm;
 use ioplane_plain::{excerpt, plain};
 use serde_json::Value;
 

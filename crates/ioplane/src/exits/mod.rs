@@ -26,9 +26,9 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, VmArgs, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Devices, ExitsError, GuestRegions, HostFacts, Layout, Names, Report, Source, Subject, Vm, Watch,
-    WatchOptions,
+    Devices, GuestRegions, HostFacts, Layout, Names, Report, Source, Subject, Watch, WatchOptions,
 };
+use ioplane_kvmstat::{KvmStatError, Vm};
 use ioplane_qemu::{Chardev, Endpoint};
 use ioplane_symbols::{Confidence, GuestFunction, Symbols};
 
@@ -50,13 +50,13 @@ fn usage(error: impl Into<String>) -> CommandError {
     CommandError::new(Code::Usage, error, "")
 }
 
-/// An error of the crate `exits` with a code, where that says more than that the command failed.
+/// An error of the crate `kvmstat` with a code, where that says more than that the command failed.
 fn coded(error: anyhow::Error) -> anyhow::Error {
     let code = match error.downcast_ref() {
-        Some(ExitsError::NoVm | ExitsError::UnknownVm { .. } | ExitsError::NumberIsName { .. }) => {
+        Some(KvmStatError::NoVm | KvmStatError::UnknownVm { .. } | KvmStatError::NumberIsName { .. }) => {
             Code::NotFound
         }
-        Some(ExitsError::SeveralVms(_)) => Code::Usage,
+        Some(KvmStatError::SeveralVms(_)) => Code::Usage,
         _ => return error,
     };
     CommandError::new(code, format!("{error:#}"), "").into()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ioplane_cli::args::ExitsTopArgs;
 use ioplane_cli::output::{CommandError, out, print, print_next};
-use ioplane_exits::{HostRates, KvmCounters};
+use ioplane_kvmstat::{HostRates, KvmCounters};
 
 use super::{Code, screen, size, usage};
 

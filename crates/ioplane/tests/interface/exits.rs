@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use ioplane_exits::KvmCounters;
+use ioplane_kvmstat::KvmCounters;
 use ioplane_testkit::golden;
 
 /// A process with a VM, as `/proc` and debugfs show it.

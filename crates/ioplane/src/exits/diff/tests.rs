@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ioplane_exits::{Detail, Event, Names, Profile, Reason, Subject, Thread, Vm, WatchCounts};
+use ioplane_exits::{Detail, Event, Names, Profile, Reason, Subject, Thread, WatchCounts};
+use ioplane_kvmstat::Vm;
 use ioplane_symbols::GuestFunction;
 
 use super::*;

@@ -1,14 +1,15 @@
 //! KVM's own counters of a VM, to check a profile against: debugfs, or a statistics descriptor that the VMM has open.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use ioplane_plain::file_text;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
 use crate::vm::Vm;
 
 /// So many counters, and so many bytes a name; Linux 6.12 has 60 of 48.
@@ -35,7 +36,7 @@ impl Totals {
 
     /// The same, with `exits` as it was when this was called.
     pub fn read_at_once(vm: &Vm) -> Option<Totals> {
-        let exits = exits(vm);
+        let exits = exits_of(vm);
         let mut totals = Totals::read(vm)?;
         if let (Some(exits), Some(counter)) = (exits, totals.counters.get_mut("exits")) {
             *counter = exits;
@@ -44,7 +45,7 @@ impl Totals {
     }
 
     fn refresh(&mut self, vm: &Vm) {
-        if let (Some(exits), Some(counter)) = (exits(vm), self.counters.get_mut("exits")) {
+        if let (Some(exits), Some(counter)) = (exits_of(vm), self.counters.get_mut("exits")) {
             *counter = exits;
         }
     }
@@ -70,10 +71,19 @@ impl Totals {
     }
 }
 
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in self.counters.iter().filter(|(_, value)| **value > 0) {
+            writeln!(f, "{value:>12} {name}")?;
+        }
+        Ok(())
+    }
+}
+
 /// That one counter from debugfs.
-pub(crate) fn exits(vm: &Vm) -> Option<u64> {
+pub fn exits_of(vm: &Vm) -> Option<u64> {
     let folders = vm.vm_fds.iter().map(|fd| format!("/sys/kernel/debug/kvm/{}-{fd}/exits", vm.pid));
-    let texts = folders.filter_map(|path| bounded::text(Path::new(&path), 4096).ok());
+    let texts = folders.filter_map(|path| file_text(Path::new(&path), 4096).ok());
     texts.filter_map(|text| text.trim().parse::<u64>().ok()).reduce(|a, b| a + b)
 }
 
@@ -84,7 +94,7 @@ fn debugfs(vm: &Vm) -> Option<Totals> {
         let folder = format!("/sys/kernel/debug/kvm/{}-{fd}", vm.pid);
         let Ok(entries) = fs::read_dir(&folder) else { continue };
         for entry in entries.flatten().take(COUNTERS) {
-            let Ok(text) = bounded::text(&entry.path(), 4096) else { continue };
+            let Ok(text) = file_text(&entry.path(), 4096) else { continue };
             if let (Some(name), Ok(value)) = (entry.file_name().to_str(), text.trim().parse::<u64>()) {
                 *counters.entry(name.to_owned()).or_default() += value;
             }

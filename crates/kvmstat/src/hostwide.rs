@@ -13,10 +13,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use ioplane_plain::{FileError, file_text};
 use serde::{Deserialize, Serialize};
 
-use crate::bounded;
-use crate::error::{ExitsError, Result};
+use crate::error::{KvmStatError, Result};
 use crate::totals;
 use crate::vm::Vm;
 
@@ -130,13 +130,13 @@ impl KvmCounters {
     /// Of trees that look like `/proc` and a mounted debugfs.
     pub fn of(proc: &Path, debugfs: Option<&Path>) -> KvmCounters {
         let folder = match debugfs {
-            None => Err(ExitsError::NoDebugfs),
+            None => Err(KvmStatError::NoDebugfs),
             Some(root) => match fs::read_dir(root.join("kvm")) {
                 Ok(_) => Ok(root.join("kvm")),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    Err(ExitsError::NoKvmCounters(root.join("kvm")))
+                    Err(KvmStatError::NoKvmCounters(root.join("kvm")))
                 }
-                Err(error) => Err(ExitsError::file(root.join("kvm"))(error)),
+                Err(error) => Err(FileError::of(root.join("kvm"))(error).into()),
             },
         };
         KvmCounters { folder: folder.map_err(|error| error.to_string()), proc: proc.into() }
@@ -146,11 +146,11 @@ impl KvmCounters {
     pub fn look(&self) -> Result<HostLook> {
         let mut notes = Vec::new();
         let vms = match &self.folder {
-            Ok(folder) => by_debugfs(folder, &self.proc).map_err(ExitsError::file(folder))?,
+            Ok(folder) => by_debugfs(folder, &self.proc).map_err(FileError::of(folder))?,
             Err(why) => {
                 let (vms, all) = by_descriptors();
                 if vms.is_empty() {
-                    return Err(ExitsError::NoCounters(why.clone()));
+                    return Err(KvmStatError::NoCounters(why.clone()));
                 }
                 notes.push(format!(
                     "{} of {all} VMs, by statistics descriptors of their VMMs: {why}",
@@ -207,12 +207,12 @@ fn by_debugfs(folder: &Path, proc: &Path) -> std::io::Result<BTreeMap<u32, Count
 }
 
 fn number(path: &Path) -> Option<u64> {
-    bounded::text(path, NUMBER).ok()?.trim().parse().ok()
+    file_text(path, NUMBER).ok()?.trim().parse().ok()
 }
 
 /// The process of a thread.
 fn process(proc: &Path, thread: u32) -> Option<u32> {
-    let status = bounded::text(&proc.join(thread.to_string()).join("status"), 1 << 16).ok()?;
+    let status = file_text(&proc.join(thread.to_string()).join("status"), 1 << 16).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 

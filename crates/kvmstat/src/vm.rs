@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use ioplane_plain::plain;
+use ioplane_plain::{file_bytes, file_text, plain};
 use ioplane_qemu::Endpoint;
 
-use crate::bounded;
-use crate::error::{ExitsError, Result};
+use crate::error::{KvmStatError, Result};
 
 /// A command line longer than this is cut.
 const COMMAND_LIMIT: u64 = 1 << 21;
@@ -84,24 +83,25 @@ impl Vm {
     }
 
     /// The threads of the process. Empty when it has ended.
-    pub fn threads(&self) -> Vec<Thread> {
+    pub fn threads(&self) -> Vec<VmThread> {
         let Ok(entries) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return Vec::new() };
         let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let thread = |id: u32| Thread { id, name: comm(Path::new(&format!("/proc/{}/task/{id}", self.pid))) };
+        let thread =
+            |id: u32| VmThread { id, name: comm(Path::new(&format!("/proc/{}/task/{id}", self.pid))) };
         ids.take(THREAD_LIMIT).map(thread).collect()
     }
 }
 
 /// A thread of a VM's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub struct VmThread {
     /// Its number.
     pub id: u32,
     /// Its name.
     pub name: String,
 }
 
-impl Thread {
+impl VmThread {
     /// Whether a VMM that we know calls its vCPU threads so.
     pub fn is_vcpu_by_name(&self) -> bool {
         // QEMU, Firecracker, Cloud Hypervisor and our own, crosvm.
@@ -120,13 +120,13 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
         names.join(", ")
     };
     if all.is_empty() {
-        return Err(ExitsError::NoVm);
+        return Err(KvmStatError::NoVm);
     }
     let Some(wanted) = wanted else {
-        return if all.len() == 1 { Ok(all.remove(0)) } else { Err(ExitsError::SeveralVms(list(&all))) };
+        return if all.len() == 1 { Ok(all.remove(0)) } else { Err(KvmStatError::SeveralVms(list(&all))) };
     };
     let running = list(&all);
-    let unknown = || ExitsError::UnknownVm { wanted: wanted.into(), running: running.clone() };
+    let unknown = || KvmStatError::UnknownVm { wanted: wanted.into(), running: running.clone() };
     // Whoever names a VM chooses its name: a name can be a number, and that of another VM's process.
     let number = wanted.strip_prefix("pid:").or_else(|| Some(wanted).filter(|wanted| is_number(wanted)));
     let name = wanted.strip_prefix("name:").unwrap_or(wanted);
@@ -135,7 +135,7 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
         return match found {
             Some(at) => Ok(all.swap_remove(at)),
             None if all.iter().any(|vm| vm.name == number) => {
-                Err(ExitsError::NumberIsName { wanted: number.into(), running })
+                Err(KvmStatError::NumberIsName { wanted: number.into(), running })
             }
             None => Err(unknown()),
         };
@@ -144,17 +144,17 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
     match all.len() {
         0 => Err(unknown()),
         1 => Ok(all.remove(0)),
-        _ => Err(ExitsError::SeveralVms(list(&all))),
+        _ => Err(KvmStatError::SeveralVms(list(&all))),
     }
 }
 
 /// A process may give itself any name of 15 bytes.
 fn comm(proc: &Path) -> String {
-    plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
+    plain(file_text(&proc.join("comm"), 4096).unwrap_or_default().trim())
 }
 
 fn command(proc: &Path) -> Vec<String> {
-    let bytes = bounded::bytes(&proc.join("cmdline"), COMMAND_LIMIT).unwrap_or_default();
+    let bytes = file_bytes(&proc.join("cmdline"), COMMAND_LIMIT).unwrap_or_default();
     let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
     words.filter(|word| !word.is_empty()).collect()
 }
@@ -215,10 +215,10 @@ mod tests {
         let all = vec![vm(5, "a"), vm(6, "b"), vm(7, "b")];
         assert_eq!(choose(all.clone(), Some("a")).unwrap().pid, 5);
         assert_eq!(choose(all.clone(), Some("7")).unwrap().pid, 7);
-        assert!(matches!(choose(all.clone(), Some("b")), Err(ExitsError::SeveralVms(_))));
-        assert!(matches!(choose(all.clone(), None), Err(ExitsError::SeveralVms(_))));
-        assert!(matches!(choose(all, Some("c")), Err(ExitsError::UnknownVm { .. })));
-        assert!(matches!(choose(Vec::new(), None), Err(ExitsError::NoVm)));
+        assert!(matches!(choose(all.clone(), Some("b")), Err(KvmStatError::SeveralVms(_))));
+        assert!(matches!(choose(all.clone(), None), Err(KvmStatError::SeveralVms(_))));
+        assert!(matches!(choose(all, Some("c")), Err(KvmStatError::UnknownVm { .. })));
+        assert!(matches!(choose(Vec::new(), None), Err(KvmStatError::NoVm)));
         assert_eq!(choose(vec![vm(9, "x")], None).unwrap().pid, 9);
     }
 
@@ -234,15 +234,15 @@ mod tests {
             let error = pid(wanted).unwrap_err();
             assert!(error.to_string().contains("--vm name:12"), "{error}");
         }
-        assert!(matches!(pid("99999999999999999999"), Err(ExitsError::UnknownVm { .. })));
-        assert!(matches!(pid("pid:a"), Err(ExitsError::NumberIsName { .. })), "a name, not a number");
+        assert!(matches!(pid("99999999999999999999"), Err(KvmStatError::UnknownVm { .. })));
+        assert!(matches!(pid("pid:a"), Err(KvmStatError::NumberIsName { .. })), "a name, not a number");
         let twice = vec![vm(1, "3"), vm(2, "3")];
-        assert!(matches!(choose(twice, Some("name:3")), Err(ExitsError::SeveralVms(_))));
+        assert!(matches!(choose(twice, Some("name:3")), Err(KvmStatError::SeveralVms(_))));
     }
 
     #[test]
     fn vcpu_threads_by_name() {
-        let thread = |name: &str| Thread { id: 1, name: name.into() };
+        let thread = |name: &str| VmThread { id: 1, name: name.into() };
         for name in ["CPU 0/KVM", "fc_vcpu 0", "vcpu3"] {
             assert!(thread(name).is_vcpu_by_name(), "{name}");
         }
