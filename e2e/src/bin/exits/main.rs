@@ -146,10 +146,12 @@ fn main() -> Result<()> {
     }
     if !options.native && !options.no_clusters && !options.cost {
         // One of its own: only one guest at a time is counted.
-        let l1 = L1::boot_by_instructions(1536, &say)?;
+        let l1 = L1::boot(1536, "", &say)?;
         let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
         text += &clusters::table(&modes.rows);
         (outcome.clusters, outcome.modes) = (Some(modes.figures), modes.rows);
+        drop(l1);
+        let l1 = L1::boot_by_instructions(1536, &say)?;
         let limit = Duration::from_secs_f64(options.idle_seconds);
         let cost = idle::cost(&l1, limit, &say).context("a VM without device accesses")?;
         text += &cost.line;
