@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Detail, Devices, Event, Layout, Names, Profile, Reason, Report, Subject, Thread, Vm, WatchCounts,
+    Detail, Devices, Event, Layout, Names, Profile, Reason, Report, Subject, Thread, WatchCounts,
 };
+use ioplane_kvmstat::Vm;
 use ioplane_symbols::{Instruction, Symbols};
 
 use crate::Signature;

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Decoder, Devices, Event, Format, Layout, Names, Page, Profile, Report, Subject, Thread, Vm, WatchCounts,
+    Decoder, Devices, Event, Format, Layout, Names, Page, Profile, Report, Subject, Thread, WatchCounts,
 };
+use ioplane_kvmstat::Vm;
 
 use crate::Signature;
 
