@@ -73,7 +73,7 @@ impl L1 {
     }
 
     /// Boots one whose clock goes on by two nanoseconds with each instruction where it is translated, so that times in it are numbers of instructions, whatever
-    /// else this machine does. When it has nothing to do its clock goes on to the next timer at once.
+    /// else this machine does. When it has nothing to do its clock goes on to the next timer at once. For guests without timers: QEMU 7.2 lets others stand still.
     pub fn boot_by_instructions(memory_mib: u64, news: News<'_>) -> Result<L1> {
         Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
     }
@@ -100,6 +100,19 @@ impl L1 {
     /// An error with what QEMU said, if it has ended.
     pub fn still_runs(&self) -> Result<()> {
         self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
+    }
+
+    /// What its QEMU has taken of this machine's processors so far, threads that have ended not included.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let id = self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).id();
+        let mut ns = 0_u64;
+        for thread in fs::read_dir(format!("/proc/{id}/task"))? {
+            // A thread may have ended meanwhile.
+            let said = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+            ns +=
+                said.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or_default();
+        }
+        Ok(Duration::from_nanos(ns))
     }
 
     /// Whether its processor, and so the virtualization of its guests, is QEMU's.

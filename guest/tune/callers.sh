@@ -273,7 +273,10 @@ while [ "$number" -lt "$probes" ]; do
     # ">" would begin with removing it.
     [ ! -e "$trigger" ] || echo "$histogram:pause" >>"$trigger" || fail "the histogram cannot be paused"
 done
-[ -z "$looking" ] || wait $looking || fail "breakpoints cannot be set"
+# What kprobes have counted is not lost by it.
+if [ -n "$looking" ] && ! wait $looking; then
+    for point in $points; do echo "refused ${point#*:*:}"; done
+fi
 number=0
 while [ "$number" -lt "$probes" ]; do
     event=$ours/events/$group/f$number

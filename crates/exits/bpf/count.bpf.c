@@ -684,6 +684,9 @@ int raw_kvm_pio(struct bpf_raw_tracepoint_args *raw)
 	// What is written lies where the last argument says.
 	if (tells_queue(&detail))
 		detail.queue_known = !bpf_probe_read_kernel(&detail.queue, sizeof(detail.queue), (void *)raw->args[4]);
+	// The rest of the register lies behind it.
+	if (raw->args[2] == 1)
+		detail.queue &= 0xff;
 	said(thread, &detail);
 	return 0;
 }

@@ -38,7 +38,7 @@ impl Tracefs {
             }
         }
         Err(match forbidden {
-            Some(root) => FileError::Forbidden(root).into(),
+            Some(root) => ExitsError::Forbidden { what: format!("reading {}", root.display()) },
             None => ExitsError::NoTracefs,
         })
     }

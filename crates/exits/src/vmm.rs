@@ -19,6 +19,8 @@ pub(crate) const INTERVAL_NS: u64 = 5_025_126;
 const PLACES: usize = 1 << 16;
 /// So many files with code.
 const FILES: usize = 256;
+/// A file for which there is no room.
+const BEYOND: usize = usize::MAX;
 /// A VMM has a thousand mappings; Linux allows 65,530 unless it is told otherwise.
 const MAPS: u64 = 32 << 20;
 /// So many functions are listed.
@@ -150,24 +152,26 @@ impl VmmSamples {
             self.outside += 1;
             return;
         };
-        if self.places.len() < PLACES || self.places.contains_key(&place) {
+        if place.0 != BEYOND && (self.places.len() < PLACES || self.places.contains_key(&place)) {
             *self.places.entry(place).or_default() += 1;
         } else {
             self.crowded += 1;
         }
     }
 
-    /// The file, and where in it.
+    /// The file, or [`BEYOND`], and where in it.
     fn find(&mut self, address: u64) -> Option<(usize, u64)> {
         let next = self.code.partition_point(|code| code.start <= address);
         let code = self.code.get_mut(next.checked_sub(1)?).filter(|code| address < code.end)?;
         let offset = code.offset.checked_add(address - code.start)?;
         if code.file.is_none() {
             let known = self.files.iter().position(|file| file.key == code.key);
+            if known.is_none() && self.files.len() >= FILES {
+                return Some((BEYOND, offset));
+            }
             code.file = known.or_else(|| {
                 let file = open(self.pid, code);
-                let new = CodeFile { key: code.key.clone(), file, symbols: None };
-                (self.files.len() < FILES).then(|| self.files.push(new))?;
+                self.files.push(CodeFile { key: code.key.clone(), file, symbols: None });
                 Some(self.files.len() - 1)
             });
         }

@@ -21,9 +21,11 @@ use crate::slices::Slices;
 use crate::trace::{TraceInstance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vmm::{INTERVAL_NS, VmmSamples, VmmTime};
-use ioplane_kvmstat::Totals;
-use ioplane_kvmstat::Vm;
+use ioplane_kvmstat::{Totals, Vm};
 
+/// Why threads are not looked at in user space.
+const UNNAMED: &str =
+    "none of its threads has the name of a vCPU (QEMU gives them with -name debug-threads=on)";
 /// A ring of two megabytes for each thread, down to 32 KiB where memory may not be locked.
 const LARGEST: u32 = 9;
 const SMALLEST: u32 = 3;
@@ -571,9 +573,12 @@ impl Watch {
     fn scan(&mut self) -> Result<()> {
         self.scanned = Instant::now();
         let mut threads = self.vm.threads();
-        if threads.iter().any(|thread| thread.is_vcpu_by_name()) {
+        let named = threads.iter().any(|thread| thread.is_vcpu_by_name());
+        if named {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
+        // Others take no exits, but they are in user space too.
+        let told_apart = named || threads.len() == 1;
         let (names, tracepoints) = (self.decoder.names(), self.decoder.tracepoints());
         if !matches!(self.collector, Collector::Perf) {
             // Perf tells of a thread's end by itself.
@@ -617,7 +622,10 @@ impl Watch {
                     Some(events)
                 }
             };
-            let samples = self.open_samples(id);
+            let samples = told_apart.then(|| self.open_samples(id)).flatten();
+            if !told_apart {
+                self.unsampled = Some(UNNAMED.into());
+            }
             self.threads.insert(id, Watched { events, samples, thread: Thread::default() });
             self.seen.threads += 1;
         }

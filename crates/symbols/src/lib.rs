@@ -30,6 +30,8 @@ pub(crate) type Result<T> = std::result::Result<T, FileError>;
 
 /// So many symbols are read: ten times what Linux with all modules has.
 const SYMBOLS: usize = 4_000_000;
+/// And so many bytes of names.
+const NAMES: usize = 256 << 20;
 /// Names longer than this are cut (Linux has 512 at most).
 const NAME: usize = 512;
 /// A function that is the last before a gap is not longer than this.
@@ -109,7 +111,7 @@ impl Symbols {
 
     /// Adds a function; false when there are too many.
     fn add(&mut self, address: u64, size: u64, name: &str, module: bool) -> bool {
-        if self.symbols.len() >= SYMBOLS || self.names.len() > u32::MAX as usize - NAME {
+        if self.symbols.len() >= SYMBOLS || self.names.len() > NAMES - NAME {
             return false;
         }
         let end = name.floor_char_boundary(NAME);

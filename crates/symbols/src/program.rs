@@ -12,6 +12,9 @@ use crate::Result;
 use crate::elf::{self, Elf};
 use crate::{Origin, SYMBOLS, Symbols};
 
+/// Of a program so many functions are kept, and so many bytes of their names: a VMM chooses what it maps.
+const PROGRAM_SYMBOLS: usize = 500_000;
+const PROGRAM_NAMES: usize = 64 << 20;
 /// So many segments are looked at. A program has two with code at most.
 const SEGMENTS: usize = 64;
 /// No build has a longer number.
@@ -62,7 +65,8 @@ impl ProgramSymbols {
         for symbol in all.chain(exported) {
             let defined = symbol.kind() == SymbolKind::Text && symbol.is_definition() && symbol.size() > 0;
             let Some(name) = symbol.name().ok().filter(|name| defined && !name.is_empty()) else { continue };
-            if !symbols.add(symbol.address(), symbol.size(), name, false) {
+            let full = symbols.symbols.len() >= PROGRAM_SYMBOLS || symbols.names.len() >= PROGRAM_NAMES;
+            if full || !symbols.add(symbol.address(), symbol.size(), name, false) {
                 break;
             }
         }

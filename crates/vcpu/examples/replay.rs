@@ -175,6 +175,18 @@ impl Processor {
         }
     }
 
+    /// What a port has been written.
+    fn port_data(&self) -> [u8; 8] {
+        let mut data = [0; 8];
+        // SAFETY: as in `step`; the data of ports is in the same mapping, which goes on behind it.
+        unsafe {
+            let io = (*self.page).__bindgen_anon_1.io;
+            let from = self.page.cast::<u8>().add(usize::try_from(io.data_offset).unwrap());
+            ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len());
+        }
+        data
+    }
+
     /// Gives the answer to a read, and completes the instruction without the next one.
     fn answer(&self, access: DeviceAccess, value: u64) {
         // SAFETY: as above; the data of ports is in the same mapping.
@@ -480,6 +492,15 @@ impl Replay {
             RunEnd::Access(access, pending) if single(access) => {
                 let Step::Access(seen) = self.processor.step() else { panic!("{access:?}: no exit") };
                 assert_eq!(seen, access, "{name} at {:x}", self.general.rip);
+                if let DeviceAccess::PortWrite { size, .. } = access {
+                    let written = usize::try_from(size.bytes()).unwrap();
+                    assert_eq!(
+                        data[..written],
+                        self.processor.port_data()[..written],
+                        "{name} at {:x}",
+                        self.general.rip
+                    );
+                }
                 let value = answer_of(access, self.counts.accesses);
                 self.processor.answer(access, value);
                 data[..8].copy_from_slice(&value.to_le_bytes());

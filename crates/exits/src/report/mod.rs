@@ -25,8 +25,7 @@ use crate::seen::WatchCounts;
 use crate::times::SiteTimes;
 use crate::vmm::VmmTime;
 pub use finding::{Action, Certainty, Finding};
-use ioplane_kvmstat::Totals;
-use ioplane_kvmstat::Vm;
+use ioplane_kvmstat::{Totals, Vm};
 use named::{Named, at_instruction};
 
 /// So many sites are listed.

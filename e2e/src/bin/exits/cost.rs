@@ -283,7 +283,7 @@ pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Fewer> {
     };
     // It finds out what fires, and asks for that alone, within its first second.
     let watch = format!(
-        "{} exits --vm planted --for 1h >/dev/null 2>/tmp/watched & watch=$!
+        "rm -f /tmp/watched; {} exits --vm planted --for 1h >/dev/null 2>/tmp/watched & watch=$!
          while ! grep -q watching /tmp/watched; do kill -0 $watch || exit 1; sleep 0.05; done; sleep 1; echo $watch",
         binary()?.display()
     );

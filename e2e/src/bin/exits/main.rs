@@ -22,7 +22,6 @@ mod pairs;
 mod remedies;
 mod sweeps;
 mod tables;
-mod used;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -150,8 +149,6 @@ fn main() -> Result<()> {
         let modes = clusters::side_by_side(&l1, &say).context("plain, batches, clusters")?;
         text += &clusters::table(&modes.rows);
         (outcome.clusters, outcome.modes) = (Some(modes.figures), modes.rows);
-        drop(l1);
-        let l1 = L1::boot_by_instructions(1536, &say)?;
         let limit = Duration::from_secs_f64(options.idle_seconds);
         let cost = idle::cost(&l1, limit, &say).context("a VM without device accesses")?;
         text += &cost.line;

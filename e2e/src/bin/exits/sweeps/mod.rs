@@ -41,9 +41,9 @@ pub struct Outcome {
     ticks: Vec<ticks::Row>,
 }
 
-/// Boots an L1 for them, whose times are numbers of instructions.
+/// Boots an L1 for them.
 pub fn all(say: &dyn Fn(&str)) -> Result<(Outcome, String)> {
-    let l1 = L1::boot_by_instructions(2048, say)?;
+    let l1 = L1::boot(2048, "", say)?;
     let ticks = ticks::rows(&l1, say).context("rates of the tick")?;
     remedies::serve(&l1).context("the other end of the network in L1")?;
     let kind = remedies::every();
