@@ -578,7 +578,7 @@ impl Watch {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
         // Others take no exits, but they are in user space too.
-        let told_apart = named || threads.len() == 1;
+        let told_apart = named || threads.iter().filter(|thread| !thread.is_kernels_by_name()).count() == 1;
         let (names, tracepoints) = (self.decoder.names(), self.decoder.tracepoints());
         if !matches!(self.collector, Collector::Perf) {
             // Perf tells of a thread's end by itself.

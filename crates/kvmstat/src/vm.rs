@@ -102,6 +102,11 @@ pub struct VmThread {
 }
 
 impl VmThread {
+    /// Whether the kernel calls a thread so that it has made itself, and that never is in user space: KVM's since Linux 6.14, vhost's, io_uring's.
+    pub fn is_kernels_by_name(&self) -> bool {
+        ["kvm-nx-lpage", "vhost-", "iou-"].iter().any(|start| self.name.starts_with(start))
+    }
+
     /// Whether a VMM that we know calls its vCPU threads so.
     pub fn is_vcpu_by_name(&self) -> bool {
         // QEMU, Firecracker, Cloud Hypervisor and our own, crosvm.
