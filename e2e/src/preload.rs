@@ -25,6 +25,11 @@ pub fn library() -> Result<PathBuf> {
     built("libioplane_interposer.so").context("build it: cargo build -p ioplane-interposer")
 }
 
+/// Whether tests of clusters are to take their time: `script/test nightly:clusters`.
+pub fn long_form() -> bool {
+    std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long")
+}
+
 /// A count that L1's kernel keeps of one of its tracepoints, by these fields.
 #[derive(Debug)]
 struct Histogram<const KEYS: usize> {

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A program that was built with this one: next to the running test or binary in the target folder.
-pub(crate) fn built(name: &str) -> Result<PathBuf> {
+pub fn built(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     // target/PROFILE/deps/test-hash, or target/PROFILE/binary.
     let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());

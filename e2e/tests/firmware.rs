@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clamped::clamp;
 use ioplane_e2e::clustering::{counted, saved, vcpus};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{UserExits, access_trace, fewer};
+use ioplane_e2e::preload::{UserExits, access_trace, fewer, long_form};
 use ioplane_e2e::traces::{INVENTORY, REGIONS, TRACED, device_trace, on_and_off, same_devices, same_trace};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use std::fs;
@@ -24,10 +24,6 @@ const TONES: &str = "set -e; modprobe -a pcspkr evdev
     dd if=/tmp/tones of=/dev/input/$(basename $place/event*) bs=24 2>&1";
 /// Of the port of the gate the driver writes back what it has read, and that has two bits that depend on time.
 const TONE_REGIONS: [(&str, usize); 1] = [("pit", 48)];
-
-fn long() -> bool {
-    std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long")
-}
 
 fn machine<'a>(name: &'a str, before: &'a str, args: &'a str, append: &'a str) -> OldMachine<'a> {
     OldMachine { name, version: Version::Host, before, args, append }
@@ -72,7 +68,7 @@ fn clusters_reach_a_pic_and_a_pit_in_the_vmm() -> Result<()> {
         // By an HPET it ticks from the beginning, by the PIC. On a slow machine it has time for little else.
         "-serial null -machine kernel-irqchip=split",
     ];
-    for args in machines.iter().take(if long() { 2 } else { 1 }) {
+    for args in machines.iter().take(if long_form() { 2 } else { 1 }) {
         let (guest, with) = boot(&l1, &machine("split", &command, args, "libata.dma=0"), &disk)?;
         same_on_and_off(&l1, &guest, "split")?;
         guest.run(TONES)?;
@@ -82,7 +78,7 @@ fn clusters_reach_a_pic_and_a_pit_in_the_vmm() -> Result<()> {
         not_clamped(&l1, "split")?;
         step("traces are the same");
         guest.kill()?;
-        if long() {
+        if long_form() {
             let (guest, without) = boot(&l1, &machine("plain", "", args, "libata.dma=0"), &disk)?;
             step("without the library");
             guest.kill()?;
@@ -107,7 +103,7 @@ fn clusters_reach_a_pic_and_a_pit_in_the_vmm() -> Result<()> {
 /// OVMF, with its variables in a second flash chip, starts Linux. Each boot takes two minutes where L1 is translated, so only the long form has them.
 #[test]
 fn a_guest_boots_by_ovmf_with_a_fraction_of_the_exits() -> Result<()> {
-    if !long() {
+    if !long_form() {
         eprintln!(
             "SKIPPED (cannot be had here): OVMF boots in the long form only: script/test nightly:clusters"
         );

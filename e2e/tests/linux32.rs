@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use ioplane_e2e::assets::{Linux32, Paging32};
 use ioplane_e2e::clustering::saved;
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{access_trace, fewer};
+use ioplane_e2e::preload::{access_trace, fewer, long_form};
 use ioplane_e2e::traces::{REGIONS, TRACED, device_trace, on_and_off, same_devices, same_trace};
 use ioplane_e2e::{Accelerator, L1, OldMachine, Parts, Version};
 use std::fs;
@@ -17,10 +17,6 @@ const DEVICES: &str = "set -e; stty -F /dev/ttyS1 38400 raw
     for line in first second third; do echo \"the $line line\" >/dev/ttyS1; done
     cat /sys/bus/nvmem/devices/cmos_nvram*/nvmem | od -An -v -tx1";
 const DEVICE_REGIONS: [(&str, usize); 3] = [("serial", 40), ("rtc", 100), ("rtc-index", 100)];
-
-fn long() -> bool {
-    std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long")
-}
 
 /// Boots one, and has it use its devices.
 fn guest_of(l1: &L1, name: &str, paging: Paging32, flags: &str) -> Result<()> {
@@ -52,7 +48,7 @@ fn guest_of(l1: &L1, name: &str, paging: Paging32, flags: &str) -> Result<()> {
     ensure!(saved(&status) > 5000, "{status:#}");
     eprintln!("{}", l1.run(&format!("{} exits cluster --vm {name} --sites 8", binary()?.display()), MINUTE)?);
     guest.kill()?;
-    if long() {
+    if long_form() {
         let plain = OldMachine { name: "plain", before: "", ..machine };
         let (guest, without) = l1.old_machine_of(&parts, &plain, &disk, &news)?;
         guest.kill()?;

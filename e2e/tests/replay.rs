@@ -1,6 +1,8 @@
 //! Code of a real guest, recorded while its drivers work: the interpreter and the processor of L1 (KVM, by single steps) make the same of it.
 
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::preload::long_form;
+use ioplane_e2e::process::built;
 use ioplane_e2e::{L1, OldMachine, Version};
 use serde_json::json;
 use std::fs;
@@ -27,16 +29,11 @@ fn counts(said: &str) -> Result<[u64; 2]> {
 
 #[test]
 fn the_processor_does_what_the_interpreter_does_with_code_of_a_real_guest() -> Result<()> {
-    let (stops, steps, enough) = match std::env::var_os("IOPLANE_CLUSTERS") {
-        Some(which) if which == "long" => (40, 6000, 200),
-        _ => (6, 800, 20),
-    };
+    let (stops, steps, enough) = if long_form() { (40, 6000, 200) } else { (6, 800, 20) };
     let begun = Instant::now();
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
-    let own = std::env::current_exe()?;
-    let mut folders = own.ancestors().skip(1).take(2).map(|folder| folder.join("examples/replay"));
-    let program = folders.find(|path| path.is_file());
-    let program = program.context("build it: cargo build -p ioplane-vcpu --example replay")?;
+    let program =
+        built("examples/replay").context("build it: cargo build -p ioplane-vcpu --example replay")?;
     // Not where L1 has a folder of its own.
     let (replay, registers) = (l1.folder().join("replay"), l1.folder().join("registers"));
     fs::copy(&program, &replay).with_context(|| program.display().to_string())?;

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clustering::{ended_by, saved};
+use ioplane_e2e::preload::long_form;
 use ioplane_e2e::process::run;
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
@@ -33,10 +34,6 @@ done
 END
     printf '%-4096s' 0 | dd of=/dev/sda bs=4k iflag=fullblock oflag=direct conv=notrunc
     setsid sh /tmp/work </dev/null >/dev/ttyS0 2>&1 &";
-
-fn long() -> bool {
-    std::env::var_os("IOPLANE_CLUSTERS").is_some_and(|which| which == "long")
-}
 
 /// A guest, and what it has told.
 struct Teller<'a> {
@@ -145,7 +142,7 @@ fn saved_and_loaded(l1: &L1, version: Version, name: &str) -> Result<()> {
         step(&format!("load {load}: turn {next} after turn {ahead}"));
         ensure!((last.saturating_sub(1)..=last + 2).contains(&next) && next <= ahead, "saved after {last}");
         let count = interrupted(&status()?) - interrupted(&first);
-        if load >= 2 && (count > 0 || !long()) {
+        if load >= 2 && (count > 0 || !long_form()) {
             step(&format!("{count} clusters were interrupted"));
             break;
         }
@@ -164,7 +161,7 @@ fn saved_and_loaded(l1: &L1, version: Version, name: &str) -> Result<()> {
 fn a_guest_goes_on_from_a_snapshot_and_so_does_clustering() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     saved_and_loaded(&l1, Version::Host, "snapshot")?;
-    if long() {
+    if long_form() {
         saved_and_loaded(&l1, Version::Newer, "newer")?;
     }
     Ok(())

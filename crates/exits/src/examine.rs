@@ -1,9 +1,10 @@
 //! From a profile to a report that says what to do as well: above both the data and the rules.
 
+use ioplane_kvmstat::Totals;
+
 use crate::advice::advise;
 use crate::profile::Profile;
 use crate::report::{Names, Report, SITES, Subject};
-use ioplane_kvmstat::Totals;
 
 impl Report {
     /// Puts a profile into words, with findings. `kernel` is KVM's own count over the same time.

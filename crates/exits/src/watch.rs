@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use ioplane_kvmstat::{Totals, Vm};
 use ioplane_plain::{FileError, file_text};
 
 use crate::count::KernelCounts;
@@ -21,7 +22,6 @@ use crate::slices::Slices;
 use crate::trace::{TraceInstance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vmm::{INTERVAL_NS, VmmSamples, VmmTime};
-use ioplane_kvmstat::{Totals, Vm};
 
 /// Why threads are not looked at in user space.
 const UNNAMED: &str =

@@ -7,6 +7,8 @@ use ioplane_symbols::GuestFunction;
 use serde_json::{Value, json};
 
 use super::*;
+use ioplane_kvmstat::Vm;
+
 use crate::devices::{Devices, Layout};
 use crate::event::{Event, FaultCause};
 use crate::host::HostFacts;
@@ -14,7 +16,6 @@ use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
 use crate::report::{Names, RunStart, Subject};
 use crate::seen::WatchCounts;
-use ioplane_kvmstat::Vm;
 
 /// The maker's code, the address, about what, how many.
 type Exits<'a> = &'a [(u64, u64, Detail, u64)];

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use ioplane_kvmstat::Vm;
 use ioplane_plain::{excerpt, file_bytes};
 use ioplane_qemu::{Chardev, Endpoint, Qmp};
 use serde_json::{Value, json};
 
 use super::Layout;
 use crate::error::{ExitsError, Result};
-use ioplane_kvmstat::Vm;
 
 /// So long whoever has the monitor is waited for, and so long each of its answers.
 const PATIENCE: Duration = Duration::from_secs(2);

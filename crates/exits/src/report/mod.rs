@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use ioplane_kvmstat::{Totals, Vm};
 use ioplane_symbols::{Fit, GuestFunction};
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +26,6 @@ use crate::seen::WatchCounts;
 use crate::times::SiteTimes;
 use crate::vmm::VmmTime;
 pub use finding::{Action, Certainty, Finding};
-use ioplane_kvmstat::{Totals, Vm};
 use named::{Named, at_instruction};
 
 /// So many sites are listed.

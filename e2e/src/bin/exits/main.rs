@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   here, on whatever KVM there is:  tiny-guest, its exits timed alone and watched          --> ns_per_event
-//!   L1, guests of stock QEMU:        a loop of port reads, alone, watched and sampled       --> profiler_cost, sampled_cost
+//!   L1, guests of stock QEMU:        a loop of port reads, watched and not in turn, by L1's clock and by instructions --> l1_profiler_cost
 //!                                    Debian, PIIX3 IDE + e1000 + rtl8139, periodic tick     --> attributed, tables 1 to 3
 //!                                    Debian, virtio, the same loads at the same pace        --> remedies
 //!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
