@@ -102,19 +102,6 @@ impl L1 {
         self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
     }
 
-    /// What its QEMU has taken of this machine's processors so far, threads that have ended not included.
-    pub fn processor_time(&self) -> Result<Duration> {
-        let id = self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).id();
-        let mut ns = 0_u64;
-        for thread in fs::read_dir(format!("/proc/{id}/task"))? {
-            // A thread may have ended meanwhile.
-            let said = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-            ns +=
-                said.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or_default();
-        }
-        Ok(Duration::from_nanos(ns))
-    }
-
     /// Whether its processor, and so the virtualization of its guests, is QEMU's.
     pub fn is_translated(&self) -> bool {
         self.patience > 1

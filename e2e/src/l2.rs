@@ -140,6 +140,11 @@ impl L2<'_> {
     /// Runs a script in the guest to its end; an error unless it ends well. Returns its output.
     pub fn run(&self, script: &str) -> Result<String> {
         let number = self.start(script)?;
+        self.finish(number, script)
+    }
+
+    /// Waits for one that was started; see [`L2::run`].
+    pub fn finish(&self, number: u32, script: &str) -> Result<String> {
         let status = self.wait_for(&format!("{number}.status"), 2 * MINUTE);
         let output = fs::read(self.folder.join(format!("{number}.out"))).unwrap_or_default();
         let output = String::from_utf8_lossy(&output).into_owned();

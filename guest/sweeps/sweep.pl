@@ -70,14 +70,20 @@ sub udp {
     return $socket;
 }
 
-# Sends a datagram until one comes back.
+# Sends a datagram, at least as long as its head, until its own answer comes back; what the answer has behind that head.
+my $asked = 0;
 sub ask {
-    my ($socket, $data, $to) = @_;
-    for (1 .. PATIENCE) {
+    my ($socket, $what, $bytes, $to) = @_;
+    my $head = sprintf '%s%08d', $what, ++$asked % 1e8;
+    my $data = $head . ($bytes > length $head ? 'x' x ($bytes - length $head) : '');
+    my $end = now() + PATIENCE * 1e9;
+    while (now() < $end) {
         send $socket, $data, 0, $to // die "send: $!\n";
-        next unless readable(1, $socket);
-        recv $socket, my $answer, 65536, 0;
-        return $answer;
+        # The answer to an earlier one may have been late.
+        while (readable(1, $socket)) {
+            recv $socket, my $answer, 65536, 0;
+            return substr $answer, length $head if index($answer, $head) == 0;
+        }
     }
     die "no datagram comes back\n";
 }
@@ -127,13 +133,12 @@ sub follow_one {
         for (1 .. $units) { put($tcp, $bytes) }
         get($tcp, 1);
     } elsif ($kind eq 'udp-rr') {
-        my $data = 'e' x $bytes;
-        for (1 .. $units) { ask($udp, $data, $to) }
+        for (1 .. $units) { ask($udp, 'e', $bytes, $to) }
     } elsif ($kind eq 'udp-stream') {
         my $data = 's' x $bytes;
-        my $before = ask($udp, 'q', $to);
+        my $before = ask($udp, 'q', 0, $to);
         for (1 .. $units) { send $udp, $data, 0, $to }
-        $units = ask($udp, 'q', $to) - $before;
+        $units = ask($udp, 'q', 0, $to) - $before;
     } elsif ($kind =~ /^write=(.*)/) {
         write_blocks($1, $bytes, $units);
     } else {
@@ -192,7 +197,7 @@ sub lead_one {
             my $what = substr $data, 0, 1;
             $arrived++ if $what eq 's';
             send $udp, $data, 0, $from if $what eq 'e';
-            send $udp, $arrived, 0, $from if $what eq 'q';
+            send $udp, $data . $arrived, 0, $from if $what eq 'q';
         }
     }
     return line($tcp) // die "the guest is gone\n";

@@ -22,6 +22,7 @@ use perf_event_open_sys::bindings::{
     perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// One record of a ring.
@@ -256,8 +257,10 @@ impl Ring {
         // SAFETY: a new mapping at an address of the kernel's choice covers nothing that is in use.
         let base = unsafe {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
-            rustix::mm::mmap(ptr::null_mut(), page + data, protection, MapFlags::SHARED, &leader.0, 0)?
+            rustix::mm::mmap(ptr::null_mut(), page + data, protection, MapFlags::SHARED, &leader.0, 0)
         };
+        // Beyond the limit of locked memory the kernel says that it is not permitted; whoever may open the event may map it.
+        let base = base.map_err(|error| if error == Errno::PERM { Errno::NOMEM } else { error })?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
         Ok(Ring { base, page, data, bent: Vec::new() })
     }

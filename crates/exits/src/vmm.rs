@@ -2,9 +2,7 @@
 //!
 //! A tick may find the thread in the guest, and is an exit of our making then: so they are few.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use foldhash::{HashMap, HashMapExt};
 use ioplane_plain::{ProcMapping, excerpt, file_text, plain};
@@ -12,6 +10,10 @@ use ioplane_symbols::{ProgramFunction, ProgramSymbols};
 use serde::{Deserialize, Serialize};
 
 use crate::perf::ThreadSamples;
+
+mod reader;
+
+use reader::{Mapped, Reader};
 
 /// 199 a second: no period of a guest or of a VMM has a factor in common with that.
 pub(crate) const INTERVAL_NS: u64 = 5_025_126;
@@ -25,8 +27,6 @@ const BEYOND: usize = usize::MAX;
 const MAPS: u64 = 32 << 20;
 /// So many functions are listed.
 const ROWS: usize = 1000;
-/// Where Linux distributions put files with names for stripped programs.
-const DEBUG_FILES: &str = "/usr/lib/debug";
 
 /// Where the vCPU threads were in the VMM's user space.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,6 +43,9 @@ pub struct VmmTime {
     pub lost: u64,
     /// Programs and libraries that name only what they export.
     pub stripped: Vec<String>,
+    /// Those whose symbols could not be read in time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<String>,
     /// Most first.
     pub functions: Vec<VmmRow>,
 }
@@ -82,6 +85,9 @@ impl VmmTime {
             words +=
                 &format!("; addresses stand for local functions of {}: stripped", self.stripped.join(", "));
         }
+        if !self.unread.is_empty() {
+            words += &format!("; files that did not let themselves be read: {}", self.unread.join(", "));
+        }
         words
     }
 }
@@ -108,8 +114,8 @@ struct FileKey {
 #[derive(Debug)]
 struct CodeFile {
     key: FileKey,
-    /// Open until it is read: the process may end, or the file be replaced.
-    file: Option<File>,
+    /// Its symbols are asked for.
+    awaited: bool,
     symbols: Option<ProgramSymbols>,
 }
 
@@ -119,6 +125,8 @@ pub(crate) struct VmmSamples {
     pid: u32,
     code: Vec<Code>,
     files: Vec<CodeFile>,
+    /// From the first file on.
+    reader: Option<Reader>,
     /// By file and offset in it.
     places: HashMap<(usize, u64), u64>,
     samples: u64,
@@ -170,9 +178,16 @@ impl VmmSamples {
                 return Some((BEYOND, offset));
             }
             code.file = known.or_else(|| {
-                let file = open(self.pid, code);
-                self.files.push(CodeFile { key: code.key.clone(), file, symbols: None });
-                Some(self.files.len() - 1)
+                let index = self.files.len();
+                let mapped = Mapped::of(self.pid, code);
+                self.files.push(CodeFile { key: code.key.clone(), awaited: mapped.is_some(), symbols: None });
+                if self.reader.is_none() {
+                    self.reader = Reader::start();
+                }
+                if let (Some(reader), Some(mapped)) = (&self.reader, mapped) {
+                    reader.open(index, mapped);
+                }
+                Some(index)
             });
         }
         Some((code.file?, offset))
@@ -188,10 +203,12 @@ impl VmmSamples {
 
     /// Reads the symbols of files that samples were in, each once.
     pub fn read_names(&mut self) {
-        for file in &mut self.files {
-            if let Some(open) = file.file.take() {
-                file.symbols = symbols(open, Path::new(&file.key.path));
-            }
+        let VmmSamples { files, reader, .. } = self;
+        if let Some(reader) = reader {
+            reader.read(|index, symbols| {
+                files[index].awaited = false;
+                files[index].symbols = symbols;
+            });
         }
     }
 
@@ -206,6 +223,7 @@ impl VmmSamples {
         let mut functions: Vec<VmmRow> = functions.into_iter().map(row).collect();
         functions.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| a.name.cmp(&b.name)));
         functions.truncate(ROWS);
+        let shown = |files: &mut dyn Iterator<Item = &CodeFile>| files.map(|file| file.key.shown()).collect();
         let stripped = |file: &&CodeFile| file.symbols.as_ref().is_some_and(ProgramSymbols::is_stripped);
         VmmTime {
             samples: self.samples,
@@ -213,7 +231,8 @@ impl VmmSamples {
             outside: self.outside,
             crowded: self.crowded,
             lost: self.lost,
-            stripped: self.files.iter().filter(stripped).map(|file| file.key.shown()).collect(),
+            stripped: shown(&mut self.files.iter().filter(stripped)),
+            unread: shown(&mut self.files.iter().filter(|file| file.awaited)),
             functions,
         }
     }
@@ -263,34 +282,6 @@ fn demangled(name: &str) -> String {
         Ok(name) => excerpt(&format_args!("{name:#}")),
         Err(_) => plain(name),
     }
-}
-
-/// The very file that is mapped, also if another has its name by now or it is in a container; else the file of that path, if it is the same.
-fn open(pid: u32, code: &Code) -> Option<File> {
-    let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", code.start, code.end);
-    let named = format!("/proc/{pid}/root{}", code.key.path);
-    (code.key.inode != 0)
-        .then(|| [mapped, named].into_iter().find_map(|path| regular(&path, code.key.inode)))?
-}
-
-/// A regular file only: opening a device can do something.
-fn regular(path: &str, inode: u64) -> Option<File> {
-    let same = |status: fs::Metadata| status.is_file() && status.ino() == inode;
-    fs::metadata(path).ok().filter(|status| same(status.clone()))?;
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    file.metadata().ok().is_some_and(same).then_some(file)
-}
-
-/// A file's, with those of its debug file where one is installed.
-fn symbols(file: File, path: &Path) -> Option<ProgramSymbols> {
-    let mut symbols = ProgramSymbols::read(file, path).ok()?;
-    if let Some(debug) = symbols.debug_file() {
-        let path = PathBuf::from(DEBUG_FILES).join(debug);
-        if let Some(debug) = File::open(&path).ok().and_then(|file| ProgramSymbols::read(file, &path).ok()) {
-            symbols.take_names(debug);
-        }
-    }
-    Some(symbols)
 }
 
 #[cfg(test)]
@@ -347,25 +338,14 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_read_have_no_functions() {
+    fn files_without_symbols_have_no_functions() {
         let mapping = |line: &str| Code::of(ProcMapping::parse(line).unwrap()).unwrap();
         let code = mapping("1000-2000 r-xp 00000000 00:00 7 /tmp/\u{1b}[2Jqemu (deleted)");
-        assert!(open(std::process::id(), &code).is_none());
-        let name = |code: Code| CodeFile { key: code.key, file: None, symbols: None }.name(0x10);
+        let name = |code: Code| CodeFile { key: code.key, awaited: false, symbols: None }.name(0x10);
         assert_eq!(name(code), ("[?[2Jqemu]".into(), true));
         assert_eq!(name(mapping("1000-2000 r-xp 00000000 00:00 0 [vdso]")), ("[vdso]".into(), true));
         assert_eq!(name(mapping("1000-2000 rwxp 00000000 00:00 0 ")), ("[anonymous memory]".into(), true));
         assert!(Code::of(ProcMapping::parse("1000-2000 rw-p 00000000 00:00 0 ").unwrap()).is_none());
-    }
-
-    #[test]
-    fn only_regular_files_are_opened() {
-        let inode = fs::metadata("/dev/null").unwrap().ino();
-        assert!(regular("/dev/null", inode).is_none());
-        let own = std::env::current_exe().unwrap();
-        let inode = fs::metadata(&own).unwrap().ino();
-        assert!(regular(&own.to_string_lossy(), inode).is_some());
-        assert!(regular(&own.to_string_lossy(), inode + 1).is_none());
     }
 
     #[test]

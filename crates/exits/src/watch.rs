@@ -29,6 +29,8 @@ const UNNAMED: &str =
 /// A ring of two megabytes for each thread, down to 32 KiB where memory may not be locked.
 const LARGEST: u32 = 9;
 const SMALLEST: u32 = 3;
+/// What was tried where there is no room for the smallest.
+const CROWDED: &str = "locking memory for the ring of a vCPU's thread (sysctl kernel.perf_event_mlock_kb and the process's own limit, ulimit -l, bound it)";
 /// How often new threads are looked for.
 const RESCAN: Duration = Duration::from_millis(500);
 /// What is not needed where exits tell their ports by themselves, but of ports whose values tell a queue.
@@ -649,6 +651,7 @@ impl Watch {
                     // It has ended.
                     Some(libc::ESRCH) => return None,
                     Some(libc::EPERM | libc::EACCES) => forbidden(),
+                    Some(libc::ENOMEM) => format!("{CROWDED}: {error}"),
                     _ => error.to_string(),
                 });
                 None
@@ -683,8 +686,8 @@ fn open(tracepoints: &[u64], thread: u32) -> Result<Option<ThreadEvents>> {
             Ok(events) => return Ok(Some(events)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ESRCH) => return Ok(None),
-                // Also what a mapping beyond the limit of locked memory gets.
-                Some(libc::EPERM | libc::ENOMEM) if order > SMALLEST => order -= 1,
+                Some(libc::ENOMEM) if order > SMALLEST => order -= 1,
+                Some(libc::ENOMEM) => return Err(ExitsError::Os { what: CROWDED.into(), source: error }),
                 Some(libc::ENOSYS) => {
                     let what = "perf_event_open: this kernel has no perf events".into();
                     return Err(ExitsError::Os { what, source: error });

@@ -348,13 +348,14 @@ fn functions_of_the_vmm_are_a_table_of_their_own() {
         interval_ns: 5_025_126,
         outside: 1,
         stripped: vec!["qemu".into()],
+        unread: vec!["libc.so.6".into()],
         functions: vec![row("ioctl [libc.so.6]", 7, false), row("[<qemu>]+0x1234", 2, true)],
         ..VmmTime::default()
     };
     let report = Report { vmm: Some(time), ..a_report() };
     let text = report.to_string();
     let head = "in the VMM: 10 samples of its vCPU threads in user space, one in 5 ms, 1 outside its programs; \
-                addresses stand for local functions of qemu: stripped\n         7  70.00  ioctl [libc.so.6]\n";
+                addresses stand for local functions of qemu: stripped; files that did not let themselves be read: libc.so.6\n         7  70.00  ioctl [libc.so.6]\n";
     assert!(text.contains(head), "{text}");
     let html = report.html();
     assert!(html.contains("<h2>In the VMM</h2>") && html.contains("[&lt;qemu&gt;]+0x1234"), "{html}");

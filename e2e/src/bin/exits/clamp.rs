@@ -1,5 +1,6 @@
-//! What a guest that ticks by the PIT gains by a slower timer: the same work clamped and not, in turn.
+//! What a guest that ticks by the PIT gains by a slower timer: two of them do the same work at once, one clamped, the other not, in turn.
 
+use super::beside::TwoGuests;
 use super::pairs::alternate;
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clamped::{MACHINE, TICKS_BY_PIT, clamp, clamp_on};
@@ -12,7 +13,8 @@ use std::time::Duration;
 const BOUND: f64 = 2.0;
 /// Ticks per second: the guest's kernel's, and what they become.
 const HZ: [u32; 2] = [250, 100];
-const WORK: &str = "perl -e '$x = 0; for (1..1000000) { $x = sqrt($x + 2) }'";
+const NAMES: [&str; 2] = ["ticks", "beside"];
+const WORK: &str = "perl -e '$x = 0; for (1..2000000) { $x = sqrt($x + 2) }'";
 
 /// How much more work is done in the same processor time.
 #[derive(Clone, Debug, Serialize)]
@@ -28,34 +30,37 @@ pub struct Gain {
 /// Runs pairs until the interval is narrow, or for `limit`. `l1` has no other guest.
 pub fn gain(l1: &L1, limit: Duration, say: &dyn Fn(&str)) -> Result<Gain> {
     let before = l1.interposed()?;
-    let guest = l1.debian_after(&before, Version::Host, "ticks", MACHINE, TICKS_BY_PIT)?;
-    let hz = clamp(l1, "--vm ticks")?["guest_hz"].as_f64().unwrap_or(0.0);
-    ensure!((hz - f64::from(HZ[0])).abs() < 1.0, "the PIT ticks at {hz} per second");
-    let mut clamped = None;
+    let boot = |name| l1.debian_after(&before, Version::Host, name, MACHINE, TICKS_BY_PIT);
+    let guests = TwoGuests::new(l1, [boot(NAMES[0])?, boot(NAMES[1])?])?;
+    for name in NAMES {
+        let hz = clamp(l1, &format!("--vm {name}"))?["guest_hz"].as_f64().unwrap_or(0.0);
+        ensure!((hz - f64::from(HZ[0])).abs() < 1.0, "the PIT ticks at {hz} per second");
+    }
+    let mut clamped = [false; 2];
     // The first way is the guest's own rate: by as much more as that takes, the other gets done more.
-    let mut run = |own: bool| -> Result<f64> {
-        if clamped != Some(!own) {
-            match own {
-                true => clamp(l1, "off --vm ticks")?,
-                false => clamp_on(l1, "ticks", HZ[1].into(), "kvm-clock")?,
-            };
-            clamped = Some(!own);
+    let mut run = |first_own: bool| -> Result<f64> {
+        for ((name, clamped), own) in NAMES.into_iter().zip(&mut clamped).zip([first_own, !first_own]) {
+            if *clamped == own {
+                match own {
+                    true => clamp(l1, &format!("off --vm {name}"))?,
+                    false => clamp_on(l1, name, HZ[1].into(), "kvm-clock")?,
+                };
+                *clamped = !own;
+            }
         }
-        let begun = l1.processor_time()?;
-        guest.run(WORK)?;
-        Ok(l1.processor_time()?.saturating_sub(begun).as_secs_f64())
+        guests.run(WORK)
     };
     // The first one reads programs.
     run(true)?;
     let compared = alternate(BOUND, limit, run).context("a guest with and without a slower timer")?;
     let line = format!(
-        "\nA guest that computes, its timer clamped from {} to {} ticks per second: processor time of L1 without against with it: more by {}\n",
+        "\nA guest that computes, its timer clamped from {} to {} ticks per second: processor time of QEMU in L1 without against with it: more by {}\n",
         HZ[0],
         HZ[1],
         compared.words()
     );
     say(line.trim());
-    guest.kill()?;
+    guests.kill()?;
     Ok(Gain {
         timer_clamp_gain_percent: compared.percent,
         timer_clamp_gain_interval_percent: compared.interval,

@@ -1,5 +1,6 @@
-//! What the library costs a VM that takes no exits for device accesses: the same work with clustering on and off in turn.
+//! What the library costs a VM that takes no exits for device accesses: two of them do the same work at once, one with clustering, the other without, in turn.
 
+use super::beside::TwoGuests;
 use super::pairs::{Compared, alternate};
 use anyhow::{Context, Result};
 use ioplane_e2e::clustering::saved;
@@ -10,8 +11,9 @@ use std::time::Duration;
 
 /// What the interval has to be narrower than, in per cent.
 const BOUND: f64 = 0.5;
+const NAMES: [&str; 2] = ["still", "beside"];
 /// It computes, and reads a virtio disk, whose doorbell is an eventfd.
-const WORK: &str = "perl -e '$x = 0; for (1..300000) { $x = sqrt($x + 2) }'
+const WORK: &str = "perl -e '$x = 0; for (1..1000000) { $x = sqrt($x + 2) }'
     dd if=/dev/vda of=/dev/null bs=64k count=16 iflag=direct status=none";
 
 /// How much more processor time the same work takes.
@@ -27,7 +29,7 @@ pub struct Cost {
 impl Cost {
     fn of(compared: Compared) -> Cost {
         let line = format!(
-            "\nA VM that takes no exits for device accesses, clustering on against off, processor time of L1: more by {}\n",
+            "\nA VM that takes no exits for device accesses, clustering on against off, processor time of QEMU in L1: more by {}\n",
             compared.words()
         );
         Cost {
@@ -42,28 +44,30 @@ impl Cost {
 /// Runs pairs until the interval is narrow, or for `limit`. `l1` has no other guest.
 pub fn cost(l1: &L1, limit: Duration, say: &dyn Fn(&str)) -> Result<Cost> {
     let before = l1.interposed()?;
-    let guest = l1.debian_after(&before, Version::Host, "still", "-machine pc -m 256M -vga none", "")?;
+    let boot = |name| l1.debian_after(&before, Version::Host, name, "-machine pc -m 256M -vga none", "");
+    let guests = TwoGuests::new(l1, [boot(NAMES[0])?, boot(NAMES[1])?])?;
     let mut accesses = Vec::new();
-    // All that L1's processor does is in it: the guest is its only work.
-    let mut run = |on: bool| -> Result<f64> {
-        let word = if on { "on" } else { "off" };
-        l1.clustering(&format!("{word} --vm still"))?;
+    let mut run = |first_on: bool| -> Result<f64> {
+        for (name, on) in NAMES.into_iter().zip([first_on, !first_on]) {
+            l1.clustering(&format!("{} --vm {name}", if on { "on" } else { "off" }))?;
+        }
         let exits = l1.count_user_exits()?;
-        let begun = l1.processor_time()?;
-        guest.run(WORK)?;
-        let time = l1.processor_time()?.saturating_sub(begun);
+        let quotient = guests.run(WORK)?;
         accesses.push(exits.read_any()?.accesses());
-        Ok(time.as_secs_f64())
+        Ok(quotient)
     };
     // The first one reads programs.
     run(true)?;
     let cost = Cost::of(alternate(BOUND, limit, run)?);
-    let saved = saved(&l1.clustering("--vm still").context("the status at the end")?);
+    let mut spared = 0;
+    for name in NAMES {
+        spared += saved(&l1.clustering(&format!("--vm {name}")).context("the status at the end")?);
+    }
     accesses.sort_unstable();
     say(&format!(
-        "a VM without exits for devices: {cost:?}; at most {} accesses in a run, {saved} exits spared since it was started",
+        "two VMs without exits for devices: {cost:?}; at most {} accesses in a run, {spared} exits spared since they were started",
         accesses.last().copied().unwrap_or_default()
     ));
-    guest.kill()?;
+    guests.kill()?;
     Ok(cost)
 }

@@ -6,14 +6,15 @@
 //!                                    Debian, PIIX3 IDE + e1000 + rtl8139, periodic tick     --> attributed, tables 1 to 3
 //!                                    Debian, virtio, the same loads at the same pace        --> remedies
 //!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
-//!                                    Debian, virtio, clustering on and off in turn          --> idle_vm_cost
-//!                                    Debian, ticking by the PIT, its timer clamped and not  --> timer_clamp_gain
+//!                                    two Debians, virtio, clustering in one of them in turn  --> idle_vm_cost
+//!                                    two Debians ticking by the PIT, one clamped, in turn    --> timer_clamp_gain
 //!   with --sweeps alone:             block sizes, message sizes, rates of the tick          --> scheduler_none, napi
 //! ```
 //!
 //! In L1 exits are counted by real KVM in a translated machine: counts and rates of paced loads are what they would be elsewhere, times
 //! are not.
 
+mod beside;
 mod clamp;
 mod clusters;
 mod cost;

@@ -171,7 +171,8 @@ fn one_boot(
     add(l1, &daemon, mode)?;
     let names = CARDS.map(|(_, name)| name);
     let before = match library {
-        Some(word) => format!("{word} {}", l1.interposed()?),
+        // An access takes a round trip to the daemon, and all of it is translated.
+        Some(word) => format!("{word} {}", l1.interposed_patiently()?),
         None => String::new(),
     };
     let guest = l1.debian_after(&before, Version::Newer, vm, &daemon.guest_args(&names, 256)?, "")?;
