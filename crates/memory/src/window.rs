@@ -233,8 +233,18 @@ impl Span<'_> {
     /// They are mapped, to be loaded from, and stay so for the lifetime.
     #[inline]
     pub unsafe fn of_iovec(iovec: IoVec) -> Self {
-        let base = NonNull::new(iovec.base()).unwrap_or(NonNull::dangling());
-        Span { base, len: iovec.len(), view: PhantomData }
+        // SAFETY: the caller's.
+        unsafe { Self::of_parts(iovec.base(), iovec.len()) }
+    }
+
+    /// The same by their address and number, perhaps those of a part of such a span.
+    ///
+    /// # Safety
+    /// They are mapped, to be loaded from, and stay so for the lifetime.
+    #[inline]
+    pub unsafe fn of_parts(base: *mut u8, len: usize) -> Self {
+        let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+        Span { base, len, view: PhantomData }
     }
 
     /// Length in bytes.

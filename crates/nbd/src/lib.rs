@@ -8,7 +8,7 @@
 //!   import          disks of other hosts, as backings
 //!   claim           who may write an export: what is said about it, and the exporter's book
 //!   reserve         a part of an export's capacity that is kept for one import: what is said about it
-//!   tls             a relay between TLS and a plain socket, for both
+//!   tls             records between a socket and both
 //! ```
 //!
 //! The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; section names in this crate are those of that document.

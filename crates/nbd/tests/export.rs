@@ -4,6 +4,7 @@ mod support;
 
 use std::io::Write;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -532,7 +533,7 @@ fn a_tcp_client_that_reads_nothing_for_too_long_is_lost() {
     });
     let AcceptedClient { stream, negotiated, ahead } = accepted.unwrap().expect("a client that stays");
     assert!(negotiated.by_name && !negotiated.structured);
-    let socket = stream.into_std().unwrap().into();
+    let socket = OwnedFd::from(stream.into_std().unwrap());
     let queue = server.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
     server.start(queue);
     let mut client = client.join().unwrap();

@@ -1,7 +1,6 @@
 //! What a listener knows of exports: whom it may let in, and whom to hand clients to.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +8,7 @@ use ioplane_api::spec::HostList;
 use ioplane_nbd::claim::{
     CLAIM, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, LONGEST_NAME, readable_within,
 };
-use ioplane_nbd::export::{Exports, PublishedExport};
+use ioplane_nbd::export::{ClientSocket, Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
@@ -110,7 +109,13 @@ impl Door {
     }
 
     /// Hands over a client whose handshake has ended.
-    pub async fn take(&self, who: &ClientOrigin, socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>) {
+    pub async fn take(
+        &self,
+        who: &ClientOrigin,
+        socket: ClientSocket,
+        negotiated: Negotiated,
+        ahead: Vec<u8>,
+    ) {
         let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
         // It has asked, and is to come with a connection to use.
         let only_asks = |name: &str| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::NbdError;
-use ioplane_nbd::export::{AcceptedClient, Handshakes};
+use ioplane_nbd::export::{AcceptedClient, ClientSocket, Handshakes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
@@ -119,7 +119,7 @@ async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshake
     match handshakes.accept(stream, &doors.seen_by(ClientOrigin::Local)).await {
         Ok(Some(AcceptedClient { stream, negotiated, ahead })) => match stream.into_std() {
             Ok(stream) => {
-                let stream = OwnedFd::from(stream);
+                let stream = OwnedFd::from(stream).into();
                 hand_over(&doors, &ClientOrigin::Local, AcceptedClient { stream, negotiated, ahead }).await;
             }
             Err(source) => refused(&NbdError::Os { doing: "taking a client over", source }),
@@ -145,7 +145,7 @@ async fn admit(stream: TcpStream, doors: Doors, handshakes: Arc<Handshakes>, ide
     }
 }
 
-async fn hand_over(doors: &Doors, client: &ClientOrigin, accepted: AcceptedClient<OwnedFd>) {
+async fn hand_over(doors: &Doors, client: &ClientOrigin, accepted: AcceptedClient<ClientSocket>) {
     let AcceptedClient { stream, negotiated, ahead } = accepted;
     if let Some(door) = doors.door(&negotiated.info.name) {
         door.take(client, stream, negotiated, ahead).await;

@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +11,7 @@ use ioplane_device::{Change, QueueSet, Running};
 use ioplane_nbd::claim::{
     ClaimBook, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, ClaimVerb,
 };
-use ioplane_nbd::export::{EndedConnections, Export};
+use ioplane_nbd::export::{ClientSocket, EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
 use ioplane_nbd::reserve::{ReserveQuery, ReserveReply, ReservedRates};
@@ -94,7 +93,7 @@ pub type ShownClaim = Arc<Mutex<Option<ClaimRecord>>>;
 /// What an owner is asked.
 pub enum Ask {
     /// Serve a client.
-    Connect { socket: OwnedFd, negotiated: Negotiated, ahead: Vec<u8>, client: Option<ChannelEpoch> },
+    Connect { socket: ClientSocket, negotiated: Negotiated, ahead: Vec<u8>, client: Option<ChannelEpoch> },
     /// End what older connections of this client have begun. The answer comes when nothing of them is under way.
     Fence { client: ChannelEpoch, answer: oneshot::Sender<Fenced> },
     /// What a client asks for about the claim to write.
@@ -260,7 +259,7 @@ impl Owner {
 
     fn connect(
         &mut self,
-        socket: OwnedFd,
+        socket: ClientSocket,
         negotiated: &Negotiated,
         ahead: &[u8],
         client: Option<ChannelEpoch>,

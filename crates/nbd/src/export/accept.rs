@@ -11,18 +11,16 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::socket;
+use super::socket::ClientSocket;
 use crate::error::NbdError;
 use crate::handshake::ExportInfo;
 use crate::handshake::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
-use crate::tls::{self, load};
+use crate::tls::{self, Records, load};
 
 /// Bytes read at a time.
 const INPUT: usize = 4096;
 /// How long a client that was refused has to hear of it.
 const HEARS: Duration = Duration::from_secs(2);
-/// How long the peer of a connection with TLS may be silent: as of one without, if nothing else is said.
-const SILENCE: Duration = Duration::from_secs(30);
 
 /// What is exported, as handshakes ask for it. The futures may take as long as a handshake may.
 pub trait Exports: Sync {
@@ -95,8 +93,7 @@ impl Handshakes {
     }
 
     /// The same for a client by TCP that may start TLS, or must, by `policy`. What it is told without TLS is that of `plain`; with TLS `known` is asked
-    /// once who it is, by the name in its certificate. This host's own identity is read anew for each client. The socket of a client with TLS is the
-    /// plain end of a relay.
+    /// once who it is, by the name in its certificate. This host's own identity is read anew for each client.
     pub async fn accept_tls<E: Exports>(
         &self,
         mut stream: TcpStream,
@@ -104,7 +101,7 @@ impl Handshakes {
         identity: &IdentityDirectory,
         plain: &impl Exports,
         known: impl FnOnce(&str) -> E,
-    ) -> Result<Option<AcceptedClient<OwnedFd>>, NbdError> {
+    ) -> Result<Option<AcceptedClient<ClientSocket>>, NbdError> {
         let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
         let os = |source| NbdError::Os { doing: "taking a client over", source };
         self.in_time(async {
@@ -112,7 +109,7 @@ impl Handshakes {
             let (socket, negotiated, ahead) = match talk(&mut stream, &mut handshake, plain).await? {
                 Talked::End => return Ok(None),
                 Talked::Transmission(negotiated, ahead) => {
-                    (OwnedFd::from(stream.into_std().map_err(os)?), negotiated, ahead)
+                    (OwnedFd::from(stream.into_std().map_err(os)?).into(), negotiated, ahead)
                 }
                 Talked::StartTls => {
                     let (mut stream, name) = start_tls(stream, identity).await?;
@@ -122,8 +119,9 @@ impl Handshakes {
                     else {
                         return Ok(None);
                     };
-                    socket::notice_silence(stream.get_ref().0, SILENCE).map_err(os)?;
-                    (tls::relay(stream.into(), SILENCE).map_err(os)?.plain, negotiated, ahead)
+                    let (stream, records) = Records::of(stream);
+                    let fd = OwnedFd::from(stream.into_std().map_err(os)?);
+                    (ClientSocket::with_tls(fd, records), negotiated, ahead)
                 }
             };
             Ok(Some(AcceptedClient { stream: socket, negotiated, ahead }))

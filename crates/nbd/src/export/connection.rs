@@ -1,7 +1,6 @@
 //! One connection in its transmission phase: all that goes with it from core to core, and stays when its poller is parked.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use ioplane_memory::{GuestFault, GuestRange, MapError};
@@ -9,6 +8,7 @@ use ioplane_memory::{GuestFault, GuestRange, MapError};
 use super::check::{Ask, Refused, Terms};
 use super::ended::ConnectionEnd;
 use super::memory::{Chain, DataMemory};
+use super::socket::ClientSocket;
 use crate::error::Violation;
 use crate::spec::*;
 use crate::transmission::{Chunk, ChunkHeader, Extent, Request, SimpleReply};
@@ -147,7 +147,7 @@ pub(super) struct Setup<'a> {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub socket: OwnedFd,
+    pub socket: ClientSocket,
     pub queue: u16,
     pub terms: Terms,
     pub memory: DataMemory,
@@ -173,7 +173,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// `None` when more was sent ahead than is kept.
-    pub fn new(socket: OwnedFd, setup: Setup<'_>) -> Result<Option<Connection>, MapError> {
+    pub fn new(socket: ClientSocket, setup: Setup<'_>) -> Result<Option<Connection>, MapError> {
         let Some(staging) = Staging::new(setup.ahead) else { return Ok(None) };
         let depth = usize::from(setup.depth.max(1));
         let head_size = HEAD.max(STATUS_CHUNK * setup.contexts.len());
@@ -268,6 +268,11 @@ impl Connection {
     /// Whether replies are to be sent.
     pub fn has_replies(&self) -> bool {
         !self.outgoing.is_empty()
+    }
+
+    /// Whether replies are to be sent, or to go to the kernel.
+    pub fn has_output(&self) -> bool {
+        self.has_replies() || (!self.mute && self.socket.has_unsent())
     }
 
     /// Puts the reply to the request in a slot among those to be sent.

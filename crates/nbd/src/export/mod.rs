@@ -21,7 +21,6 @@ mod published;
 mod readiness;
 mod socket;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,6 +39,7 @@ pub use ended::{ConnectionEnd, Ended, EndedConnections};
 use poller::{ExportPoller, Provided};
 pub use published::PublishedExport;
 use readiness::Readiness;
+pub use socket::ClientSocket;
 
 use crate::error::NbdError;
 use crate::handshake::server::Negotiated;
@@ -192,10 +192,11 @@ impl Export {
     /// (`Running::start`). `ahead` is what it has sent beyond the handshake.
     pub fn connect(
         &mut self,
-        socket: OwnedFd,
+        socket: impl Into<ClientSocket>,
         negotiated: &Negotiated,
         ahead: &[u8],
     ) -> Result<u16, NbdError> {
+        let socket = socket.into();
         let most = self.options.connections;
         let free = self.places.iter().position(|place| matches!(place, Place::Free));
         let queue = free.ok_or(NbdError::Connections(most))? as u16;
@@ -223,7 +224,7 @@ impl Export {
     }
 
     /// What a connection needs of its socket: it never blocks, sends at once, and notices when its peer is gone.
-    fn prepare(&self, socket: &OwnedFd) -> std::io::Result<()> {
+    fn prepare(&self, socket: &ClientSocket) -> std::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(socket)?;
         rustix::fs::fcntl_setfl(socket, flags | rustix::fs::OFlags::NONBLOCK)?;
         socket::notice_silence(socket, self.options.silence)

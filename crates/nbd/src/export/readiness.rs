@@ -33,7 +33,7 @@ impl Readiness {
     }
 
     /// What is wanted of `socket` from now on; a system call if that is something else than before.
-    pub fn want(&mut self, socket: &OwnedFd, interest: Interest) {
+    pub fn want(&mut self, socket: impl AsFd, interest: Interest) {
         if self.interest == interest {
             return;
         }

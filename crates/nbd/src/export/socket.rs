@@ -3,16 +3,122 @@
 #![allow(unsafe_code)]
 // UNSAFETY: recvmsg and sendmsg over spans of a mapping, which no safe slice may stand for.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_storage::MAX_RANGES;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{RecvFlags, Shutdown, sockopt};
+
+use crate::tls::{Gathering, Records};
 
 /// Most spans of one call: a request of [`MAX_RANGES`], and what is before and behind it.
 const SPANS: usize = MAX_RANGES + 4;
+
+/// Most calls by which what a client still sends is read over.
+const MOST_READ_OVER: u32 = 16;
+
+/// The socket of a client whose handshake has ended, perhaps with TLS.
+#[derive(Debug)]
+pub struct ClientSocket {
+    fd: OwnedFd,
+    records: Option<Box<Records>>,
+}
+
+impl From<OwnedFd> for ClientSocket {
+    /// Without TLS.
+    fn from(fd: OwnedFd) -> Self {
+        ClientSocket { fd, records: None }
+    }
+}
+
+impl AsFd for ClientSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl ClientSocket {
+    pub(super) fn with_tls(fd: OwnedFd, records: Records) -> ClientSocket {
+        ClientSocket { fd, records: Some(Box::new(records)) }
+    }
+
+    /// TLS's part, for a while.
+    pub(super) fn take_records(&mut self) -> Option<Box<Records>> {
+        self.records.take()
+    }
+
+    /// Puts it back.
+    pub(super) fn put_records(&mut self, records: Option<Box<Records>>) {
+        self.records = records;
+    }
+
+    /// Whether it receives into staging only.
+    pub(super) fn has_tls(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// Whether something that was sent has not gone to the kernel yet. Never without TLS.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.records.as_ref().is_some_and(|records| records.has_unsent())
+    }
+
+    /// Whether something can be received that the kernel does not tell of. Never without TLS.
+    pub(super) fn has_received(&self) -> bool {
+        self.records.as_ref().is_some_and(|records| records.has_received())
+    }
+
+    /// Passes on what has not gone to the kernel. Whether all of it has.
+    pub(super) fn flush(&mut self) -> Result<bool, Errno> {
+        let Some(records) = &mut self.records else { return Ok(true) };
+        records.flush(self.fd.as_fd()).map_err(Errno::from_raw_os_error)
+    }
+
+    /// Tells the client that the connection has ended. What it still sends is not read.
+    pub(super) fn end(&mut self) {
+        match &mut self.records {
+            None => {
+                let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+            }
+            Some(records) => {
+                records.finish(self.fd.as_fd());
+                let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+                self.read_over();
+            }
+        }
+    }
+
+    /// A socket that is closed with something unread resets its connection, and what the client has not read is lost with it. A client of TLS says that it ends, at
+    /// least.
+    fn read_over(&self) {
+        let mut scrap = [0; 4096];
+        for _ in 0..MOST_READ_OVER {
+            if !rustix::net::recv(&self.fd, &mut scrap, RecvFlags::DONTWAIT).is_ok_and(|(bytes, _)| bytes > 0)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Receives into `ranges` of the memory of `view`, as far as one call has room for them, and what comes after all of them into `staging`. With TLS there must be no
+    /// ranges.
+    pub(super) fn receive(
+        &mut self,
+        view: &GuestView,
+        ranges: &[GuestRange],
+        staging: &mut [u8],
+    ) -> Result<Moved, ReceiveError> {
+        let Some(records) = &mut self.records else { return receive(&self.fd, view, ranges, staging) };
+        debug_assert!(ranges.is_empty());
+        match records.receive(self.fd.as_fd(), staging) {
+            Ok(0) => Ok(Moved::End),
+            Ok(bytes) => Ok(Moved::Bytes(bytes)),
+            Err(libc::EAGAIN | libc::EINTR) => Ok(Moved::Later),
+            Err(errno) => Err(ReceiveError::Lost(Errno::from_raw_os_error(errno))),
+        }
+    }
+}
 
 /// Has a TCP socket send at once, and end when its peer neither sends nor acknowledges anything for `silence`. Others are left as they are.
 pub(super) fn notice_silence(socket: &impl AsFd, silence: Duration) -> std::io::Result<()> {
@@ -28,6 +134,14 @@ pub(super) fn notice_silence(socket: &impl AsFd, silence: Duration) -> std::io::
     sockopt::set_tcp_keepcnt(socket, 2)?;
     sockopt::set_tcp_user_timeout(socket, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
+}
+
+impl Drop for ClientSocket {
+    fn drop(&mut self) {
+        if self.has_tls() {
+            self.read_over();
+        }
+    }
 }
 
 /// What one call came to.
@@ -77,7 +191,7 @@ impl Table {
 }
 
 /// Receives into `ranges` of the memory of `view`, as far as one call has room for them, and what comes after all of them into `staging`.
-pub(super) fn receive(
+fn receive(
     socket: &OwnedFd,
     view: &GuestView,
     ranges: &[GuestRange],
@@ -156,13 +270,23 @@ impl<'a> Sending<'a> {
         Ok(room)
     }
 
-    /// Sends what the socket takes now.
-    pub fn send(mut self, socket: &OwnedFd) -> Result<Moved, Errno> {
+    /// Sends what the socket takes now; through `records` if it has TLS.
+    pub fn send(mut self, socket: &ClientSocket, records: Option<&mut Records>) -> Result<Moved, Errno> {
+        let fd = &socket.fd;
+        if let Some(records) = records {
+            // SAFETY: what was pushed is borrowed for longer than the call, and ranges lie in the map that `view` keeps mapped.
+            let mut gathering = unsafe { Gathering::new(&self.table.entries[..self.table.count]) };
+            return match records.send(fd.as_fd(), self.table.bytes, |into| gathering.copy(into)) {
+                Ok(bytes) => Ok(Moved::Bytes(bytes)),
+                Err(libc::EAGAIN | libc::EINTR) => Ok(Moved::Later),
+                Err(errno) => Err(Errno::from_raw_os_error(errno)),
+            };
+        }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let message = self.table.message();
         // SAFETY: what was pushed is borrowed for longer than the call, which only reads it; ranges lie in the map that `view` keeps
         // mapped.
-        moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
+        moved(unsafe { libc::sendmsg(fd.as_raw_fd(), &message, flags) })
     }
 }
 

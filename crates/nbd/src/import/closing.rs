@@ -7,8 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags};
-
 use super::quiet::Leave;
 use super::socket::Socket;
 use crate::spec::NBD_CMD_DISC;
@@ -19,8 +17,7 @@ use crate::transmission::Request;
 pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _leave: Option<Leave>) {
     if idle {
         let request = Request { flags: 0, command: NBD_CMD_DISC, cookie: 0, offset: 0, length: 0 };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&socket, &request.encode(), flags);
+        let _ = socket.send_own(&request.encode());
     }
     socket.finish();
     let Ok(Ok(())) = tokio::time::timeout(limit, read_to_end(&socket)).await else {
@@ -33,16 +30,15 @@ pub(super) async fn see_out(socket: Arc<Socket>, idle: bool, limit: Duration, _l
 
 /// Throws away what the server still sends, so that it is not held up.
 async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
-    let socket = socket.incoming()?;
+    let incoming = socket.incoming()?;
     let mut scrap = vec![0; 64 << 10];
     loop {
-        let mut ready = socket.readable().await?;
-        match rustix::net::recv(socket.get_ref(), &mut scrap[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Ok(()),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
-            // A reset: its end is gone, too.
-            Err(_) => return Ok(()),
+        match socket.receive_own(&mut scrap) {
+            Ok(1..) | Err(libc::EINTR) => {}
+            // Before the next attempt, which is made until nothing comes.
+            Err(libc::EAGAIN) => incoming.readable().await?.clear_ready(),
+            // The end, or a reset: its end is gone, too.
+            Ok(0) | Err(_) => return Ok(()),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
 use crate::reserve::{RESERVE, ReserveReply};
-use crate::tls;
+use crate::tls::{self, Records};
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
@@ -85,7 +85,7 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
             match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
                 (Talked::Connected(connected), None) => {
                     let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-                    (Socket::new(fd, dead_after), connected)
+                    (Socket::new(fd, None, dead_after), connected)
                 }
                 (Talked::StartTls, Some(name)) => {
                     let mut stream = start_tls(stream, name, &options.identity).await?;
@@ -95,8 +95,9 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
                     else {
                         return Err(NbdError::TlsRequired);
                     };
-                    let relayed = tls::relay(stream.into(), dead_after).map_err(os("starting TLS"))?;
-                    (Socket::of_relay(relayed, dead_after), connected)
+                    let (stream, records) = Records::of(stream);
+                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
+                    (Socket::new(fd, Some(records), dead_after), connected)
                 }
                 // The handshake starts TLS where it is asked for, and nowhere else.
                 (Talked::Connected(_), Some(_)) => return Err(NbdError::TlsRefused(String::new())),
@@ -109,7 +110,8 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
             else {
                 return Err(NbdError::TlsRequired);
             };
-            (Socket::new(stream.into_std().map_err(os(SETTING_UP))?.into(), dead_after), connected)
+            let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
+            (Socket::new(fd, None, dead_after), connected)
         }
     };
     let socket = socket.map_err(os(SETTING_UP))?;

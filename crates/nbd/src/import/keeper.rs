@@ -117,7 +117,7 @@ impl Keeper {
             self.link.set_state(ConnectionState::Connected { since: Instant::now() });
             self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
             drop(turnover);
-            loss = self.watch(&socket).await.map(|loss| socket.explain(loss));
+            loss = self.watch(&socket).await;
             self.link.unwatch(&socket);
             let leave = self.link.take_leave();
             let answered = self.link.counters.replies.load(Ordering::Relaxed) != replies;
@@ -184,7 +184,15 @@ impl Keeper {
         let requests = || self.link.counters.requests.load(Ordering::SeqCst);
         // What a request that came and went meanwhile has brought is none of that.
         let before = requests();
-        self.link.in_flight() == 0 && socket.readable() && self.link.in_flight() == 0 && requests() == before
+        if self.link.in_flight() > 0 {
+            return false;
+        }
+        let readable = socket.readable();
+        if socket.has_tls() {
+            // What has come for a request that was made meanwhile no socket tells of any more.
+            self.link.wake_if_busy();
+        }
+        readable && self.link.in_flight() == 0 && requests() == before
     }
 
     /// Waits until the channel, which has given up all that was in flight, is dropped or used again. Says which.

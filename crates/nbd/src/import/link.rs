@@ -17,8 +17,9 @@ use ioplane_memory::GuestMap;
 use rustix::event::{EventfdFlags, epoll};
 
 use super::facts::Facts;
+use super::locker::Locker;
 use super::quiet::{Leave, Quiet};
-use super::retained::Locker;
+use super::retained::Retained;
 use super::socket::Socket;
 use super::status::{ConnectionState, ConnectionStatus, Loss};
 use super::writes::Writes;
@@ -64,7 +65,7 @@ pub(super) struct Link {
     pub replays: bool,
     pub writes: Arc<Writes>,
     /// Copies of the channel's writes, where they are kept.
-    pub retained: Option<Locker>,
+    pub retained: Option<Locker<Retained>>,
     pub counters: Counters,
     /// What the core sleeps on: holds `wake` and the socket.
     pub waker: OwnedFd,
@@ -98,7 +99,7 @@ impl Link {
         facts: Facts,
         replays: bool,
         writes: Arc<Writes>,
-        retained: Option<Locker>,
+        retained: Option<Locker<Retained>>,
         quiet: Arc<Quiet>,
     ) -> std::io::Result<Arc<Link>> {
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);

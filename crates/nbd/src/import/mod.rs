@@ -33,6 +33,7 @@ mod coverage;
 mod facts;
 mod keeper;
 mod link;
+mod locker;
 mod operation;
 mod options;
 mod overlap;
@@ -53,9 +54,9 @@ use connect::{Reached, reach};
 use facts::Facts;
 use keeper::Keeper;
 use link::Link;
+use locker::Locker;
 use quiet::{Leave, Quiet};
 use reserve::Reservation;
-use retained::Locker;
 use seat::Seat;
 use shelf::Shelf;
 use socket::Socket;
@@ -73,13 +74,6 @@ pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus,
 
 use crate::claim::ClaimReply;
 use crate::error::NbdError;
-
-/// What a keeper does with a connection that is lost.
-#[cfg(test)]
-pub(crate) fn abort_relayed(relayed: crate::tls::Relayed) {
-    let socket = Socket::of_relay(relayed, std::time::Duration::from_secs(10)).expect("a socket");
-    socket.abort();
-}
 
 /// Most channels of one import. More queues than any guest has processors here.
 const MOST_CHANNELS: usize = 256;

@@ -9,8 +9,6 @@
 
 use std::collections::VecDeque;
 
-use crossbeam_queue::ArrayQueue;
-
 use crate::mutation::{Rule, removed};
 use crate::transmission::Request;
 
@@ -168,30 +166,6 @@ impl Retained {
     pub fn left(&self, durable: u64) -> impl Iterator<Item = &RetainedWrite> {
         let all = removed(Rule::NotTheDurable);
         self.writes.iter().filter(move |write| !write.void && (all || !write.durable(durable)))
-    }
-}
-
-/// Where a channel's [`Retained`] is while nobody works with it. Each of the two halves takes it out, and puts it back, without waiting.
-#[derive(Debug)]
-pub(super) struct Locker(ArrayQueue<Box<Retained>>);
-
-impl Locker {
-    pub fn new(retained: Box<Retained>) -> Locker {
-        let locker = Locker(ArrayQueue::new(1));
-        locker.put(retained);
-        locker
-    }
-
-    /// `None` while the other half has it.
-    #[inline]
-    pub fn take(&self) -> Option<Box<Retained>> {
-        self.0.pop()
-    }
-
-    #[inline]
-    pub fn put(&self, retained: Box<Retained>) {
-        let full = self.0.push(retained);
-        debug_assert!(full.is_ok(), "there is one");
     }
 }
 

@@ -15,8 +15,8 @@ use rustix::net::{AddressFamily, Shutdown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::status::Loss;
-use crate::tls::{RelayEnd, Relayed};
+use super::locker::Locker;
+use crate::tls::{Gathering, Records};
 
 /// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
 pub(super) struct IoTable {
@@ -102,32 +102,47 @@ pub(super) type Duplex = AsyncFd<Arc<OwnedFd>>;
 pub(super) struct Socket {
     fd: Arc<OwnedFd>,
     tcp: bool,
-    /// With TLS: the connection behind the relay, and what became of it.
-    relayed: Option<(OwnedFd, Arc<RelayEnd>)>,
+    /// With TLS: what stands between the socket and both halves. The channel has it during its calls; the control half asks for it only while the channel has not been
+    /// given the connection, has left it, or has nothing in flight.
+    records: Option<Locker<Records>>,
 }
 
 impl Socket {
-    /// Takes a connected socket. Small requests of a TCP connection go out at once, and data that nobody acknowledges for `dead_after`
+    /// Takes a connected socket, perhaps with TLS. Small requests of a TCP connection go out at once, and data that nobody acknowledges for `dead_after`
     /// end it (`TCP_USER_TIMEOUT`).
-    pub fn new(fd: OwnedFd, dead_after: Duration) -> std::io::Result<Socket> {
+    pub fn new(fd: OwnedFd, records: Option<Records>, dead_after: Duration) -> std::io::Result<Socket> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         let tcp = prepare(&fd, dead_after)?;
-        Ok(Socket { fd: Arc::new(fd), tcp, relayed: None })
+        Ok(Socket { fd: Arc::new(fd), tcp, records: records.map(|records| Locker::new(Box::new(records))) })
     }
 
-    /// The same for a connection with TLS.
-    pub fn of_relay(relayed: Relayed, dead_after: Duration) -> std::io::Result<Socket> {
-        rustix::io::ioctl_fionbio(&relayed.plain, true)?;
-        let tcp = prepare(&relayed.wire, dead_after)?;
-        Ok(Socket { fd: Arc::new(relayed.plain), tcp, relayed: Some((relayed.wire, relayed.end)) })
+    /// Whether it receives into memory of ours only.
+    pub fn has_tls(&self) -> bool {
+        self.records.is_some()
     }
 
-    /// Why the connection is gone, if more is known of it than its socket tells: of one with TLS the plain end only ends.
-    pub fn explain(&self, loss: Loss) -> Loss {
-        let failure = self.relayed.as_ref().and_then(|(_, end)| end.failure());
-        match (loss, failure) {
-            (Loss::Closed, Some(errno)) => Loss::System(errno),
-            _ => loss,
+    /// Does something with TLS's state; `EAGAIN` while the other half has it.
+    fn with<T>(
+        locker: &Locker<Records>,
+        work: impl FnOnce(&mut Records) -> Result<T, i32>,
+    ) -> Result<T, i32> {
+        let mut records = locker.take().ok_or(libc::EAGAIN)?;
+        let done = work(&mut records);
+        locker.put(records);
+        done
+    }
+
+    /// Whether something that was sent has not gone to the kernel yet. Never without TLS.
+    pub fn has_unsent(&self) -> bool {
+        let unsent = |locker| Self::with(locker, |records| Ok(records.has_unsent()));
+        self.records.as_ref().is_some_and(|locker| unsent(locker).unwrap_or(true))
+    }
+
+    /// Passes it on. Whether all of it is.
+    pub fn flush(&self) -> Result<bool, i32> {
+        match &self.records {
+            None => Ok(true),
+            Some(locker) => Self::with(locker, |records| records.flush(self.as_fd())),
         }
     }
 
@@ -136,6 +151,13 @@ impl Socket {
     /// # Safety
     /// Every entry is memory of ours that is not written to meanwhile, or guest memory that is kept mapped.
     pub unsafe fn send(&self, table: &mut IoTable) -> Result<usize, i32> {
+        if let Some(locker) = &self.records {
+            // SAFETY: the caller's.
+            let mut gathering = unsafe { Gathering::new(&table.entries) };
+            let send =
+                |records: &mut Records| records.send(self.as_fd(), table.bytes, |into| gathering.copy(into));
+            return Self::with(locker, send);
+        }
         let mut message = header(table);
         // SAFETY: a message of valid entries, by the caller's promise; guest memory that is gone is EFAULT.
         let sent = unsafe {
@@ -147,16 +169,41 @@ impl Socket {
     /// Receives what is there, as far as it fits into `table`; says how many bytes, 0 at the end of the stream.
     ///
     /// # Safety
-    /// Every entry is memory of ours that nobody else looks at, or guest memory that is kept mapped and may be stored into.
+    /// Every entry is memory of ours that nobody else looks at, or, without TLS, guest memory that is kept mapped and may be stored into.
     pub unsafe fn receive(&self, table: &mut IoTable) -> Result<usize, i32> {
+        if let Some(locker) = &self.records {
+            let Some(entry) = table.entries.first() else { return Err(libc::EINVAL) };
+            // SAFETY: the caller's.
+            let into = unsafe { std::slice::from_raw_parts_mut(entry.iov_base.cast(), entry.iov_len) };
+            return Self::with(locker, |records| records.receive(self.as_fd(), into));
+        }
         let mut message = header(table);
         // SAFETY: as in `send`.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         outcome(got)
     }
 
+    /// Sends bytes of ours, as many as the socket takes now; says how many.
+    pub fn send_own(&self, bytes: &[u8]) -> Result<usize, i32> {
+        let mut table = IoTable::with_room(1);
+        table.push_own(bytes);
+        // SAFETY: memory of ours.
+        unsafe { self.send(&mut table) }
+    }
+
+    /// Receives what is there, as far as it fits; says how many bytes, 0 at the end of the stream.
+    pub fn receive_own(&self, bytes: &mut [u8]) -> Result<usize, i32> {
+        let mut table = IoTable::with_room(1);
+        table.push_own_mut(bytes);
+        // SAFETY: memory of ours.
+        unsafe { self.receive(&mut table) }
+    }
+
     /// No more is sent than what the socket has taken; the peer is told.
     pub fn finish(&self) {
+        if let Some(locker) = &self.records {
+            let _ = Self::with(locker, |records| Ok(records.finish(self.as_fd())));
+        }
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
 
@@ -164,23 +211,23 @@ impl Socket {
     /// delivers nothing of it. Descriptors of the socket stay valid and report an error.
     pub fn abort(&self) {
         if self.tcp {
-            // Behind a relay the wire first: what the relay still holds has nowhere to go then.
-            let wire = self.relayed.as_ref().map_or(&*self.fd, |(wire, _)| wire);
             // SAFETY: an address of the family AF_UNSPEC, which ends the connection with a reset and empties its queues.
             unsafe {
                 let nobody: libc::sockaddr = MaybeUninit::zeroed().assume_init();
                 let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-                libc::connect(wire.as_raw_fd(), &raw const nobody, len);
+                libc::connect(self.fd.as_raw_fd(), &raw const nobody, len);
             }
         }
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// Whether something is there to be received, or the stream has ended. Does not take it.
+    /// Whether something is there to be received, or the stream has ended. Does not take it. With TLS what is in the socket may be no more than a word between the two
+    /// TLS's, which is taken: a channel that has something in flight by now has to be woken afterwards.
     pub fn readable(&self) -> bool {
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut ready = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0)
+        match &self.records {
+            None => ready(&self.fd),
+            Some(locker) => Self::with(locker, |records| Ok(records.listen(self.as_fd()))).unwrap_or(false),
+        }
     }
 
     /// What the control half is told by when something can be received. Must be called in a runtime.
@@ -208,6 +255,13 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Whether something can be received from a socket.
+fn ready(fd: &OwnedFd) -> bool {
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut ready = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0)
 }
 
 /// Says whether it is a TCP socket, and sets it up if so.
@@ -244,6 +298,10 @@ fn outcome(result: isize) -> Result<usize, i32> {
 }
 
 #[cfg(test)]
+#[path = "socket_tls_tests.rs"]
+mod tls_tests;
+
+#[cfg(test)]
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
@@ -254,17 +312,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, _) = listener.accept().unwrap();
-        (Socket::new(ours.into(), Duration::from_secs(10)).unwrap(), theirs)
+        (Socket::new(ours.into(), None, Duration::from_secs(10)).unwrap(), theirs)
     }
 
     /// Sends until the socket takes no more; says how much it took.
     fn fill(socket: &Socket) -> usize {
         let (bytes, mut sent) = (vec![7; 64 << 10], 0);
         loop {
-            let mut table = IoTable::with_room(1);
-            table.push_own(&bytes);
-            // SAFETY: memory of ours.
-            match unsafe { socket.send(&mut table) } {
+            match socket.send_own(&bytes) {
                 Ok(more) => sent += more,
                 Err(errno) => {
                     assert_eq!(errno, libc::EAGAIN);
@@ -275,10 +330,7 @@ mod tests {
     }
 
     fn receive(socket: &Socket) -> Result<usize, i32> {
-        let (mut bytes, mut table) = ([0; 100], IoTable::with_room(1));
-        table.push_own_mut(&mut bytes);
-        // SAFETY: memory of ours.
-        unsafe { socket.receive(&mut table) }
+        socket.receive_own(&mut [0; 100])
     }
 
     #[test]

@@ -11,8 +11,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 use tokio::time::sleep;
 
 use super::Shared;
@@ -139,7 +137,8 @@ pub(super) enum Trouble {
 
 /// A connection by which the control half asks.
 pub(super) struct Talk {
-    socket: Duplex,
+    socket: Arc<Socket>,
+    ready: Duplex,
     reader: ReplyReader,
     input: Vec<u8>,
     asked: Vec<Request>,
@@ -150,9 +149,10 @@ pub(super) struct Talk {
 
 impl Talk {
     /// Nothing has been asked for on it. Without headway for `limit` it counts as lost.
-    pub fn new(socket: &Socket, structured: bool, limit: Duration) -> Result<Talk, Trouble> {
+    pub fn new(socket: &Arc<Socket>, structured: bool, limit: Duration) -> Result<Talk, Trouble> {
         Ok(Talk {
-            socket: socket.duplex().map_err(|error| Trouble::Network(error.to_string()))?,
+            ready: socket.duplex().map_err(|error| Trouble::Network(error.to_string()))?,
+            socket: socket.clone(),
             reader: ReplyReader::new(structured),
             input: Vec::new(),
             asked: Vec::new(),
@@ -178,18 +178,25 @@ impl Talk {
     }
 
     async fn send(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
-        while !bytes.is_empty() {
-            let ready = tokio::time::timeout(self.limit, self.socket.writable()).await;
+        loop {
+            let ready = tokio::time::timeout(self.limit, self.ready.writable()).await;
             let mut ready = ready.map_err(|_| silent())?.map_err(lost)?;
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match rustix::net::send(self.socket.get_ref(), bytes, flags) {
+            let sent = match bytes {
+                // What was taken may not have gone out.
+                [] => match self.socket.flush() {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => Err(libc::EAGAIN),
+                    Err(errno) => Err(errno),
+                },
+                bytes => self.socket.send_own(bytes),
+            };
+            match sent {
                 Ok(sent) => bytes = &bytes[sent..],
-                Err(Errno::AGAIN) => ready.clear_ready(),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(lost(errno.into())),
+                Err(libc::EAGAIN) => ready.clear_ready(),
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(lost(std::io::Error::from_raw_os_error(errno))),
             }
         }
-        Ok(())
     }
 
     /// Waits until all is answered. The first error, if one is.
@@ -200,14 +207,16 @@ impl Talk {
             if self.asked.is_empty() {
                 return self.error.map_or(Ok(()), |error| Err(Trouble::Device(error)));
             }
-            let ready = tokio::time::timeout(self.limit, self.socket.readable()).await;
-            let mut ready = ready.map_err(|_| silent())?.map_err(lost)?;
-            match rustix::net::recv(self.socket.get_ref(), &mut buffer[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(Trouble::Network("the server closed the connection".into())),
-                Ok((got, _)) => self.input.extend_from_slice(&buffer[..got]),
-                Err(Errno::AGAIN) => ready.clear_ready(),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(lost(errno.into())),
+            match self.socket.receive_own(&mut buffer) {
+                Ok(0) => return Err(Trouble::Network("the server closed the connection".into())),
+                Ok(got) => self.input.extend_from_slice(&buffer[..got]),
+                Err(libc::EAGAIN) => {
+                    let ready = tokio::time::timeout(self.limit, self.ready.readable()).await;
+                    // Before the next attempt, which is made until nothing comes.
+                    ready.map_err(|_| silent())?.map_err(lost)?.clear_ready();
+                }
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(lost(std::io::Error::from_raw_os_error(errno))),
             }
         }
     }

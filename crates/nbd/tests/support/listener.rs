@@ -99,7 +99,7 @@ async fn own(
                     let accepted = match &identity {
                         None => handshakes.accept(stream, &published).await.map(|client| {
                             client.map(|AcceptedClient { stream, negotiated, ahead }| {
-                                let stream = OwnedFd::from(stream.into_std().unwrap());
+                                let stream = OwnedFd::from(stream.into_std().unwrap()).into();
                                 AcceptedClient { stream, negotiated, ahead }
                             })
                         }),

@@ -7,6 +7,7 @@ pub mod listener;
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ impl Server {
         let client = std::thread::spawn(move || Client::shake(theirs, structured));
         let AcceptedClient { stream, negotiated, ahead } = self.accept(ours);
         let client = client.join().unwrap();
-        let socket = stream.into_std().unwrap().into();
+        let socket = OwnedFd::from(stream.into_std().unwrap());
         let queue = self.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
         self.start(queue);
         (client, queue)

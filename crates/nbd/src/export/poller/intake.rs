@@ -6,7 +6,7 @@ use super::super::check::{Ask, Refused};
 use super::super::connection::{Connection, Intake};
 use super::super::ended::ConnectionEnd;
 use super::super::memory::Chain;
-use super::super::socket::{self, Moved, ReceiveError};
+use super::super::socket::{Moved, ReceiveError};
 use super::{COST_OF_CALL, ExportPoller, cost_of_freeing};
 use crate::error::Violation;
 use crate::spec::*;
@@ -155,18 +155,20 @@ impl ExportPoller {
             return None;
         }
         // What this poll may still cost bounds the call; what comes behind a part must stay in the socket.
-        let part = u64::from(wanted).min(self.cost.left()) as u32;
+        // TLS opens its records into staging, and what comes of them is copied from there.
+        let tls = self.connection.socket.has_tls();
+        let part = if tls { 0 } else { u64::from(wanted).min(self.cost.left()) as u32 };
         let Connection { socket, memory, staging, .. } = &mut self.connection;
         memory.ranges(chain, at, part, &mut self.ranges);
-        let room = if part == wanted { staging.room() } else { &mut [] };
+        let room = if part == wanted || tls { staging.room() } else { &mut [] };
         let asked = part as usize + room.len();
-        let moved = socket::receive(socket, memory.view(), &self.ranges, room);
+        let moved = socket.receive(memory.view(), &self.ranges, room);
         self.cost.spend(COST_OF_CALL);
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 let direct = bytes.min(part as usize);
                 staging.received(bytes - direct);
-                self.dry = bytes < asked;
+                self.dry = bytes < asked && !tls;
                 self.received = true;
                 self.cost.spend(direct as u64);
                 Some(direct as u32)

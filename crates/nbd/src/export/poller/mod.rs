@@ -135,19 +135,19 @@ impl ExportPoller {
     /// Tells the owner of a connection that has ended, once nothing is in flight and all is sent.
     fn settle(&mut self) -> bool {
         let Some(end) = self.connection.end else { return false };
-        if self.connection.announced || !self.is_still() || self.connection.has_replies() {
+        if self.connection.announced || !self.is_still() || self.connection.has_output() {
             return false;
         }
         self.connection.announced = true;
         // The client waits for it.
-        let _ = rustix::net::shutdown(&self.connection.socket, rustix::net::Shutdown::Both);
+        self.connection.socket.end();
         self.ended.push(Ended { queue: self.connection.queue, end });
         true
     }
 
     /// What a core that sleeps is to be woken for.
     fn interest(&self) -> Interest {
-        if self.blocked && self.connection.has_replies() {
+        if self.blocked && self.connection.has_output() {
             Interest::Send
         } else if self.connection.end.is_some() || self.held || self.wanted != Wanted::Serving {
             Interest::Nothing
@@ -239,8 +239,10 @@ impl Poller for ExportPoller {
         // What others of its group have in flight tells only them when it ends.
         let waits_for_others = self.roomless && self.channel.in_flight() == 0;
         let unsubmitted = !self.connection.waiting.is_empty() && !self.roomless;
-        let unsent = self.connection.has_replies() && !self.blocked;
-        let left = self.more || unsubmitted || waits_for_others || unsent || !self.finished.is_empty();
+        let unsent = self.connection.has_output() && !self.blocked;
+        let unread = self.connection.socket.has_received() && self.interest() == Interest::Receive;
+        let left =
+            self.more || unsubmitted || waits_for_others || unsent || unread || !self.finished.is_empty();
         if left || self.channel.held_back() { Armed::WorkLeft } else { Armed::Armed }
     }
 

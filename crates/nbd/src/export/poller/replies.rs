@@ -33,18 +33,20 @@ impl ExportPoller {
                 self.more = true;
                 break;
             }
+            let mut records = self.connection.socket.take_records();
             let mut sending = Sending::new(self.connection.memory.view());
             let gathered = self.connection.each_part(&mut self.ranges, self.cost.left(), |part| match part {
                 ReplyPart::Head(bytes) => Ok(sending.push(bytes)),
                 ReplyPart::Range(range) => sending.push_range(range),
             });
-            if gathered.is_err() {
+            let bytes = sending.bytes();
+            let moved = gathered.map(|()| sending.send(&self.connection.socket, records.as_deref_mut()));
+            self.connection.socket.put_records(records);
+            self.cost.spend(COST_OF_CALL);
+            let Ok(moved) = moved else {
                 self.connection.end(ConnectionEnd::Memory);
                 break;
-            }
-            let bytes = sending.bytes();
-            let moved = sending.send(&self.connection.socket);
-            self.cost.spend(COST_OF_CALL);
+            };
             match moved {
                 Ok(Moved::Bytes(sent)) => {
                     self.connection.advance(sent);
@@ -53,6 +55,12 @@ impl ExportPoller {
                     any = true;
                 }
                 Ok(Moved::Later | Moved::End) => self.blocked = true,
+                Err(errno) => self.connection.end(ConnectionEnd::Lost(errno.raw_os_error())),
+            }
+        }
+        if !self.blocked && self.connection.has_output() && !self.connection.has_replies() {
+            match self.connection.socket.flush() {
+                Ok(all) => self.blocked = !all,
                 Err(errno) => self.connection.end(ConnectionEnd::Lost(errno.raw_os_error())),
             }
         }

@@ -48,7 +48,9 @@ impl ImportChannel {
             match self.fill(work) {
                 Ok((got, asked)) => {
                     work = work.saturating_sub(got);
-                    dry = got < asked;
+                    // TLS may have more, of which no socket tells.
+                    dry = got < asked
+                        && !self.connection.as_ref().is_some_and(|connection| connection.socket.has_tls());
                 }
                 Err(Refill::Later) => return,
                 Err(Refill::Again) => {}
@@ -65,7 +67,9 @@ impl ImportChannel {
         let payload = inbound.reader.payload() as usize;
         let mut direct = 0;
         let mut reading = None;
+        // TLS opens its records into memory of ours.
         if payload > 0
+            && !connection.socket.has_tls()
             && let Ok(Some(ReplyEvent::Payload { cookie, offset, .. })) =
                 inbound.reader.next(&mut &[][..], |_| None)
         {

@@ -24,7 +24,8 @@ pub(super) const HEADWAY: usize = 4096;
 impl ImportChannel {
     /// Sends what is noted down, as far as the socket takes it.
     pub(super) fn send(&mut self, context: &mut CoreContext) {
-        if self.outbound.noted.is_empty() || self.connection.is_none() {
+        let unsent = self.connection.as_ref().map(|connection| connection.socket.has_unsent());
+        if unsent.is_none_or(|unsent| self.outbound.noted.is_empty() && !unsent) {
             return;
         }
         if self.outbound.full.is_some_and(|since| context.look().saturating_duration_since(since) < RETRY) {
@@ -56,7 +57,16 @@ impl ImportChannel {
                 Err(errno) => return self.disconnect(Loss::System(errno)),
             }
         }
-        self.set_full(None);
+        self.pass_on(context);
+    }
+
+    /// Has go to the kernel what was taken and has not; the core is woken when there is room for it.
+    fn pass_on(&mut self, context: &mut CoreContext) {
+        match self.connection.as_ref().map(|connection| connection.socket.flush()) {
+            None | Some(Ok(true)) => self.set_full(None),
+            Some(Ok(false) | Err(libc::EAGAIN)) => self.set_full(Some(context.look())),
+            Some(Err(errno)) => self.disconnect(Loss::System(errno)),
+        }
     }
 
     /// Fills the table from the requests that come next, up to some `most` bytes.
