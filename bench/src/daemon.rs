@@ -1,7 +1,7 @@
 //! A daemon to be measured: its configuration, and its start on the backend's processor.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -15,6 +15,7 @@ pub struct Configuration {
     mode: Mode,
     cores: u32,
     devices: String,
+    identity: Option<PathBuf>,
     /// Its other threads run on the front end's processor.
     core_alone: bool,
 }
@@ -22,7 +23,7 @@ pub struct Configuration {
 impl Configuration {
     /// One I/O core in `mode`, without devices.
     pub fn new(mode: Mode) -> Self {
-        Configuration { mode, cores: 1, devices: String::new(), core_alone: false }
+        Configuration { mode, cores: 1, devices: String::new(), identity: None, core_alone: false }
     }
 
     /// As many I/O cores, all on the backend's processor, with the numbers 0, 1, ...
@@ -34,6 +35,12 @@ impl Configuration {
     /// The backend's processor is the cores' alone, as on a host that gives them processors of their own: the daemon's other threads run on the front end's.
     pub fn core_alone(mut self) -> Self {
         self.core_alone = true;
+        self
+    }
+
+    /// Who this host is, for TLS.
+    pub fn identity(mut self, directory: &Path) -> Self {
+        self.identity = Some(directory.to_path_buf());
         self
     }
 
@@ -56,7 +63,7 @@ impl Configuration {
     }
 
     /// Writes the file into `folder`, which is the daemon's run directory.
-    pub fn write(&self, folder: &Path, cpu: usize) -> Result<std::path::PathBuf> {
+    pub fn write(&self, folder: &Path, cpu: usize) -> Result<PathBuf> {
         std::fs::create_dir_all(folder)?;
         let file = folder.join("ioplane.toml");
         std::fs::write(&file, self.text(folder, cpu))?;
@@ -65,6 +72,9 @@ impl Configuration {
 
     fn text(&self, folder: &Path, cpu: usize) -> String {
         let mut text = format!("[daemon]\nsocket = {:?}\nrun_dir = {folder:?}\n", folder.join("control"));
+        if let Some(identity) = &self.identity {
+            let _ = writeln!(text, "identity = {identity:?}");
+        }
         for id in 0..self.cores {
             let _ = writeln!(text, "\n[[core]]\nid = {id}\ncpu = {cpu}\nnotify = \"{}\"", self.mode.word());
         }

@@ -25,6 +25,8 @@ pub enum Wire {
     Unix,
     /// Over loopback.
     Tcp,
+    /// The same with TLS 1.3 and certificates on both sides.
+    Tls,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub enum Exporter {
     Ioplane,
     /// qemu-nbd on a file of a tmpfs.
     QemuNbd(Aio),
+    /// nbdkit with its plugin `memory`.
+    Nbdkit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +59,17 @@ pub struct Contender {
     pub mode: Mode,
     /// Whether the disk takes only [`LIMIT`] requests per second.
     pub limited: bool,
+    /// Another build of ioplane.
+    pub binary: Option<PathBuf>,
+    /// The identity of `localhost`, for TLS.
+    pub identity: PathBuf,
 }
 
 /// Where an exporter listens.
 enum Listener {
     Unix(PathBuf),
     Tcp(SocketAddr),
+    Tls(SocketAddr),
 }
 
 impl Listener {
@@ -68,6 +77,7 @@ impl Listener {
         Ok(match wire {
             Wire::Unix => Listener::Unix(directory.join("nbd.sock")),
             Wire::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
+            Wire::Tls => Listener::Tls(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
         })
     }
 
@@ -75,18 +85,27 @@ impl Listener {
         match self {
             Listener::Unix(path) => format!("nbd+unix:///{EXPORT}?socket={}", path.display()),
             Listener::Tcp(address) => format!("nbd://{address}/{EXPORT}"),
+            Listener::Tls(address) => format!("nbds://{address}/{EXPORT}?tls-hostname=localhost"),
         }
     }
 
     fn wait(&self, served: &mut Served) -> Result<()> {
         match self {
             Listener::Unix(path) => served.await_socket(path),
-            Listener::Tcp(address) => served.await_tcp(*address),
+            Listener::Tcp(address) | Listener::Tls(address) => served.await_tcp(*address),
         }
     }
 }
 
 impl Contender {
+    fn configuration(&self) -> Configuration {
+        Configuration::new(self.mode).identity(&self.identity)
+    }
+
+    fn binary(&self) -> Result<PathBuf> {
+        self.binary.clone().map_or_else(ioplane, Ok)
+    }
+
     /// The keys of the guest's disk that limit it, if they do.
     fn limit(&self) -> String {
         match self.limited {
@@ -110,13 +129,28 @@ impl Contender {
                     Listener::Tcp(address) => {
                         (directory.join("nbd.sock"), format!("\nlisten = \"{address}\"\nplain = true"))
                     }
+                    Listener::Tls(address) => {
+                        (directory.join("nbd.sock"), format!("\nlisten = \"{address}\"\ntls = true"))
+                    }
                 };
                 let keys = format!("memory = \"{}\"{listen}", backing.len());
-                Configuration::new(self.mode).export(EXPORT, &socket, &keys).start(
-                    &ioplane()?,
-                    directory,
-                    place,
-                )
+                self.configuration().export(EXPORT, &socket, &keys).start(&self.binary()?, directory, place)
+            }
+            Exporter::Nbdkit => {
+                std::fs::create_dir_all(directory)?;
+                let mut command = Command::new("nbdkit");
+                command.args(["--foreground", "--exit-with-parent"]);
+                match at {
+                    Listener::Unix(path) => command.arg("--unix").arg(path),
+                    Listener::Tcp(address) | Listener::Tls(address) => command.args([
+                        "--ipaddr",
+                        &address.ip().to_string(),
+                        "--port",
+                        &address.port().to_string(),
+                    ]),
+                };
+                command.arg("memory").arg(backing.len().to_string());
+                place.spawn(&command, &directory.join("log"))
             }
             Exporter::QemuNbd(aio) => {
                 std::fs::create_dir_all(directory)?;
@@ -124,7 +158,7 @@ impl Contender {
                 command.args(["--persistent", "--shared=0", "--export-name", EXPORT]);
                 match at {
                     Listener::Unix(path) => command.arg("--socket").arg(path),
-                    Listener::Tcp(address) => command.args([
+                    Listener::Tcp(address) | Listener::Tls(address) => command.args([
                         "--bind",
                         &address.ip().to_string(),
                         "--port",
@@ -150,13 +184,13 @@ impl Contender {
         match importer {
             Importer::Ioplane => {
                 let keys = format!("queue_size = 256\nremote = \"{}\"{}", from.uri(), self.limit());
-                let configuration = Configuration::new(self.mode).disk("bench", socket, &keys);
-                configuration.start(&ioplane()?, directory, place)
+                let configuration = self.configuration().disk("bench", socket, &keys);
+                configuration.start(&self.binary()?, directory, place)
             }
             Importer::Qsd => {
                 let server = match from {
                     Listener::Unix(path) => format!("server.type=unix,server.path={}", path.display()),
-                    Listener::Tcp(at) => {
+                    Listener::Tcp(at) | Listener::Tls(at) => {
                         format!("server.type=inet,server.host={},server.port={}", at.ip(), at.port())
                     }
                 };
@@ -186,11 +220,7 @@ impl Backend for Contender {
         match self.way {
             Way::Local => {
                 let keys = format!("queue_size = 256\nmemory = \"{}\"{}", backing.len(), self.limit());
-                Configuration::new(self.mode).disk("bench", socket, &keys).start(
-                    &ioplane()?,
-                    directory,
-                    place,
-                )
+                self.configuration().disk("bench", socket, &keys).start(&self.binary()?, directory, place)
             }
             Way::Remote(importer, wire, exporter) => {
                 let of_exporter = directory.join("exporter");
@@ -216,10 +246,12 @@ impl Backend for Contender {
                 let wire = match wire {
                     Wire::Unix => "Unix socket",
                     Wire::Tcp => "TCP over loopback",
+                    Wire::Tls => "TLS 1.3 over TCP over loopback",
                 };
                 let exporter = match exporter {
                     Exporter::Ioplane => format!("ioplane, memory (memfd), {core}"),
                     Exporter::QemuNbd(aio) => format!("qemu-nbd, file on tmpfs, {}", aio.options()),
+                    Exporter::Nbdkit => "nbdkit, memory".into(),
                 };
                 format!("{importer} <- {wire} <- {exporter}{limit}")
             }

@@ -14,30 +14,39 @@ mod ping;
 mod turns;
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use ioplane_figures::report::{median, rounded};
+use ioplane_testkit::driver::DiskOp;
 use serde_json::{Map, json};
 
 use crate::exitless::qsd::{self, Aio};
 use crate::exitless::{Folders, session::Session};
 use crate::measured::{Figure, Report};
 use crate::mode::Mode;
-use crate::served::Place;
+use crate::served::{Place, ioplane};
 use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 7] = [
+const FIGURES: [&str; 14] = [
     "remote_vs_local",
+    "remote_writes_vs_local",
+    "remote_writes_vs_qemu_nbd",
     "remote_unix_vs_local",
     "remote_vs_local_limited",
     "remote_vs_qemu_nbd",
     "qd1_extra_us",
     "per_cpu_vs_qemu_nbd",
     "per_cpu_vs_qemu_nbd_same_importer",
+    "per_cpu_vs_nbdkit",
+    "per_cpu_vs_nbdkit_same_importer",
+    "tls_cost_percent",
+    "tls_qd1_cost_us",
+    "tls_vs_baseline",
 ];
 
 const DEEP: u16 = 32;
@@ -60,6 +69,9 @@ pub struct Options {
     /// How the cores of importer, exporter and local disk learn of requests.
     #[arg(long, default_value = Mode::Notified.word(), value_enum)]
     mode: Mode,
+    /// Another build of ioplane, for its remote disk with TLS beside that of this one.
+    #[arg(long, value_name = "BINARY")]
+    baseline: Option<PathBuf>,
     /// Where sockets and logs are made; the default is the directory of the build.
     #[arg(long = "directory", value_name = "DIR")]
     directory: Option<PathBuf>,
@@ -93,6 +105,8 @@ struct Bench {
     pace: Pace,
     place: Place,
     folders: Folders,
+    baseline: Option<PathBuf>,
+    identity: PathBuf,
 }
 
 impl Bench {
@@ -103,7 +117,14 @@ impl Bench {
     }
 
     fn contender(&self, name: &'static str, way: Way) -> Contender {
-        Contender { name, way, mode: self.mode, limited: false }
+        Contender {
+            name,
+            way,
+            mode: self.mode,
+            limited: false,
+            binary: None,
+            identity: self.identity.clone(),
+        }
     }
 }
 
@@ -112,11 +133,14 @@ pub fn run(options: &Options) -> Result<Report> {
     let begin = Instant::now();
     let cpus = Cpus::choose()?;
     machine::pin(cpus.front)?;
+    let folders = Folders::new(options.directory.as_deref())?;
     let bench = Bench {
         mode: options.mode,
         pace: options.pace(),
         place: Place { cpus, room: CpuRoom::new(cpus.back) },
-        folders: Folders::new(options.directory.as_deref())?,
+        baseline: options.baseline.clone(),
+        identity: identity(&folders)?,
+        folders,
     };
     let mut report = Report::new("remote", &FIGURES);
     let mut setup = |key: &str, value: serde_json::Value| report.setup.insert(key.into(), value);
@@ -137,6 +161,16 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
+/// Makes the identity that importers and exporters with TLS have.
+fn identity(folders: &Folders) -> Result<PathBuf> {
+    let directory = folders.run("identity");
+    let mut command = Command::new(ioplane()?);
+    let made =
+        command.args(["identity", "create", "localhost", "--quiet", "--dir"]).arg(&directory).output()?;
+    ensure!(made.status.success(), "making an identity: {}", String::from_utf8_lossy(&made.stderr));
+    Ok(directory)
+}
+
 /// Memory as fast as it goes.
 fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
     let ours = |wire| Way::Remote(Importer::Ioplane, wire, Exporter::Ioplane);
@@ -144,10 +178,23 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
     turns.add(bench.open(&bench.contender("local", Way::Local))?);
     turns.add(bench.open(&bench.contender("remote", ours(Wire::Tcp)))?);
     turns.add(bench.open(&bench.contender("remote_unix", ours(Wire::Unix)))?);
+    turns.add(bench.open(&bench.contender("remote_tls", ours(Wire::Tls)))?);
+    let before = match &bench.baseline {
+        None => Err(anyhow!("no --baseline")),
+        Some(binary) => bench.open(&Contender {
+            binary: Some(binary.clone()),
+            ..bench.contender("remote_tls_before", ours(Wire::Tls))
+        }),
+    };
+    turns.try_add("remote_tls_before", before);
     let (aio, probes) = cheapest_qemu_nbd(bench);
     report.setup.insert("qemu_nbd_cpu_us_per_request_by_way".into(), probes.into());
     for (name, importer) in [("qemu_nbd", Importer::Ioplane), ("qsd_qemu_nbd", Importer::Qsd)] {
         let contender = bench.contender(name, Way::Remote(importer, Wire::Tcp, Exporter::QemuNbd(aio)));
+        turns.try_add(name, bench.open(&contender));
+    }
+    for (name, importer) in [("nbdkit", Importer::Ioplane), ("qsd_nbdkit", Importer::Qsd)] {
+        let contender = bench.contender(name, Way::Remote(importer, Wire::Tcp, Exporter::Nbdkit));
         turns.try_add(name, bench.open(&contender));
     }
     for (name, how) in turns.described() {
@@ -164,17 +211,35 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
         ("remote_vs_qemu_nbd", deep.ratio("remote", "qemu_nbd", "iops", iops)),
         ("per_cpu_vs_qemu_nbd", deep.ratio("remote", "qsd_qemu_nbd", "per_cpu_second", per_cpu)),
         ("per_cpu_vs_qemu_nbd_same_importer", deep.ratio("remote", "qemu_nbd", "per_cpu_second", per_cpu)),
+        ("per_cpu_vs_nbdkit", deep.ratio("remote", "qsd_nbdkit", "per_cpu_second", per_cpu)),
+        ("per_cpu_vs_nbdkit_same_importer", deep.ratio("remote", "nbdkit", "per_cpu_second", per_cpu)),
+        (
+            "tls_cost_percent",
+            deep.ratio("remote_tls", "remote", "iops", iops).map(|ratio| (1.0 - ratio) * 100.0),
+        ),
+        ("tls_vs_baseline", deep.ratio("remote_tls", "remote_tls_before", "iops", iops)),
+    ]);
+
+    eprintln!("depth {DEEP}, writes, {} rounds", bench.pace.rounds);
+    let writes = turns.measure_writes(DEEP, &bench.pace)?;
+    report.add([
+        ("remote_writes_vs_local", writes.ratio("remote", "local", "iops", iops)),
+        ("remote_writes_vs_qemu_nbd", writes.ratio("remote", "qemu_nbd", "iops", iops)),
     ]);
 
     eprintln!("depth 1, {} rounds", bench.pace.rounds);
     let mut pings = Vec::new();
     let (back, warm, time) = (bench.place.cpus.back, bench.pace.warm, bench.pace.time);
-    let single = turns.measure_and(1, &bench.pace, || {
+    let single = turns.measure_and(DiskOp::Read, 1, &bench.pace, || {
         pings.push(ping::round_trip(back, warm, time)?);
         Ok(())
     })?;
-    report.add([("qd1_extra_us", extra(&single, &pings))]);
-    report.setup.insert("turns_repeated".into(), (deep.repeated + single.repeated).into());
+    report.add([
+        ("qd1_extra_us", extra(&single, &pings)),
+        ("tls_qd1_cost_us", single.difference("remote_tls", "remote", |sample| sample.p50_us)),
+    ]);
+    let repeated = deep.repeated + writes.repeated + single.repeated;
+    report.setup.insert("turns_repeated".into(), repeated.into());
     turns.close()
 }
 

@@ -62,19 +62,25 @@ impl Turns {
 
     /// Reads of 4 KiB at random places, `depth` in flight.
     pub fn measure(&mut self, depth: u16, pace: &Pace) -> Result<Samples> {
-        self.measure_and(depth, pace, || Ok(()))
+        self.measure_and(DiskOp::Read, depth, pace, || Ok(()))
     }
 
-    /// The same, and `also` once in each round.
+    /// The same with writes.
+    pub fn measure_writes(&mut self, depth: u16, pace: &Pace) -> Result<Samples> {
+        self.measure_and(DiskOp::Write, depth, pace, || Ok(()))
+    }
+
+    /// Reads or writes, and `also` once in each round.
     pub fn measure_and(
         &mut self,
+        op: DiskOp,
         depth: u16,
         pace: &Pace,
         mut also: impl FnMut() -> Result<()>,
     ) -> Result<Samples> {
         let mut samples = Samples { absent: self.absent.clone(), ..Samples::default() };
         let (warm, time) = (pace.warm, pace.time);
-        let load = Load { op: DiskOp::Read, depth, blocks: 0, waiting: Waiting::Polling, warm, time };
+        let load = Load { op, depth, blocks: 0, waiting: Waiting::Polling, warm, time };
         let count = self.sessions.len();
         for round in 0..pace.rounds {
             for turn in 0..count {
@@ -134,6 +140,17 @@ impl Samples {
         Figure::ratio(&pairs)
             .beside(&format!("{one}_{what}"), of(0))
             .beside(&format!("{other}_{what}"), of(1))
+    }
+}
+
+impl Samples {
+    /// `one` less `other` in each round.
+    pub fn difference(&self, one: &str, other: &str, value: impl Fn(&Sample) -> f64) -> Figure {
+        if let Some(why) = [one, other].iter().find_map(|name| self.absent.get(name)) {
+            return Figure::missing(why);
+        }
+        let pairs = self.of(one).iter().zip(self.of(other));
+        Figure::median(&pairs.map(|(one, other)| value(one) - value(other)).collect::<Vec<_>>())
     }
 }
 

@@ -6,7 +6,7 @@ mod scripted;
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -268,6 +268,105 @@ fn connections_that_are_cut_are_made_again() {
     }
     assert!(cutter.cuts.load(Ordering::Relaxed) >= CUTS.len(), "the test cuts too late");
     assert!(import.status().connections[0].losses > 0);
+}
+
+/// Passes bytes on, a few at a time and never many on the way, in both directions.
+fn narrow(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Sockets that it accepts have it, too.
+    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let pass = |mut from: TcpStream, mut to: TcpStream| {
+        let mut buffer = [0; 5000];
+        while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+            if to.write_all(&buffer[..bytes]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    };
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let client = client.unwrap();
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            rustix::net::sockopt::set_socket_recv_buffer_size(&server, 16 << 10).unwrap();
+            let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || pass(from, to));
+            std::thread::spawn(move || pass(server, client));
+        }
+    });
+    port
+}
+
+/// Has this process's connections to the first and at the second of these ports keep next to nothing that they have yet to send.
+fn shrink(ports: [u16; 2]) {
+    use rustix::net::{SocketAddrAny, getpeername, getsockname};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let mut shrunk = [0; 2];
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let number = entry.unwrap().file_name().to_string_lossy().parse().unwrap();
+        let Ok(socket) = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()) else { continue };
+        let port = |address: SocketAddrAny| SocketAddr::try_from(address).ok().map(|address| address.port());
+        // Listeners have no peer. What passes bytes between the two may keep as many as it likes.
+        let (Ok(Some(peer)), Ok(local)) = (getpeername(&socket), getsockname(&socket)) else { continue };
+        for (place, at) in [port(peer), port(local)].into_iter().enumerate() {
+            if at == Some(ports[place]) {
+                rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4096).unwrap();
+                shrunk[place] += 1;
+            }
+        }
+    }
+    assert!(shrunk[0] > 0 && shrunk[1] > 0, "{shrunk:?} sockets");
+}
+
+/// Neither side's socket takes what it has to send: what TLS has sealed waits, and goes out when there is room, also if it is the last of all.
+#[test]
+fn a_narrow_network_holds_up_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = authority(folder.path());
+    for notify in [Notify::Notified, Notify::Polled] {
+        let listening = exported(&a, notify);
+        let port = narrow(listening.address.port());
+        let import = scripted::import(options(port, &a));
+        let mut rig = Rig::new(&*import, 32);
+        rig.read(0, 4096).unwrap();
+        shrink([port, listening.address.port()]);
+        const PART: u32 = 256 << 10;
+        // More than a socket keeps; four parts are all the memory that the guest has.
+        const PARTS: u16 = (SIZE / PART as usize) as u16;
+        let parts = |tag: u16| {
+            (
+                u64::from(tag) * u64::from(PART),
+                [GuestRange { gpa: u64::from(tag % 4) * u64::from(PART), len: PART }],
+            )
+        };
+        let all = pattern(5, 4 * PART as usize, 0);
+        rig.view.write(0, &all).unwrap();
+        for tag in 0..PARTS {
+            let (offset, from) = parts(tag);
+            assert_eq!(rig.submit(&Op::Write { offset, from: &from }, Tag(tag)), Submitted::Pending);
+        }
+        rig.push();
+        assert!(rig.finish().iter().all(|(_, outcome)| outcome.is_ok()));
+        rig.view.write(0, &vec![0; all.len()]).unwrap();
+        for tag in 0..PARTS {
+            let (offset, into) = parts(tag);
+            assert_eq!(rig.submit(&Op::Read { offset, into: &into }, Tag(tag)), Submitted::Pending);
+        }
+        rig.push();
+        assert!(rig.finish().iter().all(|(_, outcome)| outcome.is_ok()));
+        let mut came = vec![0; all.len()];
+        rig.view.read(0, &mut came).unwrap();
+        assert!(came == all, "other bytes");
+        for tag in 0..PARTS {
+            let (offset, [GuestRange { gpa, .. }]) = parts(tag);
+            assert!(rig.read(offset, PART).unwrap() == all[gpa as usize..][..PART as usize], "part {tag}");
+        }
+        // One by itself: no reply to another one wakes anybody.
+        rig.write(0, &all[..PART as usize]).unwrap();
+        assert_eq!(import.status().connections[0].losses, 0);
+    }
 }
 
 /// Runs a program of others; `None`, and said loudly, where it is missing.
