@@ -186,7 +186,12 @@ fn place(spec: &DirectorySpec) -> String {
 /// publishes the device, or from TLS to plain text.
 fn checked(location: &str, host: &str, tls: bool) -> Result<NbdUri, String> {
     let uri: NbdUri = location.parse().map_err(|_| "that is no NBD URI".to_owned())?;
-    let named = |rest: &str| rest.split_once("?tls-hostname=").is_some_and(|(_, name)| name == host);
+    let named = |rest: &str| {
+        let parameters = rest.split_once('?').map_or("", |(_, query)| query).split('&');
+        // The certificate is what counts, wherever the server is.
+        let others: Vec<&str> = parameters.filter(|parameter| !parameter.starts_with("also=")).collect();
+        matches!(others[..], [one] if one.strip_prefix("tls-hostname=") == Some(host))
+    };
     match (location.strip_prefix("nbds://"), location.strip_prefix("nbd://"), tls) {
         (Some(rest), _, _) if named(rest) => Ok(uri),
         (Some(_), _, _) => Err(format!("that is not {host}")),
@@ -225,15 +230,23 @@ fn report(entry: ListedDevice) -> DeviceReport {
     }
 }
 
+/// Where others reach an export: at one of `addresses` if it listens at every address of this host.
+fn location(export: &ExportReport, host: &str, addresses: &[IpAddr]) -> Option<String> {
+    let listen: SocketAddr = export.listen.as_ref()?.parse().ok()?;
+    let own = [listen.ip()];
+    let mut places = if listen.ip().is_unspecified() { addresses } else { &own }.iter();
+    let at = SocketAddr::new(*places.next()?, listen.port());
+    let scheme = if export.tls { "nbds" } else { "nbd" };
+    let name = export.tls.then(|| format!("tls-hostname={host}"));
+    let also = places.map(|ip| format!("also={}", SocketAddr::new(*ip, listen.port())));
+    let parameters: Vec<String> = name.into_iter().chain(also).collect();
+    let query = if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) };
+    Some(format!("{scheme}://{at}/{}{query}", export.name))
+}
+
 /// What of an export other hosts are told; nothing if they cannot reach it.
-fn device(export: ExportReport, host: &str, address: IpAddr) -> Option<DeviceRecord> {
-    let listen: SocketAddr = export.listen?.parse().ok()?;
-    let ip = if listen.ip().is_unspecified() { address } else { listen.ip() };
-    let at = SocketAddr::new(ip, listen.port());
-    let location = match export.tls {
-        true => format!("nbds://{at}/{}?tls-hostname={host}", export.name),
-        false => format!("nbd://{at}/{}", export.name),
-    };
+fn device(export: ExportReport, host: &str, addresses: &[IpAddr]) -> Option<DeviceRecord> {
+    let location = location(&export, host, addresses)?;
     let served = export.state == ServedState::Served;
     // What is reserved is known, like the size, once it is served.
     let rate = |unit: &str, capacity: Option<u64>, reserved| {
@@ -376,10 +389,11 @@ impl SessionTask {
     async fn say_all(&mut self) -> Result<(), NetbusError> {
         let exports = self.daemon.exports.report().await;
         let Some(session) = &mut self.session else { return Err(NetbusError::Closed) };
-        let address = self.spec.address.unwrap_or_else(|| session.local());
+        let local = [session.local()];
+        let addresses = if self.spec.addresses.is_empty() { &local } else { &self.spec.addresses[..] };
         let host = session.host().to_owned();
         let devices: Vec<DeviceRecord> =
-            exports.into_iter().filter_map(|export| device(export, &host, address)).collect();
+            exports.into_iter().filter_map(|export| device(export, &host, addresses)).collect();
         let taken = session.report(devices).await?;
         for Taken { name, by } in taken.iter().filter(|one| !self.taken.contains(one)) {
             tracing::warn!(name, by, "not in the directory: another host publishes that name");
@@ -470,12 +484,16 @@ mod tests {
         for (location, tls) in [
             ("nbds://10.0.0.1:10809/data?tls-hostname=host-a", true),
             ("nbds://10.0.0.1:10809/data?tls-hostname=host-a", false),
+            ("nbds://10.0.0.1/data?tls-hostname=host-a&also=10.1.0.1:10809", true),
+            ("nbds://10.0.0.1/data?also=10.1.0.1&tls-hostname=host-a&also=[::1]", true),
             ("nbd://10.0.0.1:10809/data", false),
         ] {
             assert!(checked(location, "host-a", tls).is_ok(), "{location}");
         }
         for (location, tls) in [
             ("nbds://10.0.0.1/data", true),
+            ("nbds://10.0.0.1/data?also=10.1.0.1", true),
+            ("nbds://10.0.0.1/data?also=10.1.0.1?tls-hostname=host-a", true),
             ("nbds://10.0.0.1/data?tls-hostname=host-b", true),
             ("nbds://10.0.0.1/data?tls-hostname=host-a&tls-hostname=host-b", true),
             ("nbd://10.0.0.1/data", true),

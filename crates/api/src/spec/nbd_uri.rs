@@ -29,6 +29,13 @@ impl NbdUri {
         &self.0
     }
 
+    /// The same without further places of the server (`also=`): what names the export, wherever it is reached.
+    pub fn export(&self) -> String {
+        let Some((place, query)) = self.0.split_once('?') else { return self.0.clone() };
+        let named: Vec<&str> = query.split('&').filter(|parameter| !parameter.starts_with("also=")).collect();
+        if named.is_empty() { place.to_owned() } else { format!("{place}?{}", named.join("&")) }
+    }
+
     /// The name of a device, if it is no URI.
     pub fn device(&self) -> Option<&str> {
         (!self.0.contains("://")).then_some(self.as_str())

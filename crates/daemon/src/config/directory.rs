@@ -8,14 +8,17 @@ use ioplane_netbus::DirectoryAddress;
 
 use super::reader::{Place, TableReader};
 
+/// Most addresses of this host that others are told.
+const MOST_ADDRESSES: usize = 4;
+
 /// A directory, and how this host speaks with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectorySpec {
     pub place: DirectoryPlace,
     /// In plain text, under this name.
     pub plain: Option<String>,
-    /// Where others reach exports that listen at every address of this host.
-    pub address: Option<IpAddr>,
+    /// Where others reach exports that listen at every address of this host, in the order in which they try.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Who serves the directory.
@@ -41,14 +44,18 @@ pub fn directory(mut reader: TableReader<'_, '_>) -> (Option<DirectorySpec>, Pla
     });
     let tls_hostname = name(&mut reader, "tls_hostname");
     let (plain, host) = (reader.switch("plain").unwrap_or(false), name(&mut reader, "host"));
-    let address = reader.text("address").and_then(|text| {
-        let address = text.parse::<IpAddr>().ok().filter(|address| !address.is_unspecified());
-        if address.is_none() {
+    let addresses = reader.text("address").map(|text| {
+        let address = |text: &str| text.trim().parse::<IpAddr>().ok().filter(|address| !address.is_unspecified());
+        let addresses: Option<Vec<IpAddr>> = text.split(',').map(address).collect();
+        let addresses = addresses.filter(|addresses| addresses.len() <= MOST_ADDRESSES);
+        if addresses.is_none() {
             let reason = format!("address = {text:?} is no address of this host");
-            reader.note("address", reason, "write it in numbers, as in \"10.0.0.1\"".to_owned());
+            let remedy = "write it in numbers, as in \"10.0.0.1\", or up to four of them, as in \"10.0.0.1, 10.1.0.1\"";
+            reader.note("address", reason, remedy.to_owned());
         }
-        address
+        addresses.unwrap_or_default()
     });
+    let addresses = addresses.unwrap_or_default();
     let alone = [
         ("file", file.is_some() && listen.is_none(), "it is of the host that has `listen`"),
         ("tls_hostname", tls_hostname.is_some() && (at.is_none() || plain), "it goes with `at` and TLS"),
@@ -71,7 +78,7 @@ pub fn directory(mut reader: TableReader<'_, '_>) -> (Option<DirectorySpec>, Pla
         }
     };
     let plain = plain.then(|| host.unwrap_or_else(own_name));
-    let spec = place.map(|place| DirectorySpec { place, plain, address });
+    let spec = place.map(|place| DirectorySpec { place, plain, addresses });
     (spec, reader.finish())
 }
 
@@ -112,7 +119,9 @@ mod tests {
     fn a_directory_is_here_or_there() {
         let own = read("listen = \"0.0.0.0:10808\"\naddress = \"10.0.0.1\"").unwrap();
         assert_eq!(own.place, DirectoryPlace::Own { listen: "0.0.0.0:10808".parse().unwrap(), file: None });
-        assert_eq!((own.plain, own.address), (None, Some("10.0.0.1".parse().unwrap())));
+        assert_eq!((own.plain, own.addresses), (None, vec!["10.0.0.1".parse::<IpAddr>().unwrap()]));
+        let two = read("at = \"host-a\"\naddress = \"10.0.0.1, ::1\"").unwrap();
+        assert_eq!(two.addresses, ["10.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()));
         let there = read("at = \"10.0.0.1\"\ntls_hostname = \"Host-A\"").unwrap();
         let DirectoryPlace::At(address) = there.place else { panic!() };
         assert_eq!((address.port, address.tls_hostname.as_deref()), (10808, Some("host-a")));
@@ -132,6 +141,8 @@ mod tests {
             ("at = \"host-a\"\nplain = true\ntls_hostname = \"b\"", "tls_hostname has no meaning here"),
             ("at = \"host-a\"\nplain = true\nhost = \"a,b\"", "is no name of a host"),
             ("at = \"host-a\"\naddress = \"0.0.0.0\"", "is no address of this host"),
+            ("at = \"host-a\"\naddress = \"10.0.0.1,\"", "is no address of this host"),
+            ("at = \"host-a\"\naddress = \"::1,::2,::3,::4,::5\"", "is no address of this host"),
             ("at = \"host-a\"\nprot = 1", "[directory] has no \"prot\""),
         ] {
             let problem = read(text).unwrap_err();

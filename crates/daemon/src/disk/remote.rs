@@ -74,7 +74,7 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
     let rates = reserve::rates(backing.reserved());
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
-    let keeper = owner.claims.keeper(disk, uri.as_str(), owner.wish == ClaimWish::Inherit)?;
+    let keeper = owner.claims.keeper(disk, &uri.export(), owner.wish == ClaimWish::Inherit)?;
     let host = rustix::system::uname();
     let name = format!("disk {} of {}", owner.name, host.nodename().to_string_lossy());
     let options = ImportOptions {
@@ -134,7 +134,7 @@ fn refused(uri: &NbdUri, refusal: &ClaimRefusal) -> Refusal {
 /// only: what was written to another one is no reason to stop this one.
 fn mark(uri: &NbdUri, owner: &Path) -> PathBuf {
     let export: String =
-        Sha256::digest(uri.as_str()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        Sha256::digest(uri.export()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let mut name = owner.as_os_str().to_owned();
     name.push(format!(".{export}.unflushed"));
     PathBuf::from(name)

@@ -30,6 +30,9 @@ pub enum ServerAddress {
     },
 }
 
+/// Most of [`Address::also`].
+const MOST_PLACES: usize = 8;
+
 /// An export: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Without a name it is the server's default export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
@@ -39,6 +42,8 @@ pub struct Address {
     pub export: String,
     /// With TLS, and only with it: the name that the server's certificate must have. That is the host, or the parameter `tls-hostname`.
     pub tls: Option<String>,
+    /// More places of the same server: the parameters `also=HOST[:PORT]`, whose port is the first one's if they name none.
+    pub also: Vec<(String, u16)>,
     text: String,
 }
 
@@ -59,23 +64,21 @@ impl FromStr for Address {
         if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
             return Err(wrong("NBD has no users, passwords or fragments"));
         }
-        let (mut socket, mut tls_hostname) = (None, None);
+        let (mut socket, mut tls_hostname, mut also) = (None, None, Vec::new());
         let tls = url.scheme() == "nbds";
         for (key, value) in url.query_pairs() {
             match &*key {
                 "socket" if socket.is_none() => socket = Some(PathBuf::from(&*value)),
                 "tls-hostname" if tls && tls_hostname.is_none() => tls_hostname = Some(value.into_owned()),
+                "also" if url.scheme() != "nbd+unix" && also.len() < MOST_PLACES => {
+                    also.push(value.into_owned())
+                }
                 _ => return Err(wrong(&format!("parameter {key:?} is not known here"))),
             }
         }
         let endpoint = match (url.scheme(), socket) {
             ("nbd" | "nbds", None) => {
-                let host = match url.host() {
-                    Some(Host::Domain(name)) if !name.is_empty() => decoded(name)?,
-                    Some(Host::Ipv4(number)) => number.to_string(),
-                    Some(Host::Ipv6(number)) => number.to_string(),
-                    _ => return Err(wrong("it names no host")),
-                };
+                let host = host(&url).ok_or_else(|| wrong("it names no host"))?;
                 ServerAddress::Tcp { host, port: url.port().unwrap_or(PORT) }
             }
             ("nbd" | "nbds", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
@@ -87,6 +90,15 @@ impl FromStr for Address {
             ("nbds+unix", _) => return Err(wrong("TLS is for hosts: a socket of this host needs none")),
             _ => return Err(wrong(form)),
         };
+        let port = url.port().unwrap_or(PORT);
+        let also = also.iter().map(|place| {
+            let place = Url::parse(&format!("nbd://{place}")).ok().filter(|place| place.path().is_empty());
+            let place = place.filter(|place| place.username().is_empty() && place.query().is_none());
+            let host = place.as_ref().and_then(host)?;
+            Some((host, place?.port().unwrap_or(port)))
+        });
+        let also: Option<Vec<_>> = also.collect();
+        let also = also.ok_or_else(|| wrong("write also=HOST or also=HOST:PORT"))?;
         let host = match &endpoint {
             ServerAddress::Tcp { host, .. } if tls => Some(host.clone()),
             _ => None,
@@ -95,7 +107,27 @@ impl FromStr for Address {
         if tls.as_ref().is_some_and(|name| ServerName::try_from(name.as_str()).is_err()) {
             return Err(wrong("no certificate can be for a host of that name"));
         }
-        Ok(Address { endpoint, export, tls, text: text.into() })
+        Ok(Address { endpoint, export, tls, also, text: text.into() })
+    }
+}
+
+/// The host of a URI, without brackets. What is written in percent is not one.
+fn host(url: &Url) -> Option<String> {
+    match url.host()? {
+        Host::Domain(name) => (!name.is_empty() && !name.contains('%')).then(|| name.to_owned()),
+        Host::Ipv4(number) => Some(number.to_string()),
+        Host::Ipv6(number) => Some(number.to_string()),
+    }
+}
+
+impl Address {
+    /// All places where the server is, in the order in which they are tried; none if that is a socket of this host.
+    pub fn places(&self) -> impl Iterator<Item = (&str, u16)> {
+        let first = match &self.endpoint {
+            ServerAddress::Tcp { host, port } => Some((host.as_str(), *port)),
+            ServerAddress::Unix { .. } => None,
+        };
+        first.into_iter().chain(self.also.iter().map(|(host, port)| (host.as_str(), *port)))
     }
 }
 
@@ -130,6 +162,23 @@ mod tests {
     }
 
     #[test]
+    fn a_server_may_have_more_places() {
+        let places = |text: &str| -> Vec<(String, u16)> {
+            let address: Address = text.parse().unwrap();
+            address.places().map(|(host, port)| (host.to_owned(), port)).collect()
+        };
+        let place = |host: &str, port| (host.to_owned(), port);
+        assert_eq!(
+            places(
+                "nbds://host-a:99/data?also=10.1.0.1&also=[fe80::1]:7&tls-hostname=host-a&also=host-a.other:8"
+            ),
+            [place("host-a", 99), place("10.1.0.1", 99), place("fe80::1", 7), place("host-a.other", 8)]
+        );
+        assert_eq!(places("nbd://h/x"), [place("h", 10809)]);
+        assert!(places("nbd+unix:///x?socket=/a").is_empty());
+    }
+
+    #[test]
     fn tls_asks_for_a_name() {
         for (text, name) in [
             ("nbd://host-a/data", None),
@@ -159,6 +208,13 @@ mod tests {
             ("nbd://h/x?tls-hostname=a", "\"tls-hostname\""),
             ("nbds://h/x?tls-hostname=a%20b", "no certificate"),
             ("nbds://h/x?tls-hostname=a&tls-hostname=b", "not known"),
+            ("nbd+unix:///x?socket=/a&also=b", "\"also\""),
+            ("nbd://h/x?also=", "also=HOST"),
+            ("nbd://h/x?also=a/b", "also=HOST"),
+            ("nbd://h/x?also=me@a", "also=HOST"),
+            ("nbd://h/x?also=a:99999", "also=HOST"),
+            ("nbd://h/x?also=a%3Fb%3Dc", "also=HOST"),
+            ("nbd://h/x?also=1&also=2&also=3&also=4&also=5&also=6&also=7&also=8&also=9", "not known"),
             ("nbd://h/%00", "NUL"),
             ("nbd://h/%ff", "UTF-8"),
             ("nbd://h:99999/x", "port"),

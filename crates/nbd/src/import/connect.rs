@@ -1,6 +1,7 @@
 //! From an address to a connection that has passed the handshake.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ioplane_identity::IdentityDirectory;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -12,6 +13,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use super::address::ServerAddress;
 use super::facts::Facts;
 use super::options::ImportOptions;
+use super::places;
 use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
@@ -62,10 +64,25 @@ pub(super) struct Reached {
 /// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
-    match tokio::time::timeout(limit, connect(options, epoch)).await {
+    let reached = match tokio::time::timeout(limit, connect(options, epoch)).await {
         Ok(reached) => reached,
         Err(_) => Err(NbdError::Slow(limit)),
+    };
+    if reached.is_err() {
+        options.turn.fetch_add(1, Ordering::Relaxed);
     }
+    reached
+}
+
+/// A connection to one of the server's addresses. Where the last one came to nothing another one is the first, since the one before may be that of another server by now.
+async fn tcp(options: &ImportOptions) -> Result<TcpStream, NbdError> {
+    let os = |source| NbdError::Os { doing: CONNECTING, source };
+    let mut addresses = places::addresses(options.address.places()).await.map_err(os)?;
+    let turn = options.turn.load(Ordering::Relaxed) % addresses.len().max(1);
+    addresses.rotate_left(turn);
+    let stream = places::connect(addresses).await.map_err(os)?;
+    stream.set_nodelay(true).map_err(os)?;
+    Ok(stream)
 }
 
 /// Whether a client without a claim is let in now; if not, the exporter's words say why. The connection ends with that.
@@ -79,9 +96,8 @@ async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdE
     let (address, dead_after) = (&options.address, options.dead_after);
     let mut handshake = handshake(options, &epoch)?;
     let (socket, connected) = match &address.endpoint {
-        ServerAddress::Tcp { host, port } => {
-            let mut stream = TcpStream::connect((host.as_str(), *port)).await.map_err(os(CONNECTING))?;
-            stream.set_nodelay(true).map_err(os(CONNECTING))?;
+        ServerAddress::Tcp { .. } => {
+            let mut stream = tcp(options).await?;
             match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
                 (Talked::Connected(connected), None) => {
                     let fd = stream.into_std().map_err(os(SETTING_UP))?.into();

@@ -37,6 +37,7 @@ mod locker;
 mod operation;
 mod options;
 mod overlap;
+mod places;
 mod quiet;
 mod reserve;
 mod rest;

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use ioplane_identity::IdentityDirectory;
@@ -158,6 +159,8 @@ pub struct ImportOptions {
     /// What is reserved when it is opened, for the holder above, and until [`super::Import::reserve`] or [`super::Import::give_back_reservation`]; opening fails if the exporter refuses it
     /// and [`ClaimWish`] is not to go on with what was there before.
     pub reserve: Option<ReserveOptions>,
+    /// Which of the server's addresses is tried first: it grows with each attempt that comes to nothing.
+    pub turn: Arc<AtomicUsize>,
 }
 
 /// Copies of 16 MiB for each channel.
@@ -188,6 +191,7 @@ impl ImportOptions {
             mark: None,
             claim: None,
             reserve: None,
+            turn: Arc::default(),
         }
     }
 }
