@@ -4,10 +4,12 @@
 #![allow(missing_docs, reason = "a program: a comment says what a name does not")]
 
 mod baseline;
+mod control;
 mod core;
 mod daemon;
 mod elvis;
 mod exitless;
+mod gaps;
 mod guest;
 mod lan;
 mod measured;

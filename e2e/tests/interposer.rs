@@ -2,7 +2,7 @@
 //! and it takes a fraction of the exits. The kernel of L1 counts them, and QEMU itself traces the accesses.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::clustering::{counted, ended_by, saved, vcpus};
+use ioplane_e2e::clustering::{boot_percent, counted, ended_by, saved, vcpus};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::preload::{UserExits, access_trace, fewer, library};
 use ioplane_e2e::traces::{
@@ -288,9 +288,7 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     same_devices(&clustered.devices, &plain.devices, &DEVICE_REGIONS)?;
     newer(&l1, &command, &disk)?;
     step("a newer QEMU");
-    // With Debian 13's QEMU 10.0 a boot takes 33,000 port accesses fewer than with Debian 12's 7.2. Clustering saves nearly all of those, so
-    // about as many exits are left with either.
-    let percent = if plain.boot.accesses() > 40_000 { 10 } else { 30 };
+    let percent = boot_percent(&plain.boot);
     fewer(&clustered.boot, &plain.boot, percent).context("boot")?;
     let Clustered { status, again } = more.context("it was clustered")?;
     fewer(&again, &plain.boot, percent).context("boot after a reset")?;

@@ -11,6 +11,7 @@
 
 mod contender;
 mod ping;
+mod swap;
 mod turns;
 
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 14] = [
+const FIGURES: [&str; 17] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
@@ -47,6 +48,9 @@ const FIGURES: [&str; 14] = [
     "tls_cost_percent",
     "tls_qd1_cost_us",
     "tls_vs_baseline",
+    "swap_pause_p99_ms",
+    "swap_pause_image_p99_ms",
+    "quiesce_overhead_p99_ms",
 ];
 
 const DEEP: u16 = 32;
@@ -87,15 +91,16 @@ pub struct Pace {
     warm: Duration,
     time: Duration,
     memory: u64,
+    swaps: usize,
 }
 
 impl Options {
     fn pace(&self) -> Pace {
         let ms = Duration::from_millis;
         if self.quick {
-            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory: 32 << 20 };
+            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory: 32 << 20, swaps: 50 };
         }
-        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20 }
+        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20, swaps: 500 }
     }
 }
 
@@ -157,6 +162,7 @@ pub fn run(options: &Options) -> Result<Report> {
     );
     unlimited(&bench, &mut report)?;
     limited(&bench, &mut report)?;
+    report.add(swap::measure(&bench)?);
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)
 }

@@ -2,6 +2,9 @@
 //! for each line on standard input runs once and prints how many exits of each kind it has caused and its thread's time, as JSON.
 //! `busy` has the VMM compute for some microseconds after each exit; `end`, or the end of the input, ends it.
 //!
+//! `tiny-guest still TURNS` runs once for each line as well, and takes no exit for a device but the one at its end: it counts, has KVM answer CPUID once in 1,000 turns, and is
+//! interrupted by a signal a thousand times a second.
+//!
 //! `tiny-guest tick HZ idle|busy AFTER SECONDS` is another guest, which only ticks by KVM's PIT: it prints how many ticks and exits there were in so many
 //! seconds, which begin AFTER seconds, and how often its loop has run. KVM's counters have to be readable in debugfs.
 //!
@@ -22,6 +25,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Where the program begins; memory has 64 KiB.
 const START: u64 = 0x1000;
 const MEMORY: usize = 0x1_0000;
+/// Turns between two exits that KVM answers.
+const ROUND: u32 = 1000;
 /// Nothing is mapped here.
 const HOLE: u32 = 0xd_0000;
 
@@ -45,6 +50,19 @@ struct Program {
 impl Program {
     fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Counts so often, in rounds of which each ends with an exit that KVM answers.
+    fn still(turns: u32) -> Program {
+        let mut program = Program { bytes: Vec::new(), sites: Vec::new(), times: 0 };
+        program.put(&[0x66, 0xbe]); // mov esi, rounds
+        program.put(&turns.div_ceil(ROUND).to_le_bytes());
+        program.put(&[0x66, 0xbf]); // mov edi, ROUND
+        program.put(&ROUND.to_le_bytes());
+        program.put(&[0x66, 0x4f, 0x75, 0xfc]); // dec edi; jnz to it
+        program.put(&[0x0f, 0xa2, 0x66, 0x4e, 0x75, 0xf0]); // cpuid; dec esi; jnz to mov edi
+        program.put(&[0xe6, 0xf4]); // out 0xf4, al
+        program
     }
 
     /// `before` once, then `instruction` in a loop: it is what exits. CX counts down in SI, which nothing else uses.
@@ -128,8 +146,10 @@ fn main() -> Result<(), Failure> {
         let [after, seconds] = [after.parse()?, seconds.parse()?].map(Duration::from_secs);
         return tick(hz.parse()?, load == "busy", after, seconds);
     }
-    let times = words.first().map_or(Ok(1000), |word| word.parse())?;
-    let program = Program::build(times);
+    let program = match &words[..] {
+        [still, turns] if still == "still" => Program::still(turns.parse()?),
+        words => Program::build(words.first().map_or(Ok(1000), |word| word.parse())?),
+    };
     let kvm = Kvm::new()?;
     let vm = kvm.create_vm()?;
     guest_memory(&vm, |bytes| {
@@ -141,6 +161,10 @@ fn main() -> Result<(), Failure> {
     special.cs.base = 0;
     special.cs.selector = 0;
     vcpu.set_sregs(&special)?;
+    if program.sites.is_empty() {
+        // Not before: making a VM does not take it.
+        interrupt_often()?;
+    }
     eprintln!("ready");
     for line in std::io::stdin().lines() {
         let line = line?;
@@ -159,6 +183,21 @@ fn main() -> Result<(), Failure> {
         println!("{}", serde_json::json!({"hole": HOLE, "ns": ns, "sites": sites.collect::<Vec<_>>()}));
     }
     Ok(())
+}
+
+/// Has this thread interrupted by SIGALRM every millisecond, so that KVM_RUN returns as often, as it does for a VMM that has timers.
+fn interrupt_often() -> Result<(), Failure> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+    // SAFETY: a handler that does nothing, and structures of integers that live as long as the calls.
+    let set = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        let timer = libc::itimerval { it_interval: every, it_value: every };
+        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()) == 0
+            && libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) == 0
+    };
+    if set { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 /// What a profile finds the VMM in.

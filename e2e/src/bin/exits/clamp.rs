@@ -13,7 +13,7 @@ use std::time::Duration;
 const BOUND: f64 = 2.0;
 /// Ticks per second: the guest's kernel's, and what they become.
 const HZ: [u32; 2] = [250, 100];
-const NAMES: [&str; 2] = ["ticks", "beside"];
+const NAMES: [&str; 2] = ["ticks", "ticks-beside"];
 const WORK: &str = "perl -e '$x = 0; for (1..2000000) { $x = sqrt($x + 2) }'";
 
 /// How much more work is done in the same processor time.

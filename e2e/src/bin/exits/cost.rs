@@ -9,6 +9,7 @@ use ioplane_figures::goals::UNRESOLVED;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fmt::{Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -60,17 +61,23 @@ impl Native {
 }
 
 /// The tiny guest; it runs when it is told to.
-struct Tiny {
+pub(super) struct Tiny {
     child: Child,
     input: ChildStdin,
 }
 
 impl Tiny {
     fn start() -> Result<Tiny> {
+        Self::start_as(&[&TIMES.to_string()], &[])
+    }
+
+    /// With other words, and with more in its environment.
+    pub(super) fn start_as(words: &[&str], environment: &[(&str, &OsStr)]) -> Result<Tiny> {
         let own = std::env::current_exe()?;
         let program: PathBuf = own.parent().context("a folder")?.join("examples/tiny-guest");
         let mut child = Command::new(&program)
-            .arg(TIMES.to_string())
+            .args(words)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -88,7 +95,7 @@ impl Tiny {
     }
 
     /// Runs it: how many exits, and ns for all of them.
-    fn go(&mut self) -> Result<(f64, f64)> {
+    pub(super) fn go(&mut self) -> Result<(f64, f64)> {
         self.input.write_all(b"go\n")?;
         let mut line = String::new();
         BufReader::new(self.child.stdout.as_mut().context("standard output")?).read_line(&mut line)?;
@@ -119,7 +126,7 @@ impl Tiny {
         Ok(exits)
     }
 
-    fn end(mut self) -> Result<()> {
+    pub(super) fn end(mut self) -> Result<()> {
         self.input.write_all(b"end\n")?;
         self.child.wait()?;
         Ok(())

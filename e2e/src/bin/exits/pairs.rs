@@ -22,7 +22,7 @@ pub struct Compared {
 
 impl Compared {
     /// Of quotients of pairs; the interval has to be narrower than `bound` per cent.
-    fn of(ratios: &[f64], bound: f64) -> Compared {
+    pub fn of(ratios: &[f64], bound: f64) -> Compared {
         let percent = |ratio: f64| (ratio - 1.0) * 100.0;
         let ends = interval(ratios).map(|ends| ends.map(percent));
         let close = ratios.len() >= LEAST_PAIRS && ends.is_some_and(|[low, high]| high - low < bound);

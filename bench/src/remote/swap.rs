@@ -1,0 +1,166 @@
+//! A disk that is swapped again and again while it is busy: for how long nothing completes, and for how long the daemon lets nothing begin.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use ioplane_figures::machine;
+use ioplane_figures::report::median;
+use ioplane_testkit::driver::{DiskPlan, Shape};
+use serde_json::{Value, json};
+
+use super::Bench;
+use crate::control::call;
+use crate::core::drive::{Flow, drive};
+use crate::core::offered::Offered;
+use crate::daemon::Configuration;
+use crate::exitless::load::BLOCK;
+use crate::gaps::Gaps;
+use crate::guest::{Form, Guest};
+use crate::measured::Figure;
+
+/// Of the disk.
+const BYTES: &str = "8M";
+/// Requests in flight.
+const DEPTH: u16 = 32;
+const FORM: Form = Form {
+    ring: 128,
+    queues: 1,
+    plan: DiskPlan { slots: 64, max_bytes: BLOCK, segments: 1, shape: Shape::Indirect },
+};
+/// Of quiet before a swap, and how long after it a pause still counts as its own.
+const QUIET: Duration = Duration::from_millis(10);
+const AFTER: Duration = Duration::from_millis(2);
+/// How often it is asked whether it is done.
+const LOOK: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two memories, and between two images on a disk.
+pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
+    let swaps = bench.pace.swaps;
+    eprintln!("{swaps} swaps from memory to memory");
+    let memory = json!({"memory": BYTES, "overwrite": true});
+    let (gaps, pauses) = swapped(bench, "memory", &format!("memory = {BYTES:?}"), swaps, |_| memory.clone())?;
+    let figures = [
+        ("swap_pause_p99_ms", pause(&gaps)),
+        (
+            "quiesce_overhead_p99_ms",
+            Figure::of(p99(&pauses)).beside("median_ms", median(pauses.iter().copied())),
+        ),
+    ];
+    eprintln!("{swaps} swaps from image to image");
+    let folder = bench.folders.run("images");
+    std::fs::create_dir_all(&folder)?;
+    let image = |number: usize| folder.join(if number.is_multiple_of(2) { "even.img" } else { "odd.img" });
+    std::fs::File::create(image(0))?.set_len(8 << 20)?;
+    let (gaps, pauses) = swapped(
+        bench,
+        "image",
+        &format!("path = {:?}", image(0)),
+        swaps,
+        |number| json!({"path": image(number), "overwrite": true}),
+    )?;
+    let image = pause(&gaps)
+        .beside("daemon_p99_ms", p99(&pauses))
+        .beside("daemon_median_ms", median(pauses.iter().copied()));
+    Ok(figures.into_iter().chain([("swap_pause_image_p99_ms", image)]).collect())
+}
+
+fn pause(gaps: &Gaps) -> Figure {
+    let ms = |happens| -> Vec<f64> { gaps.us(happens).into_iter().map(|us| us / 1e3).collect() };
+    let (swaps, quiet) = (ms(true), ms(false));
+    Figure::of(p99(&swaps))
+        .beside("median_ms", median(swaps.iter().copied()))
+        .beside("longest_gap_without_a_swap_p99_ms", p99(&quiet))
+        .beside("swaps", swaps.len())
+        .beside("depth", DEPTH)
+}
+
+fn p99(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
+/// Swaps a disk with these keys so often, each time to what `target` says, under load. The gaps, and the daemon's own pauses in ms.
+fn swapped(
+    bench: &Bench,
+    name: &str,
+    keys: &str,
+    swaps: usize,
+    target: impl Fn(usize) -> Value + Sync,
+) -> Result<(Gaps, Vec<f64>)> {
+    let folder = bench.folders.run(&format!("swap-{name}"));
+    let socket = folder.join("disk.sock");
+    let configuration = Configuration::new(bench.mode).disk("disk", &socket, keys);
+    let mut served = configuration.start(&crate::served::ioplane()?, &folder, &bench.place)?;
+    served.await_socket(&socket)?;
+    let mut guest = Guest::connect(&socket, FORM)?;
+    let control = folder.join("control");
+    let (window, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let mut gaps = Gaps::new(swaps);
+    let pauses = std::thread::scope(|scope| -> Result<Vec<f64>> {
+        let swapper = scope.spawn(|| {
+            // It waits for most of the time; the generator never does.
+            let swapped = machine::pin(bench.place.cpus.back)
+                .and_then(|()| swap_often(&control, swaps, &window, &target));
+            over.store(true, Ordering::Release);
+            swapped
+        });
+        let mut driven = Ok(());
+        while driven.is_ok() && !over.load(Ordering::Acquire) {
+            let flow = Flow::new(&mut guest, 0, Offered::Backlog(DEPTH), BLOCK, 1);
+            gaps.pause();
+            driven = drive(&mut [flow], Duration::from_secs(1), |completion| {
+                gaps.see(completion, window.load(Ordering::Relaxed));
+            });
+        }
+        let swapped = swapper.join().map_err(|_| anyhow!("the thread that swaps panicked"))?;
+        driven.and(swapped)
+    });
+    Ok((gaps, pauses.with_context(|| served.log_tail())?))
+}
+
+fn swap_often(
+    control: &Path,
+    swaps: usize,
+    window: &AtomicUsize,
+    target: &(impl Fn(usize) -> Value + Sync),
+) -> Result<Vec<f64>> {
+    let mut pauses = Vec::with_capacity(swaps);
+    for number in 0..swaps {
+        std::thread::sleep(QUIET);
+        window.store(2 * number + 1, Ordering::Relaxed);
+        call(control, "POST", "/v1/disks/disk/swap", &target(number + 1).to_string())?;
+        let begun = Instant::now();
+        let report = loop {
+            let report = call(control, "GET", "/v1/disks/disk", "")?["swap"].take();
+            match report["state"].as_str() {
+                Some("done") => break report,
+                Some("copying" | "mirroring" | "switching") => {}
+                _ => bail!("a swap came to nothing: {report}"),
+            }
+            ensure!(begun.elapsed() < PATIENCE, "a swap has no end: {report}");
+            std::thread::sleep(LOOK);
+        };
+        pauses.push(report["pause_us"].as_f64().context("a pause")? / 1e3);
+        std::thread::sleep(AFTER);
+        window.store(2 * number + 2, Ordering::Relaxed);
+    }
+    Ok(pauses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_a_hundred_is_longer() {
+        let values: Vec<f64> = (1..=500).rev().map(f64::from).collect();
+        assert_eq!(p99(&values), 495.0);
+        assert_eq!(p99(&[3.0]), 3.0);
+        assert!(p99(&[]).is_nan());
+    }
+}
