@@ -10,7 +10,7 @@ mod gather;
 mod records;
 
 pub(crate) use gather::Gathering;
-pub(crate) use records::Records;
+pub(crate) use records::{Heard, Records};
 
 /// An error of a stream that TLS may have a part in.
 pub(crate) fn stream_error(doing: &'static str) -> impl Fn(Error) -> NbdError {

@@ -75,18 +75,26 @@ impl ClientSocket {
         records.flush(self.fd.as_fd()).map_err(Errno::from_raw_os_error)
     }
 
-    /// Tells the client that the connection has ended. What it still sends is not read.
-    pub(super) fn end(&mut self) {
-        match &mut self.records {
-            None => {
-                let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
-            }
-            Some(records) => {
-                records.finish(self.fd.as_fd());
-                let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
-                self.read_over();
-            }
+    /// With TLS: says to the client that the connection ends. It has to be flushed.
+    pub(super) fn finish(&mut self) {
+        if let Some(records) = &mut self.records {
+            records.finish();
         }
+    }
+
+    /// Ends the connection. What the client still sends is not read.
+    pub(super) fn end(&mut self) {
+        if self.has_tls() {
+            let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+            self.read_over();
+        } else {
+            let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        }
+    }
+
+    /// Bytes that TLS has looked at since this was last asked; none without it.
+    pub(super) fn charge(&mut self) -> usize {
+        self.records.as_mut().map_or(0, |records| records.charge())
     }
 
     /// A socket that is closed with something unread resets its connection, and what the client has not read is lost with it. A client of TLS says that it ends, at
@@ -276,7 +284,11 @@ impl<'a> Sending<'a> {
         if let Some(records) = records {
             // SAFETY: what was pushed is borrowed for longer than the call, and ranges lie in the map that `view` keeps mapped.
             let mut gathering = unsafe { Gathering::new(&self.table.entries[..self.table.count]) };
-            return match records.send(fd.as_fd(), self.table.bytes, |into| gathering.copy(into)) {
+            let gather = |into: &mut [u8]| {
+                gathering.copy(into);
+                true
+            };
+            return match records.send(fd.as_fd(), self.table.bytes, gather) {
                 Ok(bytes) => Ok(Moved::Bytes(bytes)),
                 Err(libc::EAGAIN | libc::EINTR) => Ok(Moved::Later),
                 Err(errno) => Err(Errno::from_raw_os_error(errno)),

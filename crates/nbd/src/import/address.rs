@@ -93,7 +93,8 @@ impl FromStr for Address {
         let port = url.port().unwrap_or(PORT);
         let also = also.iter().map(|place| {
             let place = Url::parse(&format!("nbd://{place}")).ok().filter(|place| place.path().is_empty());
-            let place = place.filter(|place| place.username().is_empty() && place.query().is_none());
+            let place = place.filter(|place| place.username().is_empty() && place.password().is_none());
+            let place = place.filter(|place| place.query().is_none() && place.fragment().is_none());
             let host = place.as_ref().and_then(host)?;
             Some((host, place?.port().unwrap_or(port)))
         });
@@ -213,6 +214,8 @@ mod tests {
             ("nbd://h/x?also=a/b", "also=HOST"),
             ("nbd://h/x?also=me@a", "also=HOST"),
             ("nbd://h/x?also=a:99999", "also=HOST"),
+            ("nbd://h/x?also=a%23b", "also=HOST"),
+            ("nbd://h/x?also=:pw@a", "also=HOST"),
             ("nbd://h/x?also=a%3Fb%3Dc", "also=HOST"),
             ("nbd://h/x?also=1&also=2&also=3&also=4&also=5&also=6&also=7&also=8&also=9", "not known"),
             ("nbd://h/%00", "NUL"),

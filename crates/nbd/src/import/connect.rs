@@ -64,22 +64,24 @@ pub(super) struct Reached {
 /// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
-    let reached = match tokio::time::timeout(limit, connect(options, epoch)).await {
+    let turn = options.turn.load(Ordering::Relaxed);
+    let reached = match tokio::time::timeout(limit, connect(options, epoch, turn)).await {
         Ok(reached) => reached,
         Err(_) => Err(NbdError::Slow(limit)),
     };
     if reached.is_err() {
-        options.turn.fetch_add(1, Ordering::Relaxed);
+        // Several that began with one address and failed make one step.
+        let next = turn.wrapping_add(1);
+        let _ = options.turn.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
     reached
 }
 
 /// A connection to one of the server's addresses. Where the last one came to nothing another one is the first, since the one before may be that of another server by now.
-async fn tcp(options: &ImportOptions) -> Result<TcpStream, NbdError> {
+async fn tcp(options: &ImportOptions, turn: usize) -> Result<TcpStream, NbdError> {
     let os = |source| NbdError::Os { doing: CONNECTING, source };
     let mut addresses = places::addresses(options.address.places()).await.map_err(os)?;
-    let turn = options.turn.load(Ordering::Relaxed) % addresses.len().max(1);
-    addresses.rotate_left(turn);
+    addresses.rotate_left(turn % addresses.len().max(1));
     let stream = places::connect(addresses).await.map_err(os)?;
     stream.set_nodelay(true).map_err(os)?;
     Ok(stream)
@@ -91,13 +93,13 @@ pub async fn lets_in(options: &ImportOptions) -> Result<(), NbdError> {
     reach(options, INSTANCE.to_owned()).await.map(drop)
 }
 
-async fn connect(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
+async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<Reached, NbdError> {
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (address, dead_after) = (&options.address, options.dead_after);
     let mut handshake = handshake(options, &epoch)?;
     let (socket, connected) = match &address.endpoint {
         ServerAddress::Tcp { .. } => {
-            let mut stream = tcp(options).await?;
+            let mut stream = tcp(options, turn).await?;
             match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
                 (Talked::Connected(connected), None) => {
                     let fd = stream.into_std().map_err(os(SETTING_UP))?.into();

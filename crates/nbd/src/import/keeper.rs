@@ -26,6 +26,7 @@ use super::turnover::{Held, Trouble};
 use crate::claim::ClaimReply;
 use crate::error::Violation;
 use crate::mutation::{Rule, removed};
+use crate::tls::Heard;
 
 /// So many connections in a row that a server ends by breaking the protocol are a device failure.
 const MOST_VIOLATIONS: u32 = 5;
@@ -167,8 +168,11 @@ impl Keeper {
             if self.link.closing() {
                 return None;
             }
-            if self.idle_and_readable(socket) {
-                return Some(if ending { Loss::Closed } else { Loss::Violation(Violation::Unasked) });
+            match self.heard_idle(socket) {
+                Heard::Nothing => {}
+                Heard::Bytes if !ending => return Some(Loss::Violation(Violation::Unasked)),
+                Heard::Bytes | Heard::End => return Some(Loss::Closed),
+                Heard::Failed(errno) => return Some(Loss::System(errno)),
             }
             let now = self.link.progress();
             if self.link.in_flight() == 0 || now != progress {
@@ -179,20 +183,20 @@ impl Keeper {
         }
     }
 
-    /// Whether the server says something although nothing was asked: the channel does not look then, and its core could not sleep.
-    fn idle_and_readable(&self, socket: &Socket) -> bool {
+    /// What the server says although nothing was asked: the channel does not look then, and its core could not sleep.
+    fn heard_idle(&self, socket: &Socket) -> Heard {
         let requests = || self.link.counters.requests.load(Ordering::SeqCst);
         // What a request that came and went meanwhile has brought is none of that.
         let before = requests();
         if self.link.in_flight() > 0 {
-            return false;
+            return Heard::Nothing;
         }
-        let readable = socket.readable();
+        let heard = socket.listen();
         if socket.has_tls() {
             // What has come for a request that was made meanwhile no socket tells of any more.
             self.link.wake_if_busy();
         }
-        readable && self.link.in_flight() == 0 && requests() == before
+        if self.link.in_flight() == 0 && requests() == before { heard } else { Heard::Nothing }
     }
 
     /// Waits until the channel, which has given up all that was in flight, is dropped or used again. Says which.

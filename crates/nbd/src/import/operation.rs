@@ -215,6 +215,12 @@ impl Operation {
         self.kind == Kind::WriteZeroes
     }
 
+    /// Whether its data are the guest's, and some of the guest's memory has gone.
+    pub fn has_lost_data(&self) -> bool {
+        let data = self.request.payload() > 0 && self.copy.is_none() && !self.zeros();
+        data && self.map.as_ref().is_some_and(|view| view.map().poisoned())
+    }
+
     /// Adds what is sent from byte `at` of the request and its data on. Whether all of it had room.
     pub fn outgoing(
         &self,

@@ -11,6 +11,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+/// How long it may take to find the addresses of a name.
+const LOOK_UP: Duration = Duration::from_secs(2);
 /// "Connection Attempt Delay" of RFC 8305.
 const HEAD_START: Duration = Duration::from_millis(250);
 
@@ -18,11 +20,20 @@ const HEAD_START: Duration = Duration::from_millis(250);
 pub(super) async fn addresses(
     places: impl Iterator<Item = (&str, u16)>,
 ) -> Result<VecDeque<SocketAddr>, Error> {
+    // All at once, and not for long: whoever knows the names may be behind the network that is gone.
+    let look_up = |(host, port): (&str, u16)| {
+        let host = host.to_owned();
+        tokio::spawn(async move {
+            let found = tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((host.as_str(), port))).await;
+            Ok::<Vec<SocketAddr>, Error>(found.map_err(|_| Error::from(ErrorKind::TimedOut))??.collect())
+        })
+    };
+    let lookups: Vec<_> = places.map(look_up).collect();
     let (mut found, mut failure) = (VecDeque::new(), None);
-    for place in places {
-        match tokio::net::lookup_host(place).await {
+    for lookup in lookups {
+        match lookup.await.unwrap_or_else(|gone| Err(gone.into())) {
             Ok(addresses) => {
-                let new: Vec<_> = addresses.filter(|address| !found.contains(address)).collect();
+                let new: Vec<_> = addresses.into_iter().filter(|address| !found.contains(address)).collect();
                 found.extend(new);
             }
             Err(error) => failure = failure.or(Some(error)),

@@ -16,7 +16,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::locker::Locker;
-use crate::tls::{Gathering, Records};
+use crate::tls::{Gathering, Heard, Records};
 
 /// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
 pub(super) struct IoTable {
@@ -148,14 +148,19 @@ impl Socket {
 
     /// Sends as much of `table` as the socket takes now; says how many bytes.
     ///
+    /// With TLS all is copied first: `lost` says afterwards whether guest memory of it was gone, which is `EFAULT` as without.
+    ///
     /// # Safety
     /// Every entry is memory of ours that is not written to meanwhile, or guest memory that is kept mapped.
-    pub unsafe fn send(&self, table: &mut IoTable) -> Result<usize, i32> {
+    pub unsafe fn send(&self, table: &mut IoTable, lost: impl Fn() -> bool) -> Result<usize, i32> {
         if let Some(locker) = &self.records {
             // SAFETY: the caller's.
             let mut gathering = unsafe { Gathering::new(&table.entries) };
-            let send =
-                |records: &mut Records| records.send(self.as_fd(), table.bytes, |into| gathering.copy(into));
+            let gather = |into: &mut [u8]| {
+                gathering.copy(into);
+                !lost()
+            };
+            let send = |records: &mut Records| records.send(self.as_fd(), table.bytes, gather);
             return Self::with(locker, send);
         }
         let mut message = header(table);
@@ -188,7 +193,7 @@ impl Socket {
         let mut table = IoTable::with_room(1);
         table.push_own(bytes);
         // SAFETY: memory of ours.
-        unsafe { self.send(&mut table) }
+        unsafe { self.send(&mut table, || false) }
     }
 
     /// Receives what is there, as far as it fits; says how many bytes, 0 at the end of the stream.
@@ -202,7 +207,10 @@ impl Socket {
     /// No more is sent than what the socket has taken; the peer is told.
     pub fn finish(&self) {
         if let Some(locker) = &self.records {
-            let _ = Self::with(locker, |records| Ok(records.finish(self.as_fd())));
+            let _ = Self::with(locker, |records| {
+                records.finish();
+                records.flush(self.as_fd())
+            });
         }
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
@@ -221,13 +229,22 @@ impl Socket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// Whether something is there to be received, or the stream has ended. Does not take it. With TLS what is in the socket may be no more than a word between the two
-    /// TLS's, which is taken: a channel that has something in flight by now has to be woken afterwards.
-    pub fn readable(&self) -> bool {
+    /// What is there to be received; does not take it. Without TLS an end is not told from bytes. With TLS what is in the socket may be no more than a word between the
+    /// two sessions, which is taken: a channel that has something in flight by now has to be woken afterwards.
+    pub fn listen(&self) -> Heard {
         match &self.records {
-            None => ready(&self.fd),
-            Some(locker) => Self::with(locker, |records| Ok(records.listen(self.as_fd()))).unwrap_or(false),
+            None if ready(&self.fd) => Heard::Bytes,
+            None => Heard::Nothing,
+            Some(locker) => {
+                Self::with(locker, |records| Ok(records.listen(self.as_fd()))).unwrap_or(Heard::Nothing)
+            }
         }
+    }
+
+    /// Bytes that TLS has looked at since this was last asked; none without it.
+    pub fn charge(&self) -> usize {
+        let charge = |locker| Self::with(locker, |records| Ok(records.charge()));
+        self.records.as_ref().and_then(|locker| charge(locker).ok()).unwrap_or(0)
     }
 
     /// What the control half is told by when something can be received. Must be called in a runtime.
@@ -350,7 +367,7 @@ mod tests {
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
         assert!(came < sent, "all of {sent} bytes were sent in spite of it");
         assert!(receive(&socket).is_err_and(|errno| errno != libc::EAGAIN) || receive(&socket) == Ok(0));
-        assert!(socket.readable(), "nobody is woken");
+        assert_eq!(socket.listen(), Heard::Bytes, "nobody is woken");
     }
 
     #[test]

@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use super::Socket;
-use crate::tls::Records;
+use super::{IoTable, Socket};
+use crate::tls::{Heard, Records};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -80,7 +80,7 @@ async fn fill(socket: &Socket) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_direction_ends_by_itself() {
     let (socket, mut peer) = connected().await;
-    assert!(!socket.readable());
+    assert_eq!(socket.listen(), Heard::Nothing);
     assert_eq!(tried(|| socket.send_own(b"request")).await, Ok(7));
     socket.finish();
     let mut came = Vec::new();
@@ -94,7 +94,7 @@ async fn each_direction_ends_by_itself() {
     };
     let ((), came) = tokio::join!(sending, received(&socket));
     assert!(came.unwrap() == reply);
-    assert!(socket.readable(), "an end is something");
+    assert_eq!(socket.listen(), Heard::End);
 }
 
 /// Much more than any buffer holds, in calls of all sizes.
@@ -151,7 +151,7 @@ async fn a_connection_that_is_cut_off_is_no_orderly_end() {
     let mut bytes = [0; 10];
     assert_eq!(tried(|| socket.receive_own(&mut bytes)).await, Ok(4));
     assert_eq!(received(&socket).await, Err(libc::ECONNRESET));
-    assert!(socket.readable());
+    assert_eq!(socket.listen(), Heard::End);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -160,7 +160,9 @@ async fn bytes_that_were_put_in_on_the_way_are_never_received() {
     // A record of application data that nobody has sealed.
     raw(peer).write_all(&[&[23, 3, 3, 0, 64][..], &[9; 64]].concat()).await.unwrap();
     assert_eq!(received(&socket).await, Err(libc::EBADMSG));
-    assert!(socket.readable());
+    // Again and again, also to whoever did not see the first time.
+    assert_eq!(socket.listen(), Heard::Failed(libc::EBADMSG));
+    assert_eq!(received(&socket).await, Err(libc::EBADMSG));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,19 +183,64 @@ async fn only_plain_bytes_are_something_to_receive() {
     }
     peer.flush().await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(!socket.readable());
+    assert_eq!(socket.listen(), Heard::Nothing);
     peer.write_all(b"reply").await.unwrap();
     peer.flush().await.unwrap();
     let end = tokio::time::Instant::now() + LONG;
-    while !socket.readable() {
+    while socket.listen() == Heard::Nothing {
         assert!(tokio::time::Instant::now() < end, "a reply with other keys does not come");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let mut bytes = [0; 3];
     assert_eq!(socket.receive_own(&mut bytes), Ok(3));
-    assert!(socket.readable());
+    assert_eq!(socket.listen(), Heard::Bytes);
     assert_eq!(socket.receive_own(&mut bytes), Ok(2));
-    assert!(!socket.readable());
+    assert_eq!(socket.listen(), Heard::Nothing);
+}
+
+/// New keys cost a peer little and us much. Honest ones come once in many bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_has_us_work_in_vain_is_left() {
+    let (socket, mut peer) = connected().await;
+    let sending = async {
+        for _ in 0..10_000 {
+            for _ in 0..16 {
+                let TlsStream::Server(stream) = &mut peer else { unreachable!("the peer is the server") };
+                stream.get_mut().1.refresh_traffic_keys().unwrap();
+            }
+            if peer.write_all(b"x").await.is_err() || peer.flush().await.is_err() {
+                return;
+            }
+        }
+        panic!("it is read for ever");
+    };
+    let receiving = async {
+        let error = received(&socket).await;
+        socket.abort();
+        error
+    };
+    let ((), error) = tokio::join!(sending, receiving);
+    assert_eq!(error, Err(libc::EBADMSG));
+}
+
+/// What could not be copied is not sealed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_has_gone_is_not_sent_as_zeros() {
+    let (socket, mut peer) = connected().await;
+    let bytes = vec![1; 40_000];
+    let mut table = IoTable::with_room(1);
+    table.push_own(&bytes);
+    let copies = std::cell::Cell::new(0);
+    let lost = || copies.replace(copies.get() + 1) == 1;
+    // SAFETY: memory of ours.
+    let sent = unsafe { socket.send(&mut table, lost) };
+    assert_eq!(sent, Ok(16 << 10), "of three records the first");
+    // SAFETY: the same.
+    assert_eq!(unsafe { socket.send(&mut table, || true) }, Err(libc::EFAULT));
+    socket.finish();
+    let mut came = Vec::new();
+    peer.read_to_end(&mut came).await.unwrap();
+    assert_eq!(came, vec![1; 16 << 10]);
 }
 
 /// Each half asks without waiting for the other.
@@ -202,7 +249,7 @@ async fn whoever_comes_second_comes_again() {
     let (socket, _peer) = connected().await;
     let taken = socket.records.as_ref().unwrap().take().unwrap();
     assert_eq!((socket.send_own(b"x"), socket.receive_own(&mut [0])), (Err(libc::EAGAIN), Err(libc::EAGAIN)));
-    assert!(socket.has_unsent() && !socket.readable() && socket.flush() == Err(libc::EAGAIN));
+    assert!(socket.has_unsent() && socket.listen() == Heard::Nothing && socket.flush() == Err(libc::EAGAIN));
     socket.records.as_ref().unwrap().put(taken);
     assert!(!socket.has_unsent());
 }

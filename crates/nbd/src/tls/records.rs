@@ -22,6 +22,10 @@ const WIRE: usize = 64 << 10;
 const RECORD: usize = 16 << 10;
 /// Plain bytes that are taken before the socket is asked.
 const AT_ONCE: usize = 4 * RECORD;
+/// Bytes of the connection that a peer may send besides plain ones at once, and how many for each plain one. Short replies take two or three. Beyond that it has
+/// its peer work for nothing: new keys and tickets are dear.
+const MOST_IN_VAIN: u64 = 64 << 10;
+const MOST_PER_PLAIN: u64 = 4;
 /// Bytes of records that have yet to be sent: more than those of [`AT_ONCE`].
 const MOST_UNSENT: usize = 2 * AT_ONCE;
 
@@ -35,6 +39,12 @@ pub(crate) struct Records {
     end: usize,
     /// Plain bytes that the session has for the caller.
     plain: usize,
+    /// Bytes of the connection, and plain ones, that the session has looked at in all.
+    looked_at: [u64; 2],
+    /// Of the former, those that nobody was charged for.
+    uncharged: usize,
+    /// Why nothing more can be received.
+    failed: Option<i32>,
     /// The peer has said that nothing more comes, or its stream has ended.
     ended: bool,
     /// Where those of a record are gathered.
@@ -46,7 +56,20 @@ impl Records {
     fn new(mut session: Connection) -> Records {
         session.set_buffer_limit(Some(MOST_UNSENT));
         let [wire, gathered] = [WIRE, RECORD].map(|bytes| vec![0; bytes].into_boxed_slice());
-        Records { session, wire, start: 0, end: 0, plain: 0, ended: false, gathered }
+        // What came behind the handshake may be open already. An error comes again.
+        let plain = session.process_new_packets().map_or(0, |state| state.plaintext_bytes_to_read());
+        Records {
+            session,
+            wire,
+            start: 0,
+            end: 0,
+            plain,
+            looked_at: [0; 2],
+            uncharged: 0,
+            failed: None,
+            ended: false,
+            gathered,
+        }
     }
 
     /// Takes a stream apart.
@@ -87,13 +110,13 @@ impl Records {
         Ok(true)
     }
 
-    /// Takes `bytes` plain bytes, or as many as the socket takes and up to [`AT_ONCE`] more. `gather` copies the next ones. Says how many were taken; `EAGAIN` while
-    /// what was taken before has not been sent.
+    /// Takes `bytes` plain bytes, or as many as the socket takes and up to [`AT_ONCE`] more. `gather` copies the next ones; false if they were not there, which is
+    /// `EFAULT` if they are the first. Says how many were taken; `EAGAIN` while what was taken before has not been sent.
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         bytes: usize,
-        mut gather: impl FnMut(&mut [u8]),
+        mut gather: impl FnMut(&mut [u8]) -> bool,
     ) -> Result<usize, i32> {
         if !self.flush(socket)? {
             return Err(libc::EAGAIN);
@@ -101,7 +124,10 @@ impl Records {
         let mut taken = 0;
         while taken < bytes {
             let part = &mut self.gathered[..(bytes - taken).min(RECORD)];
-            gather(part);
+            if !gather(part) {
+                self.flush(socket)?;
+                return if taken > 0 { Ok(taken) } else { Err(libc::EFAULT) };
+            }
             // There is room for all of it: nothing more is unsent than what was taken at once.
             self.session.writer().write_all(part).map_err(|error| errno(&error))?;
             taken += part.len();
@@ -114,8 +140,9 @@ impl Records {
     }
 
     /// Receives plain bytes, as many as there are and fit; 0 at an orderly end, `EAGAIN` while there are none. An end without the peer's word is `ECONNRESET`, and a
-    /// record that the peer has not made `EBADMSG`.
+    /// record that the peer has not made `EBADMSG`. A call looks at the socket once, so that a peer that sends records without plain bytes does not keep it.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, i32> {
+        let mut looked = false;
         loop {
             match self.session.reader().read(into) {
                 Ok(bytes) => {
@@ -126,13 +153,26 @@ impl Records {
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(libc::ECONNRESET),
                 Err(error) => return Err(errno(&error)),
             }
-            self.fill(socket)?;
+            self.fill(socket, &mut looked)?;
         }
     }
 
-    /// Has the session look at more of what the peer has sent.
-    fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<(), i32> {
+    /// Has the session look at more of what the peer has sent; `EAGAIN` if that would take a second look at the socket.
+    fn fill(&mut self, socket: BorrowedFd<'_>, looked: &mut bool) -> Result<(), i32> {
+        let done = self.failed.map_or_else(|| self.open(socket, looked), Err);
+        if let Err(errno) = done
+            && !matches!(errno, libc::EAGAIN | libc::EINTR)
+        {
+            self.failed = Some(errno);
+        }
+        done
+    }
+
+    fn open(&mut self, socket: BorrowedFd<'_>, looked: &mut bool) -> Result<(), i32> {
         if self.start == self.end {
+            if std::mem::replace(looked, true) {
+                return Err(libc::EAGAIN);
+            }
             let (received, _) = rustix::net::recv(socket, &mut self.wire[..], RecvFlags::DONTWAIT)
                 .map_err(Errno::raw_os_error)?;
             (self.start, self.end) = (0, received);
@@ -140,8 +180,9 @@ impl Records {
         }
         // Nothing is the end of the stream, also for the session.
         let mut wire = &self.wire[self.start..self.end];
-        self.session.read_tls(&mut wire).map_err(|error| errno(&error))?;
+        let bytes = self.session.read_tls(&mut wire).map_err(|error| errno(&error))?;
         self.start = self.end - wire.len();
+        self.uncharged += bytes;
         let state = self.session.process_new_packets();
         if self.session.wants_write() {
             // An answer of the session's own, or why it ends. Without room it goes with what is sent next.
@@ -150,28 +191,48 @@ impl Records {
         let state = state.map_err(|_| libc::EBADMSG)?;
         self.plain = state.plaintext_bytes_to_read();
         self.ended |= state.peer_has_closed();
-        Ok(())
+        let [wire, plain] = &mut self.looked_at;
+        *wire += bytes as u64;
+        *plain += self.plain as u64;
+        if *wire > MOST_IN_VAIN + MOST_PER_PLAIN * *plain { Err(libc::EBADMSG) } else { Ok(()) }
     }
 
-    /// Whether something is there for the caller to receive, an end and an error included. What the two sessions say to each other is taken.
-    pub fn listen(&mut self, socket: BorrowedFd<'_>) -> bool {
-        while self.plain == 0 {
-            match self.fill(socket) {
-                Err(libc::EAGAIN) => return false,
+    /// What is there for the caller to receive. What the two sessions say to each other is taken.
+    pub fn listen(&mut self, socket: BorrowedFd<'_>) -> Heard {
+        let mut looked = false;
+        while self.plain == 0 && !self.ended {
+            match self.fill(socket, &mut looked) {
+                Err(libc::EAGAIN | libc::EINTR) => return Heard::Nothing,
                 // It comes again when it is received.
-                Err(_) => return true,
-                Ok(()) if self.ended => return true,
+                Err(errno) => return Heard::Failed(errno),
                 Ok(()) => {}
             }
         }
-        true
+        if self.plain > 0 { Heard::Bytes } else { Heard::End }
     }
 
-    /// Tells the peer, behind all that was taken, that nothing more comes. Whether the socket took all of that.
-    pub fn finish(&mut self, socket: BorrowedFd<'_>) -> bool {
-        self.session.send_close_notify();
-        self.flush(socket).unwrap_or(false)
+    /// Bytes of the connection that were looked at since this was last asked: what has been done for the peer, whatever came of it.
+    pub fn charge(&mut self) -> usize {
+        std::mem::take(&mut self.uncharged)
     }
+
+    /// Says to the peer, behind all that was taken, that nothing more comes. It has to be flushed.
+    pub fn finish(&mut self) {
+        self.session.send_close_notify();
+    }
+}
+
+/// What there is to receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Nothing.
+    Nothing,
+    /// Plain bytes.
+    Bytes,
+    /// The end, by TLS's word or by the socket's.
+    End,
+    /// The connection is lost, by errno.
+    Failed(i32),
 }
 
 fn errno(error: &Error) -> i32 {

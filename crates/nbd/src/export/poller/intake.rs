@@ -163,7 +163,7 @@ impl ExportPoller {
         let room = if part == wanted || tls { staging.room() } else { &mut [] };
         let asked = part as usize + room.len();
         let moved = socket.receive(memory.view(), &self.ranges, room);
-        self.cost.spend(COST_OF_CALL);
+        self.cost.spend(COST_OF_CALL + socket.charge() as u64);
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 let direct = bytes.min(part as usize);

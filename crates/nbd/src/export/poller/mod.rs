@@ -138,6 +138,10 @@ impl ExportPoller {
         if self.connection.announced || !self.is_still() || self.connection.has_output() {
             return false;
         }
+        self.connection.socket.finish();
+        if self.connection.has_output() && !self.flush() {
+            return false;
+        }
         self.connection.announced = true;
         // The client waits for it.
         self.connection.socket.end();

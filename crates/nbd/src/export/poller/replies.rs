@@ -59,11 +59,17 @@ impl ExportPoller {
             }
         }
         if !self.blocked && self.connection.has_output() && !self.connection.has_replies() {
-            match self.connection.socket.flush() {
-                Ok(all) => self.blocked = !all,
-                Err(errno) => self.connection.end(ConnectionEnd::Lost(errno.raw_os_error())),
-            }
+            self.flush();
         }
         any
+    }
+
+    /// Has go to the kernel what TLS has taken. Whether nothing is left.
+    pub(super) fn flush(&mut self) -> bool {
+        match self.connection.socket.flush() {
+            Ok(all) => self.blocked = !all,
+            Err(errno) => self.connection.end(ConnectionEnd::Lost(errno.raw_os_error())),
+        }
+        !self.connection.has_output()
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   submit -> Noted -> outbound: one sendmsg for many requests and the guest's data, or copies of them (keeping.rs)
-//!   reap   <- ended <- inbound:  one recvmsg for the data of a read, straight into guest memory, and what follows them
+//!   reap   <- ended <- inbound:  one recvmsg for the data of a read, straight into guest memory, and what follows them; with TLS into a buffer
 //!   lost:  Sent becomes Noted again, in the order of submission; the next connection comes by mail
 //! ```
-//! Runs on an I/O core: no call blocks, allocates, locks or logs, and each is bounded in bytes.
+//! Runs on an I/O core: no call blocks, allocates, locks or logs, and each is bounded in bytes. Of connections with TLS, `crate::tls::Records` allocates.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

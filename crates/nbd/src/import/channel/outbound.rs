@@ -26,7 +26,10 @@ impl ImportChannel {
     pub(super) fn send(&mut self, context: &mut CoreContext) {
         let unsent = self.connection.as_ref().map(|connection| connection.socket.has_unsent());
         if unsent.is_none_or(|unsent| self.outbound.noted.is_empty() && !unsent) {
-            return;
+            // What it was full of has gone: nobody is to be woken for room.
+            return if self.outbound.full.is_some() {
+                self.set_full(None)
+            };
         }
         if self.outbound.full.is_some_and(|since| context.look().saturating_duration_since(since) < RETRY) {
             return;
@@ -39,8 +42,10 @@ impl ImportChannel {
             if self.outbound.table.bytes() == 0 {
                 continue;
             }
+            let (operations, noted) = (&self.operations, &self.outbound.noted);
+            let lost = || noted.iter().any(|tag| operations[usize::from(*tag)].has_lost_data());
             // SAFETY: see the module's note.
-            match unsafe { connection.socket.send(&mut self.outbound.table) } {
+            match unsafe { connection.socket.send(&mut self.outbound.table, lost) } {
                 Ok(bytes) => {
                     sent += bytes;
                     if bytes >= HEADWAY {
