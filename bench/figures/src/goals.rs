@@ -535,6 +535,34 @@ pub const GOALS: &[Goal] = &[
         AtLeast(1.3),
         Some(AtLeast(1.3)),
     ),
+    goal(
+        "remote",
+        "per_cpu_vs_nbdkit",
+        "the same against qemu-storage-daemon and nbdkit with its plugin memory (equal work: both copy from memory of their own)",
+        AtLeast(1.3),
+        Some(AtLeast(1.3)),
+    ),
+    goal(
+        "remote",
+        "tls_cost_percent",
+        "requests per second that TLS 1.3 costs, importer and exporter on one processor, 4 KiB reads, depth 32, percent (no issue names a bound: 50 is ours)",
+        AtMost(50.0),
+        Some(AtMost(60.0)),
+    ),
+    goal(
+        "remote",
+        "swap_pause_p99_ms",
+        "longest time without a completion while a busy disk in memory is swapped to memory, p99, control threads and I/O core on one processor, ms",
+        AtMost(1.0),
+        Some(AtMost(50.0)),
+    ),
+    goal(
+        "remote",
+        "quiesce_overhead_p99_ms",
+        "time in which the daemon lets no request begin at the switch of the same swaps, p99, ms",
+        AtMost(1.0),
+        Some(AtMost(50.0)),
+    ),
 ];
 
 /// In place of a figure: it was measured, and the noise was too much for a number.

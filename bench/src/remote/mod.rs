@@ -73,6 +73,9 @@ pub struct Options {
     /// How the cores of importer, exporter and local disk learn of requests.
     #[arg(long, default_value = Mode::Notified.word(), value_enum)]
     mode: Mode,
+    /// How often a busy disk is swapped in each way; default: 500, with --quick 50.
+    #[arg(long)]
+    swaps: Option<usize>,
     /// Another build of ioplane, for its remote disk with TLS beside that of this one.
     #[arg(long, value_name = "BINARY")]
     baseline: Option<PathBuf>,
@@ -97,10 +100,12 @@ pub struct Pace {
 impl Options {
     fn pace(&self) -> Pace {
         let ms = Duration::from_millis;
+        let swaps = |usual| self.swaps.unwrap_or(usual);
         if self.quick {
-            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory: 32 << 20, swaps: 50 };
+            let memory = 32 << 20;
+            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory, swaps: swaps(50) };
         }
-        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20, swaps: 500 }
+        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20, swaps: swaps(500) }
     }
 }
 

@@ -62,6 +62,9 @@ struct Options {
     /// Only the sweeps over sizes of blocks and messages and rates of the tick: `script/bench exits-sweeps`
     #[arg(long, conflicts_with_all = ["native", "l1", "clusters", "no_clusters"])]
     sweeps: bool,
+    /// Only what the library costs a guest without device accesses, natively: two minutes
+    #[arg(long, conflicts_with_all = ["native", "l1", "clusters", "no_clusters", "sweeps"])]
+    idle: bool,
     /// Seconds until what the library costs a VM without device accesses must be known, and as many for what a slower timer gains
     #[arg(long, default_value_t = 240.0)]
     idle_seconds: f64,
@@ -100,6 +103,15 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let begun = Instant::now();
     let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    if options.idle {
+        let native = idle::native()?;
+        return print(
+            options.json,
+            "exits-idle",
+            &idle::Native::of(&native),
+            &format!("more by {}\n", native.words()),
+        );
+    }
     if options.sweeps {
         let (sweeps, text) = sweeps::all(&say)?;
         return print(options.json, "exits-sweeps", &sweeps, &text);
