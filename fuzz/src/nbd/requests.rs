@@ -120,7 +120,10 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     let placement = stage.placement();
     let mut running: Running<Export> =
         Quiescent::new(export).resume(&*placement).expect("no queues to start");
-    let queue = running.device_mut().connect(ours.into(), &negotiated, &[]).expect("a free place");
+    let queue = running
+        .device_mut()
+        .connect(std::os::fd::OwnedFd::from(ours), &negotiated, &[])
+        .expect("a free place");
     let queues = QueueSet::from([queue]);
     running.start(&queues, &*placement).expect("a core");
     let mut client =
