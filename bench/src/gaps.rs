@@ -1,6 +1,67 @@
 //! The longest time without a completion, while something happens and while nothing does.
 
-use crate::core::drive::Completion;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use ioplane_figures::machine;
+
+use crate::core::drive::{Completion, Flow, drive};
+use crate::core::offered::Offered;
+use crate::exitless::load::BLOCK;
+use crate::guest::Guest;
+
+/// Requests in flight.
+pub const DEPTH: u16 = 32;
+/// Of quiet before something happens, and how long after it a pause still counts as its own.
+const QUIET: Duration = Duration::from_millis(10);
+const AFTER: Duration = Duration::from_millis(2);
+
+/// The window that time is in.
+pub struct Windows(AtomicUsize);
+
+impl Windows {
+    /// Quiet, then something that happens.
+    pub fn during<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        std::thread::sleep(QUIET);
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let done = act()?;
+        std::thread::sleep(AFTER);
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(done)
+    }
+}
+
+/// Keeps queue 0 of `guest` busy until `act`, on a thread of its own on processor `cpu`, has had so many things happen. The gaps, and what `act` returns.
+pub fn while_busy<T: Send>(
+    guest: &mut Guest,
+    cpu: usize,
+    times: usize,
+    act: impl FnOnce(&Windows) -> Result<T> + Send,
+) -> Result<(Gaps, T)> {
+    let (windows, over) = (Windows(AtomicUsize::new(0)), AtomicBool::new(false));
+    let mut gaps = Gaps::new(times);
+    let done = std::thread::scope(|scope| -> Result<T> {
+        let actor = scope.spawn(|| {
+            // It waits for most of the time; the generator never does.
+            let done = machine::pin(cpu).and_then(|()| act(&windows));
+            over.store(true, Ordering::Release);
+            done
+        });
+        // In slices, to see that the other thread is done; a slice begins without a gap.
+        let mut driven = Ok(());
+        while driven.is_ok() && !over.load(Ordering::Acquire) {
+            let flow = Flow::new(guest, 0, Offered::Backlog(DEPTH), BLOCK, 1);
+            gaps.last = None;
+            driven = drive(&mut [flow], Duration::from_secs(1), |completion| {
+                gaps.see(completion, windows.0.load(Ordering::Relaxed));
+            });
+        }
+        let done = actor.join().map_err(|_| anyhow!("the thread beside the generator panicked"))?;
+        driven.and(done)
+    })?;
+    Ok((gaps, done))
+}
 
 /// Of each window, by number: even ones are quiet, and something happens in each odd one.
 pub struct Gaps {
@@ -11,12 +72,12 @@ pub struct Gaps {
 
 impl Gaps {
     /// For so many times that something happens.
-    pub fn new(times: usize) -> Self {
+    fn new(times: usize) -> Self {
         Gaps { longest: vec![0; 2 * times + 1], last: None }
     }
 
     /// A gap belongs to the window that has all of it, otherwise to each odd one that has a part of it.
-    pub fn see(&mut self, completion: Completion, window: usize) {
+    fn see(&mut self, completion: Completion, window: usize) {
         if let Some((last, first)) = self.last {
             let gap = completion.at - last;
             for (number, longest) in self.longest.iter_mut().enumerate().take(window + 1).skip(first) {
@@ -26,11 +87,6 @@ impl Gaps {
             }
         }
         self.last = Some((completion.at, window));
-    }
-
-    /// The next completion begins anew.
-    pub fn pause(&mut self) {
-        self.last = None;
     }
 
     /// Of the windows in which something happens, or of as many quiet ones before them; us.

@@ -189,6 +189,12 @@ impl L2<'_> {
         said.into_iter().next().context("QEMU has said nothing")
     }
 
+    /// The thread of its first vCPU, in L1.
+    pub fn vcpu_thread(&self) -> Result<u64> {
+        let vcpus = self.qmp("query-cpus-fast", &json!({}))?;
+        vcpus[0]["thread-id"].as_u64().with_context(|| format!("a thread: {vcpus}"))
+    }
+
     /// Several of them one after the other, without leaving L1 in between.
     pub fn qmp_each(&self, commands: &[(&str, &Value)]) -> Result<Vec<Value>> {
         let client = built("ioplane-qmp")?;

@@ -17,7 +17,7 @@ mod limits;
 mod moving;
 pub mod offered;
 mod shares;
-mod stage;
+pub mod stage;
 mod taken;
 mod turns;
 mod weights;

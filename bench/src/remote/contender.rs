@@ -89,6 +89,16 @@ impl Listener {
         }
     }
 
+    /// Tells a server of others where to listen, by what it calls a path and an address; a port all call the same.
+    fn told(&self, command: &mut Command, path: &str, address: &str) {
+        match self {
+            Listener::Unix(socket) => command.arg(path).arg(socket),
+            Listener::Tcp(at) | Listener::Tls(at) => {
+                command.arg(address).arg(at.ip().to_string()).arg("--port").arg(at.port().to_string())
+            }
+        };
+    }
+
     fn wait(&self, served: &mut Served) -> Result<()> {
         match self {
             Listener::Unix(path) => served.await_socket(path),
@@ -140,15 +150,7 @@ impl Contender {
                 std::fs::create_dir_all(directory)?;
                 let mut command = Command::new("nbdkit");
                 command.args(["--foreground", "--exit-with-parent"]);
-                match at {
-                    Listener::Unix(path) => command.arg("--unix").arg(path),
-                    Listener::Tcp(address) | Listener::Tls(address) => command.args([
-                        "--ipaddr",
-                        &address.ip().to_string(),
-                        "--port",
-                        &address.port().to_string(),
-                    ]),
-                };
+                at.told(&mut command, "--unix", "--ipaddr");
                 command.arg("memory").arg(backing.len().to_string());
                 place.spawn(&command, &directory.join("log"))
             }
@@ -156,15 +158,7 @@ impl Contender {
                 std::fs::create_dir_all(directory)?;
                 let mut command = Command::new("qemu-nbd");
                 command.args(["--persistent", "--shared=0", "--export-name", EXPORT]);
-                match at {
-                    Listener::Unix(path) => command.arg("--socket").arg(path),
-                    Listener::Tcp(address) | Listener::Tls(address) => command.args([
-                        "--bind",
-                        &address.ip().to_string(),
-                        "--port",
-                        &address.port().to_string(),
-                    ]),
-                };
+                at.told(&mut command, "--socket", "--bind");
                 let (Backing::Memory { file, .. } | Backing::File { file, .. }) = backing;
                 let node = format!("driver=file,filename={},{}", file.display(), aio.options());
                 command.arg("--image-opts").arg(node);

@@ -1,37 +1,22 @@
 //! A disk that is swapped again and again while it is busy: for how long nothing completes, and for how long the daemon lets nothing begin.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use ioplane_figures::machine;
+use anyhow::{Context, Result, bail, ensure};
 use ioplane_figures::report::median;
-use ioplane_testkit::driver::{DiskPlan, Shape};
 use serde_json::{Value, json};
 
 use super::Bench;
 use crate::control::call;
-use crate::core::drive::{Flow, drive};
-use crate::core::offered::Offered;
+use crate::core::stage::FORM;
 use crate::daemon::Configuration;
-use crate::exitless::load::BLOCK;
-use crate::gaps::Gaps;
-use crate::guest::{Form, Guest};
+use crate::gaps::{DEPTH, Gaps, while_busy};
+use crate::guest::Guest;
 use crate::measured::Figure;
 
 /// Of the disk.
 const BYTES: &str = "8M";
-/// Requests in flight.
-const DEPTH: u16 = 32;
-const FORM: Form = Form {
-    ring: 128,
-    queues: 1,
-    plan: DiskPlan { slots: 64, max_bytes: BLOCK, segments: 1, shape: Shape::Indirect },
-};
-/// Of quiet before a swap, and how long after it a pause still counts as its own.
-const QUIET: Duration = Duration::from_millis(10);
-const AFTER: Duration = Duration::from_millis(2);
 /// How often it is asked whether it is done.
 const LOOK: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,57 +84,27 @@ fn swapped(
     served.await_socket(&socket)?;
     let mut guest = Guest::connect(&socket, FORM)?;
     let control = folder.join("control");
-    let (window, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let mut gaps = Gaps::new(swaps);
-    let pauses = std::thread::scope(|scope| -> Result<Vec<f64>> {
-        let swapper = scope.spawn(|| {
-            // It waits for most of the time; the generator never does.
-            let swapped = machine::pin(bench.place.cpus.back)
-                .and_then(|()| swap_often(&control, swaps, &window, &target));
-            over.store(true, Ordering::Release);
-            swapped
-        });
-        let mut driven = Ok(());
-        while driven.is_ok() && !over.load(Ordering::Acquire) {
-            let flow = Flow::new(&mut guest, 0, Offered::Backlog(DEPTH), BLOCK, 1);
-            gaps.pause();
-            driven = drive(&mut [flow], Duration::from_secs(1), |completion| {
-                gaps.see(completion, window.load(Ordering::Relaxed));
-            });
-        }
-        let swapped = swapper.join().map_err(|_| anyhow!("the thread that swaps panicked"))?;
-        driven.and(swapped)
+    let swapped = while_busy(&mut guest, bench.place.cpus.back, swaps, |windows| {
+        (0..swaps).map(|number| windows.during(|| swap(&control, &target(number + 1)))).collect()
     });
-    Ok((gaps, pauses.with_context(|| served.log_tail())?))
+    swapped.with_context(|| served.log_tail())
 }
 
-fn swap_often(
-    control: &Path,
-    swaps: usize,
-    window: &AtomicUsize,
-    target: &(impl Fn(usize) -> Value + Sync),
-) -> Result<Vec<f64>> {
-    let mut pauses = Vec::with_capacity(swaps);
-    for number in 0..swaps {
-        std::thread::sleep(QUIET);
-        window.store(2 * number + 1, Ordering::Relaxed);
-        call(control, "POST", "/v1/disks/disk/swap", &target(number + 1).to_string())?;
-        let begun = Instant::now();
-        let report = loop {
-            let report = call(control, "GET", "/v1/disks/disk", "")?["swap"].take();
-            match report["state"].as_str() {
-                Some("done") => break report,
-                Some("copying" | "mirroring" | "switching") => {}
-                _ => bail!("a swap came to nothing: {report}"),
-            }
-            ensure!(begun.elapsed() < PATIENCE, "a swap has no end: {report}");
-            std::thread::sleep(LOOK);
-        };
-        pauses.push(report["pause_us"].as_f64().context("a pause")? / 1e3);
-        std::thread::sleep(AFTER);
-        window.store(2 * number + 2, Ordering::Relaxed);
-    }
-    Ok(pauses)
+/// Swaps the disk; for how long the daemon let nothing begin at the switch, ms.
+fn swap(control: &Path, target: &Value) -> Result<f64> {
+    call(control, "POST", "/v1/disks/disk/swap", &target.to_string())?;
+    let begun = Instant::now();
+    let report = loop {
+        let report = call(control, "GET", "/v1/disks/disk", "")?["swap"].take();
+        match report["state"].as_str() {
+            Some("done") => break report,
+            Some("copying" | "mirroring" | "switching") => {}
+            _ => bail!("a swap came to nothing: {report}"),
+        }
+        ensure!(begun.elapsed() < PATIENCE, "a swap has no end: {report}");
+        std::thread::sleep(LOOK);
+    };
+    Ok(report["pause_us"].as_f64().context("a pause")? / 1e3)
 }
 
 #[cfg(test)]

@@ -141,9 +141,7 @@ impl Samples {
             .beside(&format!("{one}_{what}"), of(0))
             .beside(&format!("{other}_{what}"), of(1))
     }
-}
 
-impl Samples {
     /// `one` less `other` in each round.
     pub fn difference(&self, one: &str, other: &str, value: impl Fn(&Sample) -> f64) -> Figure {
         if let Some(why) = [one, other].iter().find_map(|name| self.absent.get(name)) {

@@ -186,13 +186,10 @@ fn place(spec: &DirectorySpec) -> String {
 /// publishes the device, or from TLS to plain text.
 fn checked(location: &str, host: &str, tls: bool) -> Result<NbdUri, String> {
     let uri: NbdUri = location.parse().map_err(|_| "that is no NBD URI".to_owned())?;
-    let named = |rest: &str| {
-        let parameters = rest.split_once('?').map_or("", |(_, query)| query).split('&');
-        // The certificate is what counts, wherever the server is.
-        let others: Vec<&str> = parameters.filter(|parameter| !parameter.starts_with("also=")).collect();
-        matches!(others[..], [one] if one.strip_prefix("tls-hostname=") == Some(host))
-    };
-    match (location.strip_prefix("nbds://"), location.strip_prefix("nbd://"), tls) {
+    // The certificate is what counts, at whichever of its places the server is.
+    let export = uri.export();
+    let named = |rest: &str| rest.split_once("?tls-hostname=").is_some_and(|(_, name)| name == host);
+    match (export.strip_prefix("nbds://"), export.strip_prefix("nbd://"), tls) {
         (Some(rest), _, _) if named(rest) => Ok(uri),
         (Some(_), _, _) => Err(format!("that is not {host}")),
         (None, Some(_), true) => Err("that is in plain text, and the directory is asked with TLS".to_owned()),

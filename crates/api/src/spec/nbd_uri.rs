@@ -73,6 +73,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_export_is_the_same_wherever_it_is_reached() {
+        let export = |text: &str| text.parse::<NbdUri>().unwrap().export();
+        for text in ["data", "nbd://h/x", "nbds://1.2.3.4/x?tls-hostname=h", "nbd+unix:///x?socket=/a"] {
+            assert_eq!(export(text), text);
+        }
+        assert_eq!(export("nbd://h/x?also=i"), "nbd://h/x");
+        assert_eq!(export("nbds://h/x?also=i&tls-hostname=h&also=j:7"), "nbds://h/x?tls-hostname=h");
+    }
+
+    #[test]
     fn what_is_no_nbd_uri_is_refused() {
         for good in [
             "nbd://host-a/data",

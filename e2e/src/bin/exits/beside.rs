@@ -2,9 +2,8 @@
 //! this machine does meets both, and the quotient of what they took hardly shows it.
 
 use super::MINUTE;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ioplane_e2e::{L1, L2};
-use serde_json::json;
 
 /// Two guests with nothing beside them in their L1.
 pub struct TwoGuests<'a> {
@@ -16,11 +15,7 @@ pub struct TwoGuests<'a> {
 
 impl<'a> TwoGuests<'a> {
     pub fn new(l1: &'a L1, guests: [L2<'a>; 2]) -> Result<TwoGuests<'a>> {
-        let mut threads = [0; 2];
-        for (thread, guest) in threads.iter_mut().zip(&guests) {
-            let vcpus = guest.qmp("query-cpus-fast", &json!({}))?;
-            *thread = vcpus[0]["thread-id"].as_u64().with_context(|| format!("a thread: {vcpus}"))?;
-        }
+        let threads = [guests[0].vcpu_thread()?, guests[1].vcpu_thread()?];
         Ok(TwoGuests { l1, guests, threads })
     }
 

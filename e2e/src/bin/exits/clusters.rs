@@ -16,7 +16,6 @@ use ioplane_e2e::clustering::{ALL_SITES, Reasons, interpreted, saved};
 use ioplane_e2e::preload::PortExits;
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde::Serialize;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -169,9 +168,7 @@ impl<'a> Side<'a> {
         mode: &'static str,
         interposed: Option<&'static str>,
     ) -> Result<Self> {
-        let vcpus = guest.qmp("query-cpus-fast", &json!({}))?;
-        let thread = vcpus[0]["thread-id"].as_u64().with_context(|| format!("a thread: {vcpus}"))?;
-        Ok(Side { l1, guest, mode, interposed, thread })
+        Ok(Side { l1, guest, mode, interposed, thread: guest.vcpu_thread()? })
     }
 
     fn counts(&self) -> Result<Counts> {

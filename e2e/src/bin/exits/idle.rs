@@ -31,10 +31,8 @@ const STARTS: usize = 400;
 /// How much more processor time the same work takes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
-    /// Natively.
-    pub idle_vm_cost_percent: Value,
-    pub idle_vm_cost_interval_percent: Option<[f64; 2]>,
-    pub idle_vm_cost_pairs: usize,
+    #[serde(flatten)]
+    native: Native,
     /// In L1.
     pub l1_idle_vm_cost_percent: Value,
     pub l1_idle_vm_cost_interval_percent: Option<[f64; 2]>,
@@ -43,8 +41,8 @@ pub struct Cost {
     pub line: String,
 }
 
-/// The native part alone.
-#[derive(Serialize)]
+/// Natively.
+#[derive(Clone, Debug, Serialize)]
 pub struct Native {
     idle_vm_cost_percent: Value,
     idle_vm_cost_interval_percent: Option<[f64; 2]>,
@@ -52,9 +50,9 @@ pub struct Native {
 }
 
 impl Native {
-    pub fn of(compared: &Compared) -> Native {
+    pub fn of(compared: Compared) -> Native {
         Native {
-            idle_vm_cost_percent: compared.percent.clone(),
+            idle_vm_cost_percent: compared.percent,
             idle_vm_cost_interval_percent: compared.interval,
             idle_vm_cost_pairs: compared.pairs,
         }
@@ -70,9 +68,7 @@ impl Cost {
             l1.words()
         );
         Cost {
-            idle_vm_cost_percent: native.percent,
-            idle_vm_cost_interval_percent: native.interval,
-            idle_vm_cost_pairs: native.pairs,
+            native: Native::of(native),
             l1_idle_vm_cost_percent: l1.percent,
             l1_idle_vm_cost_interval_percent: l1.interval,
             l1_idle_vm_cost_pairs: l1.pairs,

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   here, on whatever KVM there is:  tiny-guest, its exits timed alone and watched          --> ns_per_event
+//!                                    tiny-guest without device accesses, with the library and without --> idle_vm_cost
 //!   L1, guests of stock QEMU:        a loop of port reads, watched and not in turn, by L1's clock and by instructions --> l1_profiler_cost
 //!                                    Debian, PIIX3 IDE + e1000 + rtl8139, periodic tick     --> attributed, tables 1 to 3
 //!                                    Debian, virtio, the same loads at the same pace        --> remedies
 //!                                    Debian, IDE, NE2000, serial port and so on: plain, batches, clusters --> ide, boot, ne2000
-//!                                    two Debians, virtio, clustering in one of them in turn  --> idle_vm_cost
+//!                                    two Debians, virtio, clustering in one of them in turn  --> l1_idle_vm_cost
 //!                                    two Debians ticking by the PIT, one clamped, in turn    --> timer_clamp_gain
 //!   with --sweeps alone:             block sizes, message sizes, rates of the tick          --> scheduler_none, napi
 //! ```
@@ -105,12 +106,8 @@ fn main() -> Result<()> {
     let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     if options.idle {
         let native = idle::native()?;
-        return print(
-            options.json,
-            "exits-idle",
-            &idle::Native::of(&native),
-            &format!("more by {}\n", native.words()),
-        );
+        let text = format!("more by {}\n", native.words());
+        return print(options.json, "exits-idle", &idle::Native::of(native), &text);
     }
     if options.sweeps {
         let (sweeps, text) = sweeps::all(&say)?;

@@ -48,11 +48,10 @@ impl ImportChannel {
             match self.fill(work) {
                 Ok((got, asked)) => {
                     // What TLS has looked at costs, whatever came of it.
-                    let charge = self.connection.as_ref().map_or(0, |connection| connection.socket.charge());
-                    work = work.saturating_sub(got.max(charge));
+                    let Some(connection) = &self.connection else { return };
+                    work = work.saturating_sub(got.max(connection.socket.charge()));
                     // TLS may have more, of which no socket tells.
-                    dry = got < asked
-                        && !self.connection.as_ref().is_some_and(|connection| connection.socket.has_tls());
+                    dry = got < asked && !connection.socket.has_tls();
                 }
                 Err(Refill::Later) => return,
                 Err(Refill::Again) => {}
