@@ -87,6 +87,8 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         }
     };
     let honest = guest::is_usual(&layout) && !hostile && in_flight.is_empty();
+    // The ring counts on from what memory holds: descriptors that overlap it have changed the index above.
+    let shown = guest.peek_u16(layout.used + 2);
     let mut walk = Walk {
         guest,
         layout,
@@ -96,7 +98,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         in_flight: Vec::new(),
         completed: Vec::new(),
         avail: used,
-        used,
+        used: shown,
         honest,
         faulty: false,
     };
