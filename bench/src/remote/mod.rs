@@ -76,12 +76,26 @@ pub struct Options {
     /// How often a busy disk is swapped in each way; default: 500, with --quick 50.
     #[arg(long)]
     swaps: Option<usize>,
+    /// Measures this part alone; may be given several times. Figures of other parts are null.
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
     /// Another build of ioplane, for its remote disk with TLS beside that of this one.
     #[arg(long, value_name = "BINARY")]
     baseline: Option<PathBuf>,
     /// Where sockets and logs are made; the default is the directory of the build.
     #[arg(long = "directory", value_name = "DIR")]
     directory: Option<PathBuf>,
+}
+
+/// What can be measured by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Requests per second and latency of all contenders.
+    Speed,
+    /// Disks that take only so many requests per second.
+    Limited,
+    /// A busy disk that is swapped.
+    Swaps,
 }
 
 /// How much of everything.
@@ -165,9 +179,16 @@ pub fn run(options: &Options) -> Result<Report> {
         "unequal: ioplane copies from its own memory, qemu-nbd makes system calls on a file of a tmpfs"
             .into(),
     );
-    unlimited(&bench, &mut report)?;
-    limited(&bench, &mut report)?;
-    report.add(swap::measure(&bench)?);
+    let wanted = |part| options.only.is_empty() || options.only.contains(&part);
+    if wanted(Part::Speed) {
+        unlimited(&bench, &mut report)?;
+    }
+    if wanted(Part::Limited) {
+        limited(&bench, &mut report)?;
+    }
+    if wanted(Part::Swaps) {
+        report.add(swap::measure(&bench)?);
+    }
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)
 }

@@ -1,5 +1,6 @@
 //! Swaps by seeded schedules: two queues of a guest that changes its buffers in flight, the copier, and two disks that carry operations out in
-//! any order, in halves, and fail. Whenever the mirror says that both are equal they are, and each rule that is taken out is noticed.
+//! any order, in halves, and fail. Whenever the mirror says that both are equal they are; while it commits the new one has all that the guest
+//! was told; and each rule that is taken out is noticed.
 //!
 //! All in one thread: a schedule is its seed.
 
@@ -245,7 +246,24 @@ struct Queue {
     channel: Box<dyn IoChannel>,
     view: GuestView,
     busy: Vec<bool>,
+    /// What each request that is busy changes: offset and length.
+    changes: Vec<(u64, u64)>,
+    /// What requests that failed may have changed in part, since this was last emptied.
+    failed: Vec<(u64, u64)>,
     errors: u64,
+    /// Flushes that have ended well.
+    flushes: u64,
+    /// Which of the busy ones are flushes.
+    flushing: Vec<bool>,
+}
+
+/// What an operation changes: offset and length.
+fn change(op: &Op<'_>) -> (u64, u64) {
+    match *op {
+        Op::Write { offset, from } => (offset, from.iter().map(|range| u64::from(range.len)).sum()),
+        Op::Discard { offset, len } | Op::WriteZeroes { offset, len, .. } => (offset, len),
+        Op::Read { .. } | Op::Flush => (0, 0),
+    }
 }
 
 impl Queue {
@@ -255,7 +273,11 @@ impl Queue {
             channel: backing.channel(DEPTH).unwrap(),
             view: GuestView::new(Arc::new(map)),
             busy: vec![false; usize::from(DEPTH)],
+            changes: vec![(0, 0); usize::from(DEPTH)],
+            failed: Vec::new(),
             errors: 0,
+            flushes: 0,
+            flushing: vec![false; usize::from(DEPTH)],
         }
     }
 
@@ -287,9 +309,21 @@ impl Queue {
             }
             op => op,
         };
+        (self.changes[tag], self.flushing[tag]) = (change(&op), matches!(op, Op::Flush));
         match self.channel.submit(context, &self.view, &op, Tag(tag as u16)) {
             Submitted::Pending => self.busy[tag] = true,
-            Submitted::Done(outcome) => self.errors += u64::from(outcome.is_err()),
+            Submitted::Done(outcome) => self.ended(tag, outcome),
+        }
+    }
+
+    fn ended(&mut self, tag: usize, outcome: Outcome) {
+        self.busy[tag] = false;
+        match outcome {
+            Ok(()) => self.flushes += u64::from(self.flushing[tag]),
+            Err(_) => {
+                self.errors += 1;
+                self.failed.push(self.changes[tag]);
+            }
         }
     }
 
@@ -300,13 +334,14 @@ impl Queue {
     }
 
     fn reap(&mut self, context: &mut CoreContext) {
-        let Queue { channel, busy, errors, .. } = self;
-        channel.reap(context, &mut |tag, outcome| {
-            assert!(std::mem::replace(&mut busy[usize::from(tag.0)], false), "{tag:?} ended twice");
-            *errors += u64::from(outcome.is_err());
-        });
-        channel.push(context);
-        assert_eq!(channel.in_flight(), busy.iter().filter(|busy| **busy).count());
+        let mut ended = Vec::new();
+        self.channel.reap(context, &mut |tag, outcome| ended.push((usize::from(tag.0), outcome)));
+        for (tag, outcome) in ended {
+            assert!(self.busy[tag], "{tag} ended twice");
+            self.ended(tag, outcome);
+        }
+        self.channel.push(context);
+        assert_eq!(self.channel.in_flight(), self.busy.iter().filter(|busy| **busy).count());
     }
 }
 
@@ -318,6 +353,8 @@ enum Trouble {
     Old,
     /// A write to the new one does.
     New,
+    /// A write to the new one does while it is being written down that the disk is on it.
+    Commit,
     /// The copier is taken away.
     Cancel,
 }
@@ -341,7 +378,7 @@ impl Schedule {
         match trouble {
             Trouble::Old => old.inside().fails_in = Some(when),
             Trouble::New => new.inside().fails_in = Some(when / 4),
-            Trouble::None | Trouble::Cancel => {}
+            Trouble::None | Trouble::Cancel | Trouble::Commit => {}
         }
         let mirror = Mirror::new(Arc::new(old.clone()), Arc::new(new.clone())).unwrap();
         let copier = Some(mirror.copier().unwrap());
@@ -429,6 +466,75 @@ impl Schedule {
             }
         }
     }
+
+    /// While the daemon writes down that the disk is on the new backing: `requests` of the guest, a flush, and all until it has ended, or until
+    /// the new one has failed and some time has passed. Whatever dies in between, the new one has all that the guest was told.
+    fn commit(&mut self, requests: u64) -> Result<(), String> {
+        for _ in 0..requests {
+            self.told(Self::guest)?;
+            for _ in 0..self.random.below(8) {
+                self.told(Self::act)?;
+            }
+        }
+        self.end_all()?;
+        let flush = |schedule: &mut Self| {
+            schedule.queues[0].submit(&mut schedule.context, &mut schedule.random, &Op::Flush);
+        };
+        self.told(flush)?;
+        self.end_all()
+    }
+
+    fn end_all(&mut self) -> Result<(), String> {
+        while self.busy() && self.mirror.fault().is_none() {
+            self.told(Self::act)?;
+        }
+        let after = if self.busy() { 100 } else { 0 };
+        (0..after).try_for_each(|_| self.told(Self::act))
+    }
+
+    /// Without the copier: what it copies after its flush it has to flush again.
+    fn act(&mut self) {
+        let queue = self.random.below(2) as usize;
+        match self.random.below(6) {
+            0 | 1 => self.old.clone().act(&mut self.random),
+            2 | 3 => self.new.clone().act(&mut self.random),
+            _ => self.queues[queue].reap(&mut self.context),
+        }
+    }
+
+    fn told(&mut self, step: impl FnOnce(&mut Self)) -> Result<(), String> {
+        let flushes = |schedule: &Self| schedule.queues.iter().map(|queue| queue.flushes).sum::<u64>();
+        let before = flushes(self);
+        step(self);
+        self.new_has_what_was_told(flushes(self) > before)
+    }
+
+    /// Where nothing is in flight and nothing has failed, both are the same; `flushed`: or the power may fail.
+    fn new_has_what_was_told(&self, flushed: bool) -> Result<(), String> {
+        let (old, new) = (self.old.inside(), self.new.inside());
+        const SECTOR: usize = 512;
+        let mut open = [false; DISK as usize / SECTOR];
+        for queue in &self.queues {
+            let busy = queue.busy.iter().zip(&queue.changes).filter(|(busy, _)| **busy);
+            for (offset, len) in busy.map(|(_, change)| change).chain(&queue.failed) {
+                open[*offset as usize / SECTOR..(offset + len) as usize / SECTOR].fill(true);
+            }
+        }
+        let differs = |new: &[u8]| {
+            let pairs = old.content.chunks(SECTOR).zip(new.chunks(SECTOR)).zip(open);
+            pairs.enumerate().find(|(_, ((old, new), open))| !open && old != new).map(|(at, _)| at * SECTOR)
+        };
+        if let Some(at) = differs(&new.content) {
+            return Err(format!("byte {at} was told to be written, and the new one lacks it"));
+        }
+        // What was written since the flush may be lost, so only a flush just now says something.
+        match differs(&new.durable) {
+            Some(at) if flushed => {
+                Err(format!("byte {at} was told to be durable, and would be lost with the power"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One swap; what is wrong with it.
@@ -450,20 +556,20 @@ fn run(seed: u64, trouble: Trouble) -> Result<(), String> {
         if schedule.copier.as_mut().is_some_and(|copier| copier.sync().is_err()) {
             break;
         }
-        let requests = schedule.random.below(20) as u32;
-        for _ in 0..requests {
-            schedule.guest();
-            // Without the copier: what it copies after its flush it has to flush again.
-            let queue = schedule.random.below(2) as usize;
-            schedule.old.clone().act(&mut schedule.random);
-            schedule.new.clone().act(&mut schedule.random);
-            schedule.queues[queue].reap(&mut schedule.context);
+        if !schedule.mirror.begin_commit() {
+            // An old write that failed has marked something again.
+            continue;
         }
-        let copied = schedule.mirror.copied();
-        schedule.drain();
-        schedule.queues[0].submit(&mut schedule.context, &mut schedule.random, &Op::Flush);
-        schedule.drain();
-        switched = schedule.mirror.is_equal() && schedule.mirror.copied() == copied;
+        schedule.queues.iter_mut().for_each(|queue| queue.failed.clear());
+        if trouble == Trouble::Commit {
+            schedule.new.inside().fails_in = Some(schedule.random.below(6));
+        }
+        let requests = schedule.random.below(20);
+        schedule.commit(requests)?;
+        switched = !schedule.busy() && schedule.mirror.decide();
+        if !switched {
+            schedule.mirror.end_commit();
+        }
     }
     schedule.drain();
     let errors: u64 = schedule.queues.iter().map(|queue| queue.errors).sum();
@@ -482,8 +588,10 @@ fn run(seed: u64, trouble: Trouble) -> Result<(), String> {
     }
     match trouble {
         // A disk that was not used as often has not failed.
-        Trouble::New if switched && new.fails_in.is_some() => Ok(()),
-        Trouble::New | Trouble::Cancel if switched => Err("it switched to what is no copy".to_owned()),
+        Trouble::New | Trouble::Commit if switched && new.fails_in.is_some() => Ok(()),
+        Trouble::New | Trouble::Commit | Trouble::Cancel if switched => {
+            Err("it switched to what is no copy".to_owned())
+        }
         Trouble::None | Trouble::Old if !switched => {
             Err(format!("not switched: {:?}", schedule.mirror.fault()))
         }
@@ -491,7 +599,7 @@ fn run(seed: u64, trouble: Trouble) -> Result<(), String> {
     }
 }
 
-const TROUBLES: [Trouble; 4] = [Trouble::None, Trouble::Old, Trouble::New, Trouble::Cancel];
+const TROUBLES: [Trouble; 5] = [Trouble::None, Trouble::Old, Trouble::New, Trouble::Commit, Trouble::Cancel];
 
 #[test]
 fn both_are_equal_when_the_disk_goes_on_with_the_new_one() {
@@ -514,6 +622,7 @@ fn every_rule_that_is_taken_out_is_noticed() {
         SwapRule::MarkFailed,
         SwapRule::Stale,
         SwapRule::FlushBoth,
+        SwapRule::Hold,
     ] {
         remove(Some(rule));
         let mut schedules = (0..SEEDS).flat_map(|seed| TROUBLES.map(|trouble| (seed, trouble)));
@@ -576,7 +685,12 @@ fn a_disk_in_memory_becomes_a_file() {
     copier.run(None, &mut |_| false).unwrap();
     copier.sync().unwrap();
     all(&mut queue, &mut context, &mut random);
-    assert!(mirror.is_equal() && queue.errors == 0);
+    assert!(mirror.begin_commit() && mirror.decide() && queue.errors == 0);
+    mirror.abandon();
+    assert_eq!(mirror.fault(), None, "the disk is on the new one: there is nothing to abandon");
+    mirror.take_back();
+    mirror.end_commit();
+    assert!(mirror.is_equal());
     let (mut from, mut to) = (Queue::new(&*old), Queue::new(&*new));
     for offset in (0..BYTES).step_by(BUFFER as usize) {
         let mut read = |queue: &mut Queue| {

@@ -57,6 +57,11 @@ impl Mark {
     }
 }
 
+/// What a target says while a disk is copied to it.
+pub fn unfinished_text(disk: &str, from: &BackingSpec) -> String {
+    format!("disk {disk} was being copied here from {}", from.name())
+}
+
 /// What stands in the state file for what has no attributes.
 fn key(backing: &BackingSpec, mark: Mark) -> Option<String> {
     let place = match backing {

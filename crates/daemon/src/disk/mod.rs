@@ -1,5 +1,6 @@
 //! One disk: opened, served, changed, reported.
 
+mod commit;
 mod mark;
 mod migration_socket;
 mod remote;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   begin: state file, target marked unfinished, mirror put in --> copy --> mirror --> sync --> old marked superseded
-//!            --> quiescent point: equal? new one's mark taken away; state file says the new one; mirror out, new one in
+//!            --> commit: new one's mark taken away; state file says the new one --> quiescent point: equal? mirror out, new one in
 //! ```
 //! Whatever fails takes the mirror out again, and the disk is on its old backing. A daemon that dies leaves that to the next one
 //! ([`recover`]).
@@ -11,6 +11,7 @@ use std::convert::Infallible;
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,8 @@ use ioplane_virtio::blk::Blk;
 use rustix::io::Errno;
 use tokio::sync::{oneshot, watch};
 
-use super::mark::{self, Mark};
+use super::commit::{self, Commit};
+use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
 use super::{Disk, Opened, Shown, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
@@ -227,12 +229,17 @@ fn remove_created(backing: &BackingSpec) {
     }
 }
 
+/// The niceness of threads that copy and compare: an I/O core that shares a processor with them comes first, and they get a tenth.
+const COPIES: i32 = 10;
+
 /// Does `work` on a thread of its own: it may take hours, and nobody waits for it when the daemon ends.
 pub(super) async fn on_thread<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, Refusal> {
     let (sender, receiver) = oneshot::channel();
     let thread = std::thread::Builder::new().name("copies".to_owned()).spawn(move || {
+        // Of this thread. A lower priority needs no right; without it guests wait longer.
+        let _ = rustix::process::setpriority_process(None, COPIES);
         let _ = sender.send(work());
     });
     thread.map_err(|error| {
@@ -251,10 +258,6 @@ fn fault(fault: MirrorFault) -> Refusal {
         MirrorFault::Stopped | MirrorFault::Cancelled => "swap again",
     };
     Refusal::failed(fault.to_string(), remedy)
-}
-
-fn unfinished_text(name: &str, from: &BackingSpec) -> String {
-    format!("disk {name} was being copied here from {}", from.name())
 }
 
 /// What is noted of a swap of a dead daemon: finishes it if the switch was recorded, else rolls it back. Blocks.
@@ -522,22 +525,29 @@ impl Disk {
             has_kept_all(&opened)?;
             swap_kill::here(SwapKillPoint::Synced);
             swap.enter(SwapWord::Switching);
-            match self.switch(swap, mirror, &opened, context).await {
-                Ok(pause) => return Ok(pause),
-                Err(refused) => {
-                    mirror.fault().map_or(Ok(()), |why| Err(fault(why)))?;
-                    if attempt == ATTEMPTS {
+            loop {
+                let refused = match self.switch(swap, mirror, &opened, context).await {
+                    Ok(pause) => return Ok(pause),
+                    Err(refused) => refused,
+                };
+                tracing::info!(why = refused.error, "not yet switched");
+                mirror.fault().map_or(Ok(()), |why| Err(fault(why)))?;
+                attempt += 1;
+                if !mirror.is_decided() {
+                    if attempt > ATTEMPTS {
                         return Err(refused);
                     }
-                    tracing::info!(why = refused.error, "not yet switched");
+                    break;
                 }
+                // One of its two sockets is on the new backing, and there is no way back.
+                tokio::time::sleep(PAUSE).await;
             }
-            attempt += 1;
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// The switch: the old backing is marked before, so that the guest does not wait for that.
+    /// The switch. All that is written down is written before the guest waits: the old backing is marked, and then, while nothing is answered
+    /// that only the old one has, it is noted that the disk is on the new one.
     async fn switch(
         &self,
         swap: &Swap,
@@ -547,54 +557,74 @@ impl Disk {
     ) -> Result<Duration, Refusal> {
         let changing = self.served.changing.lock().await;
         let name = self.served.note.read().now.name;
-        let (from, to, state_file) = (swap.from.clone(), swap.to.clone(), context.state_file.clone());
+        let (from, state_file) = (swap.from.clone(), context.state_file.clone());
         let text = format!(
             "disk {name} went on with {} (the right one, unless that is marked unfinished)",
-            to.name()
+            swap.to.name()
         );
         blocking(move || mark::set(&from, Mark::Superseded, &text, &state_file)).await?;
         swap_kill::here(SwapKillPoint::Marked);
+        let commit = Commit::of(self.served.note.clone(), context.state_file.clone(), &swap.from, &swap.to);
+        let committed = commit.begin(mirror, opened.clone()).await;
+        let outcome = match committed {
+            Ok(()) => self.exchange_mirror(mirror, opened, &commit).await,
+            Err(refused) => {
+                commit.undo(mirror).await;
+                Err(refused)
+            }
+        };
+        drop(changing);
+        outcome
+    }
+
+    /// Puts the new backing in the mirror's place at a quiescent point, if both are equal there. If the new one fails first, what was noted is
+    /// undone at once: the guest's requests wait for that, and the quiescent point for them.
+    async fn exchange_mirror(
+        &self,
+        mirror: &Arc<Mirror>,
+        opened: &Arc<Opened>,
+        commit: &Commit,
+    ) -> Result<Duration, Refusal> {
         let equal = mirror.clone();
-        let allowed = move |_: &Blk| match equal.is_equal() {
+        let allowed = move |_: &Blk| match equal.decide() {
             true => Ok(()),
             false => Err(Refusal::busy("something is still to be copied", "it is tried again")),
         };
-        let (note, shown) = (self.served.note.clone(), self.backing.clone());
-        let (to, fresh) = (swap.to.clone(), opened.clone());
-        let device = matches!(&to, BackingSpec::File { path, .. } if !path.is_file());
-        let unfinished = unfinished_text(&name, &swap.from);
-        let state_file = context.state_file.clone();
+        let (shown, fresh, there) = (self.backing.clone(), opened.clone(), Arc::new(AtomicBool::new(false)));
+        let arrived = there.clone();
         let noted = move || {
-            // Before the guest can write to it alone, so that after a power failure the marks say which one is right. Up to here both are equal.
-            mark::clear(&to, Mark::Unfinished, &state_file)?;
-            swap_kill::here(SwapKillPoint::Unmarked);
-            let bytes = device.then(|| fresh.backing.info().bytes);
-            let target = to.clone();
-            let change = |record: &mut DiskRecord| {
-                record.now.backing = target;
-                (record.bytes, record.image) = (bytes, fresh.image);
-            };
-            let recorded = note.change_beside(change, |entries| {
-                entries.swaps.entry(name).and_modify(|swap| swap.switched = true);
-            });
-            if let Err(refused) = recorded {
-                mark::set(&to, Mark::Unfinished, &unfinished, &state_file)?;
-                return Err(refused);
-            }
-            swap_kill::here(SwapKillPoint::Recorded);
+            arrived.store(true, Ordering::SeqCst);
             *lock(&shown) = Shown { report: fresh.report.clone(), import: fresh.import.clone() };
             Ok(())
         };
         let begun = Instant::now();
-        let before = self.exchange(opened.backing.clone(), allowed, noted).await?;
+        let exchange = self.exchange(opened.backing.clone(), allowed, noted);
+        tokio::pin!(exchange);
+        let outcome = tokio::select! {
+            outcome = &mut exchange => outcome,
+            () = commit::failure(mirror) => {
+                commit.undo(mirror).await;
+                exchange.await
+            }
+        };
         let pause = begun.elapsed();
-        drop(changing);
-        blocking(move || {
-            drop(before);
-            Ok(())
-        })
-        .await?;
-        Ok(pause)
+        match outcome {
+            Ok(before) => {
+                blocking(move || {
+                    drop(before);
+                    Ok(())
+                })
+                .await?;
+                Ok(pause)
+            }
+            // It is there on the first socket, where it stays: only the second one is still to follow.
+            Err(refused) if there.load(Ordering::SeqCst) => Err(refused),
+            Err(refused) => {
+                mirror.take_back();
+                commit.undo(mirror).await;
+                Err(refused)
+            }
+        }
     }
 
     /// The disk is on the new backing, and the swap is forgotten. If that cannot be done now, the next daemon does it.

@@ -12,10 +12,22 @@ pub enum SwapKillPoint {
     Synced,
     /// The old backing is marked superseded.
     Marked,
-    /// The new backing is not marked unfinished any more; the guest waits.
+    /// The new backing is not marked unfinished any more; the guest goes on.
     Unmarked,
-    /// The state file names the new backing; the guest waits.
+    /// The state file names the new backing; the guest goes on.
     Recorded,
+    /// The new backing has failed after that, and the state file names the old one again.
+    Undone,
+}
+
+/// Lets the new backing fail here if the test wants that: to die when it is undone, or to see how it is undone (`swap fails`).
+pub fn fail_if_wanted(mirror: &ioplane_storage::mirror::Mirror) {
+    #[cfg(feature = "kill-points")]
+    if crate::kill::wanted().is_some_and(|wanted| ["swap undone", "swap fails"].contains(&wanted.as_str())) {
+        mirror.fail(rustix::io::Errno::IO.raw_os_error());
+    }
+    #[cfg(not(feature = "kill-points"))]
+    let _ = mirror;
 }
 
 /// Dies here if the test wants that.

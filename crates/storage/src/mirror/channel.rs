@@ -13,7 +13,7 @@ use ioplane_memory::{GuestMap, GuestRange, GuestView, Window};
 use rustix::event::epoll;
 
 use super::mutation::{SwapRule, removed};
-use super::{MirrorFault, State, errno};
+use super::{Choosing, MirrorFault, State, errno};
 use crate::channel::{Backing, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
 
 /// Most bytes of one write, and so of one copy on the I/O core.
@@ -72,8 +72,9 @@ impl Slot {
         match (side, outcome) {
             (Side::Old, outcome) => (self.in_old, self.outcome) = (false, outcome),
             (Side::New, Err(fault)) if !removed(SwapRule::Stale) => {
-                self.in_new = false;
                 state.fail(MirrorFault::New(errno(fault)));
+                // As if it had not ended yet: it is answered once the new backing is known to be no copy.
+                self.in_new = state.holds();
             }
             (Side::New, _) => self.in_new = false,
         }
@@ -200,6 +201,9 @@ impl MirrorChannel {
         let Own { state, slots, buffers, .. } = &mut self.own;
         let slot = &mut slots[usize::from(tag)];
         let alone = state.has_failed();
+        if slot.kind != Kind::Read && state.holds() {
+            return Begun::Not;
+        }
         slot.piece = if slot.kind == Kind::Write { slot.len } else { slot.len.min(PIECE) };
         slot.outcome = Ok(());
         slot.locked = false;
@@ -210,6 +214,7 @@ impl MirrorChannel {
             slot.locked = true;
         }
         // Only once the range is ours: what was copied before is copied, and what is copied later sees the mark.
+        let choosing = slot.locked.then(|| Choosing::new(state));
         slot.both =
             !alone && slot.kind != Kind::Read && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
         if slot.kind == Kind::Flush && removed(SwapRule::FlushBoth) {
@@ -232,6 +237,7 @@ impl MirrorChannel {
         if slot.locked && !slot.both && !removed(SwapRule::Mark) {
             state.map.mark(slot.offset, slot.piece);
         }
+        drop(choosing);
         let (view, from) = match &filled {
             Some(range) => (&buffers.view, &range[..]),
             None => (view, ranges),
@@ -378,7 +384,7 @@ impl IoChannel for MirrorChannel {
             Begun::Not => self.own.waiting.push_back(tag.0),
         }
         self.own.in_flight += 1;
-        if kind.modifies() && (matches!(begun, Begun::Not) || kind != Kind::Write) {
+        if matches!(begun, Begun::Not) || kind.modifies() && kind != Kind::Write {
             let slot = &mut self.own.slots[usize::from(tag.0)];
             slot.ranges.clear();
             slot.ranges.extend_from_slice(ranges);
@@ -402,7 +408,7 @@ impl IoChannel for MirrorChannel {
         let own = &mut self.own;
         self.old.reap(context, &mut |tag, outcome| own.reaped(Side::Old, tag, outcome));
         self.new.reap(context, &mut |tag, outcome| own.reaped(Side::New, tag, outcome));
-        if own.state.has_failed() && !own.abandoned {
+        if own.state.has_failed() && !own.state.holds() && !own.abandoned {
             own.abandon();
         }
         let mut ended = 0;

@@ -122,7 +122,8 @@ impl Copier {
             let step = self.step(may_begin)?;
             pace.spend(self.state.copied.load(Ordering::Relaxed) - before);
             match step {
-                Step::Moved => {}
+                // An I/O core that shares the processor does not wait for the end of a slice.
+                Step::Moved => std::thread::yield_now(),
                 Step::Waits => self.wait(),
                 Step::Clean => return Ok(()),
             }

@@ -10,7 +10,8 @@
 //!
 //! *Copying*: writes go to the old backing alone and mark what they touch; the copier copies what is marked. *Mirroring*: writes go to both,
 //! so that nothing is marked any more, and what is still marked is copied once. When nothing is, both are equal but for writes under
-//! way; at a point without those the disk goes on with the new one. The argument is in docs/decisions/0047-swap.md.
+//! way. *Committing*: the owner writes down that the disk is on the new one, and nothing is answered that only the old one has. At a point
+//! without writes the disk goes on with the new one. The argument is in docs/decisions/0047-swap.md.
 
 mod channel;
 mod copier;
@@ -19,10 +20,11 @@ pub(crate) mod ranges;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::channel::{Backing, BackingInfo, Fault, IoChannel, StorageError};
 use channel::MirrorChannel;
+use mutation::{SwapRule, removed};
 use ranges::{CHUNK, DirtyMap, RangeLocks};
 
 pub use copier::{Copier, Step};
@@ -66,6 +68,11 @@ impl MirrorFault {
     }
 }
 
+/// The code of no failure: the disk has gone on with the new backing, and nothing can fail any more.
+const DECIDED: u64 = 5 << 32;
+/// How long [`Mirror::begin_commit`] waits for writes that are choosing where to go; each takes less than a microsecond.
+const CHOOSING: Duration = Duration::from_millis(100);
+
 /// The errno that says the same as a fault.
 fn errno(fault: Fault) -> i32 {
     match fault {
@@ -84,7 +91,11 @@ struct State {
     map: DirtyMap,
     locks: RangeLocks,
     mirroring: AtomicBool,
-    /// [`MirrorFault::code`]; 0 for none.
+    /// Nothing is answered that only the old backing has.
+    committing: AtomicBool,
+    /// Operations that are just choosing where to go, and have not yet marked their chunks.
+    choosing: AtomicU64,
+    /// [`MirrorFault::code`]; 0 for none, or [`DECIDED`].
     fault: AtomicU64,
     copied: AtomicU64,
     /// Runs that the copier has under way: they are not marked any more, and not copied yet.
@@ -100,7 +111,32 @@ impl State {
 
     #[inline]
     fn has_failed(&self) -> bool {
-        self.fault.load(Ordering::SeqCst) != 0
+        !matches!(self.fault.load(Ordering::SeqCst), 0 | DECIDED)
+    }
+
+    /// Whether the new backing has failed, and what it lacks may not be answered yet.
+    ///
+    /// Asked after a failure has been noted, as [`Mirror::begin_commit`] looks for failures after it has said that it commits: one of the
+    /// two sees the other.
+    #[inline]
+    fn holds(&self) -> bool {
+        self.has_failed() && self.committing.load(Ordering::SeqCst) && !removed(SwapRule::Hold)
+    }
+}
+
+/// An operation that is choosing where to go.
+struct Choosing<'a>(&'a AtomicU64);
+
+impl<'a> Choosing<'a> {
+    fn new(state: &'a State) -> Self {
+        state.choosing.fetch_add(1, Ordering::SeqCst);
+        Choosing(&state.choosing)
+    }
+}
+
+impl Drop for Choosing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -136,6 +172,8 @@ impl Mirror {
             map: DirtyMap::all(from.bytes),
             locks: RangeLocks::new(),
             mirroring: AtomicBool::new(false),
+            committing: AtomicBool::new(false),
+            choosing: AtomicU64::new(0),
             fault: AtomicU64::new(0),
             copied: AtomicU64::new(0),
             runs: AtomicU64::new(0),
@@ -168,6 +206,51 @@ impl Mirror {
         self.state.mirroring.load(Ordering::SeqCst)
     }
 
+    /// From now on nothing is answered that the new backing lacks: whoever finds it instead of the old one, after whatever crash, finds all
+    /// that the guest was told. False, and nothing has changed, if it lacks something already. The copier has nothing under way. May block for
+    /// a tenth of a second.
+    ///
+    /// Until [`Mirror::end_commit`] writes that the new backing fails are not answered at all, so the caller looks at
+    /// [`Mirror::fault`] meanwhile.
+    pub fn begin_commit(&self) -> bool {
+        self.state.committing.store(true, Ordering::SeqCst);
+        // One that chose the old backing alone before mirroring began has marked its chunks then.
+        let deadline = Instant::now() + CHOOSING;
+        let mut chosen = false;
+        while !chosen && Instant::now() < deadline {
+            chosen = self.state.choosing.load(Ordering::SeqCst) == 0;
+            std::thread::yield_now();
+        }
+        let may = chosen && self.is_equal();
+        if !may {
+            self.end_commit();
+        }
+        may
+    }
+
+    /// From now on writes that the new backing lacks are answered again, so nobody may use it in place of the old one.
+    pub fn end_commit(&self) {
+        self.state.committing.store(false, Ordering::SeqCst);
+    }
+
+    /// At a point without anything in flight: whether both are equal. If so the disk goes on with the new one, and from now on nothing fails
+    /// or ends this mirror, unless it is [taken back](Mirror::take_back).
+    pub fn decide(&self) -> bool {
+        let fault = &self.state.fault;
+        let undisturbed = || fault.compare_exchange(0, DECIDED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        self.is_decided() || self.is_equal() && undisturbed()
+    }
+
+    /// Whether the disk has gone on with the new backing.
+    pub fn is_decided(&self) -> bool {
+        self.state.fault.load(Ordering::SeqCst) == DECIDED
+    }
+
+    /// The disk has not gone on with the new backing after all.
+    pub fn take_back(&self) {
+        let _ = self.state.fault.compare_exchange(DECIDED, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     /// Why this comes to nothing, if it does.
     pub fn fault(&self) -> Option<MirrorFault> {
         MirrorFault::of_code(self.state.fault.load(Ordering::SeqCst))
@@ -183,7 +266,7 @@ impl Mirror {
         self.state.fail(MirrorFault::Cancelled);
     }
 
-    /// Whether the new backing has what the old one has. Holds if no channel of this mirror has anything in flight; otherwise it is a guess.
+    /// Whether the new backing has what the old one has, but for what is in flight. Whether it still does when that has ended nobody knows.
     pub fn is_equal(&self) -> bool {
         let none_left = self.state.map.count() == 0 && self.state.runs.load(Ordering::SeqCst) == 0;
         self.is_mirroring() && self.fault().is_none() && none_left

@@ -21,6 +21,8 @@ pub enum SwapRule {
     Stale = 6,
     /// A flush reaches both copies.
     FlushBoth = 7,
+    /// While it is being written down that the disk is on the new backing, nothing is answered that this one lacks.
+    Hold = 8,
 }
 
 #[cfg(feature = "mutations")]
