@@ -1,5 +1,6 @@
 //! A daemon to be measured: its configuration, and its start on the backend's processor.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,8 @@ pub struct Configuration {
     cores: u32,
     devices: String,
     identity: Option<PathBuf>,
+    /// The network namespace that it runs in, if not this one.
+    space: Option<String>,
     /// Its other threads run on the front end's processor.
     core_alone: bool,
 }
@@ -23,7 +26,14 @@ pub struct Configuration {
 impl Configuration {
     /// One I/O core in `mode`, without devices.
     pub fn new(mode: Mode) -> Self {
-        Configuration { mode, cores: 1, devices: String::new(), identity: None, core_alone: false }
+        Configuration {
+            mode,
+            cores: 1,
+            devices: String::new(),
+            identity: None,
+            space: None,
+            core_alone: false,
+        }
     }
 
     /// As many I/O cores, all on the backend's processor, with the numbers 0, 1, ...
@@ -41,6 +51,12 @@ impl Configuration {
     /// Who this host is, for TLS.
     pub fn identity(mut self, directory: &Path) -> Self {
         self.identity = Some(directory.to_path_buf());
+        self
+    }
+
+    /// It runs in this network namespace, as on another host.
+    pub fn within(mut self, space: Option<&str>) -> Self {
+        self.space = space.map(str::to_owned);
         self
     }
 
@@ -89,10 +105,22 @@ impl Configuration {
     /// Starts `binary` with it. It need not listen yet when this returns.
     pub fn start(&self, binary: &Path, folder: &Path, place: &Place) -> Result<Served> {
         let file = self.write(folder, place.cpus.back)?;
-        let mut command = Command::new(binary);
+        let mut command = within(self.space.as_deref(), binary);
         command.arg("serve").arg("--config").arg(file);
         let cpu = if self.core_alone { place.cpus.front } else { place.cpus.back };
         place.spawn_on(cpu, &command, &folder.join("log"))
+    }
+}
+
+/// A command that runs `program` in a network namespace, if there is one; it becomes the program.
+pub fn within(space: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+    match space {
+        None => Command::new(program),
+        Some(space) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", space]).arg(program);
+            command
+        }
     }
 }
 

@@ -103,7 +103,8 @@ impl Served {
         self.await_listener(&address, || TcpStream::connect(address).is_ok())
     }
 
-    fn await_listener(&mut self, at: &dyn Display, listens: impl Fn() -> bool) -> Result<()> {
+    /// Waits until `listens`, which is what it does at `at`.
+    pub fn await_listener(&mut self, at: &dyn Display, listens: impl Fn() -> bool) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(10);
         while !listens() {
             if let Some(status) = self.child.try_wait()? {

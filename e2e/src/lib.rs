@@ -18,7 +18,6 @@ pub mod accelerator;
 pub mod agent;
 pub mod assets;
 pub mod batching;
-pub mod cable;
 pub mod clamped;
 pub mod clustering;
 pub mod daemon;

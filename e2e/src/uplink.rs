@@ -1,15 +1,9 @@
 //! The host's network behind a switch: a TAP interface in a namespace of its own.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use ioplane_testkit::cable::ip;
 use std::os::fd::AsFd;
 use std::process::Command;
-
-/// Runs `ip` with these words.
-pub(crate) fn ip(words: &str) -> Result<()> {
-    let output = Command::new("ip").args(words.split(' ')).output().context("run ip")?;
-    ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
-}
 
 /// The address of the host's end.
 pub const HOST_MAC: &str = "02:00:00:00:aa:01";

@@ -3,8 +3,11 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::Result;
+
+use ioplane_testkit::cable::FAR;
 
 use crate::daemon::Configuration;
 use crate::exitless::backend::{Backend, Backing};
@@ -27,6 +30,10 @@ pub enum Wire {
     Tcp,
     /// The same with TLS 1.3 and certificates on both sides.
     Tls,
+    /// The exporter is in the namespace at the far end of a cable.
+    Cable {
+        tls: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +70,14 @@ pub struct Contender {
     pub binary: Option<PathBuf>,
     /// The identity of `localhost`, for TLS.
     pub identity: PathBuf,
+    /// The namespace at the far end of the cable, if there is one.
+    pub space: Option<String>,
+}
+
+/// Where an exporter at the far end listens: nobody else does there. Each start has another one, as the last one's may still be closing.
+fn far() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(10_809);
+    SocketAddr::new(FAR.into(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Where an exporter listens.
@@ -78,6 +93,8 @@ impl Listener {
             Wire::Unix => Listener::Unix(directory.join("nbd.sock")),
             Wire::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
             Wire::Tls => Listener::Tls(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
+            Wire::Cable { tls: false } => Listener::Tcp(far()),
+            Wire::Cable { tls: true } => Listener::Tls(far()),
         })
     }
 
@@ -144,7 +161,8 @@ impl Contender {
                     }
                 };
                 let keys = format!("memory = \"{}\"{listen}", backing.len());
-                self.configuration().export(EXPORT, &socket, &keys).start(&self.binary()?, directory, place)
+                let configuration = self.configuration().within(self.space.as_deref());
+                configuration.export(EXPORT, &socket, &keys).start(&self.binary()?, directory, place)
             }
             Exporter::Nbdkit => {
                 std::fs::create_dir_all(directory)?;
@@ -241,6 +259,8 @@ impl Backend for Contender {
                     Wire::Unix => "Unix socket",
                     Wire::Tcp => "TCP over loopback",
                     Wire::Tls => "TLS 1.3 over TCP over loopback",
+                    Wire::Cable { tls: false } => "TCP over a veth pair",
+                    Wire::Cable { tls: true } => "TLS 1.3 over TCP over a veth pair",
                 };
                 let exporter = match exporter {
                     Exporter::Ioplane => format!("ioplane, memory (memfd), {core}"),

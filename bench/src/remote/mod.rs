@@ -10,6 +10,7 @@
 //! threads. Ratios are medians over rounds in which each contender has a turn, with the interval of [`ioplane_figures::compare`].
 
 mod contender;
+mod link;
 mod ping;
 mod swap;
 mod turns;
@@ -33,7 +34,7 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 17] = [
+const FIGURES: [&str; 23] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
@@ -51,6 +52,12 @@ const FIGURES: [&str; 17] = [
     "swap_pause_p99_ms",
     "swap_pause_image_p99_ms",
     "quiesce_overhead_p99_ms",
+    "wire_overhead_percent",
+    "wire_overhead_tls_percent",
+    "link_1g_vs_iperf3",
+    "link_10g_vs_iperf3",
+    "congestion",
+    "stage_us",
 ];
 
 const DEEP: u16 = 32;
@@ -96,6 +103,8 @@ enum Part {
     Limited,
     /// A busy disk that is swapped.
     Swaps,
+    /// A link of 1 and 10 Gbit/s, what goes over it, and others on it. Needs root, for a network namespace.
+    Link,
 }
 
 /// How much of everything.
@@ -148,6 +157,7 @@ impl Bench {
             limited: false,
             binary: None,
             identity: self.identity.clone(),
+            space: None,
         }
     }
 }
@@ -188,6 +198,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if wanted(Part::Swaps) {
         report.add(swap::measure(&bench)?);
+    }
+    if wanted(Part::Link) {
+        report.add(link::measure(&bench)?);
     }
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)
@@ -268,6 +281,7 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
     })?;
     report.add([
         ("qd1_extra_us", extra(&single, &pings)),
+        ("stage_us", stages(&single, &pings)),
         ("tls_qd1_cost_us", single.difference("remote_tls", "remote", |sample| sample.p50_us)),
     ]);
     let repeated = deep.repeated + writes.repeated + single.repeated;
@@ -289,6 +303,20 @@ fn extra(single: &Samples, pings: &[f64]) -> Figure {
         figure = figure.beside(&format!("{name}_us"), median(single.of(name).iter().map(|one| one.p50_us)));
     }
     figure
+}
+
+/// Where the time of a read goes at depth 1, as in Table 1 of the paper: the front end and the disk (a local disk in memory has both), the network
+/// (a ping-pong), and what is left, importer and exporter.
+fn stages(single: &Samples, pings: &[f64]) -> Figure {
+    let of = |name: &str| single.of(name).iter().map(|one| one.p50_us);
+    let disk: Vec<f64> = of("local").collect();
+    let total: Vec<f64> = of("remote").collect();
+    let bus = total.iter().zip(&disk).zip(pings).map(|((total, disk), ping)| total - disk - ping);
+    Figure::median(&total)
+        .beside("front_end_and_disk", median(disk.iter().copied()))
+        .beside("network", median(pings.iter().copied()))
+        .beside("importer_and_exporter", median(bus))
+        .beside("local", median(disk.iter().copied()))
 }
 
 /// A disk that takes only so many requests per second.

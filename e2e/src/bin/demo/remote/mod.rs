@@ -18,7 +18,9 @@ pub use outcome::RemoteOutcome;
 
 use crate::show::Show;
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::cable::{Cable, FAR};
+
+use ioplane_testkit::cable::{Cable, FAR};
+
 use ioplane_e2e::process::{ended, scratch};
 use ioplane_e2e::protocol::{LoadSpec, Mix, Report};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, finish, mixed};
