@@ -325,6 +325,7 @@ fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
         ("marked", false),
         ("unmarked", false),
         ("recorded", true),
+        ("failed", true),
         ("undone", false),
     ] {
         let (mut daemon, old) = with_image();
@@ -337,7 +338,7 @@ fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
         std::fs::remove_file(daemon.path("kill")).unwrap();
         assert_eq!(
             is_marked(&new, "unfinished"),
-            !["unmarked", "recorded", "undone"].contains(&moment),
+            !["unmarked", "recorded", "failed", "undone"].contains(&moment),
             "{moment}"
         );
         daemon.start();
@@ -362,32 +363,34 @@ fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
     }
 }
 
-/// The new backing fails when it is already noted that the disk is on it: nothing that it lacks has been answered, and all of that is undone.
+/// The new backing fails when it is already noted that the disk is on it: nothing that it lacks has been answered, and all of that is undone, whether
+/// it can still be marked or not.
 #[cfg(feature = "kill-points")]
 #[test]
 fn a_target_that_fails_in_the_commit_leaves_the_disk_as_it_was() {
-    let (mut daemon, old) = with_image();
-    let new = daemon.path("new.img");
-    let mut load = load_on(&daemon, 28);
-    std::fs::write(daemon.path("kill"), "swap fails").unwrap();
-    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
-    assert!(
-        said.code == 1 && said.err.contains("the new backing failed: Input/output error"),
-        "{}",
-        said.err
-    );
-    assert_eq!((state(&daemon).as_str(), path_of(&daemon.disk("data"))), ("failed", text(&old)));
-    assert!(!new.exists() && !is_marked(&old, "superseded"));
-    std::fs::remove_file(daemon.path("kill")).unwrap();
-    load.settle().unwrap();
-    rest_is_right(&old);
-    assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
-    // What is noted is the old one, too.
-    daemon.kill9();
-    daemon.start();
-    load.attach(&daemon.path("data.sock")).unwrap();
-    let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
-    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
-    load.settle().unwrap();
-    rest_is_right(&new);
+    for how in ["swap fails", "swap fails unmarkable"] {
+        let (mut daemon, old) = with_image();
+        let new = daemon.path("new.img");
+        let mut load = load_on(&daemon, 28);
+        std::fs::write(daemon.path("kill"), how).unwrap();
+        let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+        let failed = said.err.contains("the new backing failed: Input/output error");
+        assert!(said.code == 1 && failed, "{how}: {}", said.err);
+        assert_eq!((state(&daemon).as_str(), path_of(&daemon.disk("data"))), ("failed", text(&old)));
+        assert!(!new.exists() && !is_marked(&old, "superseded"));
+        let complains = daemon.log().contains("an unfinished copy cannot be marked");
+        assert_eq!(complains, how.ends_with("unmarkable"), "{}", daemon.log());
+        std::fs::remove_file(daemon.path("kill")).unwrap();
+        load.settle().unwrap();
+        rest_is_right(&old);
+        assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+        // What is noted is the old one, too.
+        daemon.kill9();
+        daemon.start();
+        load.attach(&daemon.path("data.sock")).unwrap();
+        let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+        assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+        load.settle().unwrap();
+        rest_is_right(&new);
+    }
 }

@@ -1,7 +1,7 @@
 //! What is written down when a disk goes on with another backing, before it does: while its mirror answers nothing that only the old backing
 //! has, it does not matter which of the two a daemon that starts after a crash finds noted (docs/decisions/0047-swap.md, "Commit").
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ioplane_api::spec::BackingSpec;
@@ -17,6 +17,8 @@ use crate::state_file::{DiskRecord, StateFile};
 
 /// How often it is looked at whether the new backing has failed: the guest waits for that.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long the new backing, which has failed, may take to be marked.
+const MARKING: Duration = Duration::from_secs(1);
 /// Between two attempts to undo.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -38,6 +40,8 @@ struct Inside {
     before: DiskRecord,
     from: BackingSpec,
     to: BackingSpec,
+    /// Held while the state file is written for this. From then on, no more.
+    undone: Mutex<bool>,
 }
 
 impl Commit {
@@ -49,21 +53,50 @@ impl Commit {
         to: &BackingSpec,
     ) -> Commit {
         let before = note.read();
-        Commit(Arc::new(Inside { note, state_file, before, from: from.clone(), to: to.clone() }))
+        let (from, to, undone) = (from.clone(), to.clone(), Mutex::default());
+        Commit(Arc::new(Inside { note, state_file, before, from, to, undone }))
     }
 
-    /// Notes that the disk is on the new backing. After an error some of it may be: [`Commit::undo`].
-    pub async fn begin(&self, mirror: &Arc<Mirror>, fresh: Arc<Opened>) -> Result<(), Refusal> {
-        let (inside, mirror) = (self.0.clone(), mirror.clone());
-        blocking(move || inside.begin(&mirror, &fresh)).await
+    /// Notes that the disk is on the new backing, once [`Mirror::begin_commit`] has said so. After an error, or if this is dropped, some of it may
+    /// be noted: [`Commit::undo`]. Ends when the new backing fails, even if it does not answer.
+    pub async fn begin(&self, mirror: &Arc<Mirror>, fresh: &Arc<Opened>) -> Result<(), Refusal> {
+        let (inside, ours, fresh) = (self.0.clone(), mirror.clone(), fresh.clone());
+        tokio::select! {
+            begun = blocking(move || inside.begin(&ours, &fresh)) => begun,
+            () = failure(mirror) => Err(Refusal::busy("the new backing has failed", "see to it, then swap again")),
+        }
     }
 
     /// Notes that the disk is on the old backing, and lets the guest's requests end there alone. Until that is written they wait, however long
     /// it takes: whoever found the new backing noted would lack them.
+    ///
+    /// The new one has failed and need not answer. After a power failure the marks alone say which one is right, so before the guest goes on
+    /// either the new one is marked, or the old one's mark is away.
     pub async fn undo(&self, mirror: &Mirror) {
-        loop {
+        let inside = self.0.clone();
+        self.until_written(move || inside.record_old()).await;
+        swap_kill::here(SwapKillPoint::Undone);
+        let inside = self.0.clone();
+        let marking = blocking(move || inside.mark_new());
+        let refused = match tokio::time::timeout(MARKING, marking).await {
+            Ok(Ok(())) => None,
+            Ok(Err(refused)) => Some(refused.error),
+            Err(_) => Some("it does not answer".to_owned()),
+        };
+        if let Some(why) = refused {
+            tracing::error!(
+                why,
+                backing = self.0.to.name(),
+                "an unfinished copy cannot be marked: do not use it"
+            );
             let inside = self.0.clone();
-            let Err(refused) = blocking(move || inside.undo()).await else { break };
+            self.until_written(move || inside.unmark_old()).await;
+        }
+        mirror.end_commit();
+    }
+
+    async fn until_written(&self, write: impl Fn() -> Result<(), Refusal> + Clone + Send + 'static) {
+        while let Err(refused) = blocking(write.clone()).await {
             tracing::error!(
                 why = refused.error,
                 hint = refused.remedy,
@@ -71,30 +104,43 @@ impl Commit {
             );
             tokio::time::sleep(AGAIN).await;
         }
-        mirror.end_commit();
     }
 }
 
 impl Inside {
     fn begin(&self, mirror: &Mirror, fresh: &Opened) -> Result<(), Refusal> {
-        if !mirror.is_decided() && !mirror.begin_commit() {
-            return Err(Refusal::busy("something is still to be copied", "it is tried again"));
-        }
         mark::clear(&self.to, Mark::Unfinished, &self.state_file)?;
         swap_kill::here(SwapKillPoint::Unmarked);
+        let undone = self.undone.lock().unwrap_or_else(PoisonError::into_inner);
+        if *undone {
+            return Err(Refusal::busy("it was undone meanwhile", "swap again"));
+        }
         let device = matches!(&self.to, BackingSpec::File { path, .. } if !path.is_file());
         self.record(&self.to, device.then(|| fresh.backing.info().bytes), fresh.image, true)?;
+        drop(undone);
         swap_kill::here(SwapKillPoint::Recorded);
         swap_kill::fail_if_wanted(mirror);
         Ok(())
     }
 
-    /// In this order: a daemon that dies in between finds a swap that was not switched, and marks the new backing.
-    fn undo(&self) -> Result<(), Refusal> {
-        let DiskRecord { now, bytes, image, .. } = &self.before;
-        self.record(&now.backing, *bytes, *image, false)?;
-        swap_kill::here(SwapKillPoint::Undone);
-        mark::set(&self.to, Mark::Unfinished, &unfinished_text(&now.name, &self.from), &self.state_file)
+    /// Before the new one is marked: a daemon that dies in between finds a swap that was not switched, and does the rest.
+    fn record_old(&self) -> Result<(), Refusal> {
+        let mut undone = self.undone.lock().unwrap_or_else(PoisonError::into_inner);
+        *undone = true;
+        swap_kill::here(SwapKillPoint::Failed);
+        let DiskRecord { bytes, image, .. } = self.before;
+        self.record(&self.from, bytes, image, false)
+    }
+
+    fn mark_new(&self) -> Result<(), Refusal> {
+        if swap_kill::unmarkable() {
+            return Err(Refusal::failed("a test does not let it be marked", "see the test"));
+        }
+        mark::set_or_note(&self.to, &unfinished_text(&self.before.now.name, &self.from), &self.state_file)
+    }
+
+    fn unmark_old(&self) -> Result<(), Refusal> {
+        mark::clear(&self.from, Mark::Superseded, &self.state_file)
     }
 
     fn record(

@@ -108,6 +108,20 @@ pub fn set(backing: &BackingSpec, mark: Mark, text: &str, state_file: &StateFile
     Ok(())
 }
 
+/// Marks an unfinished copy that may not answer any more: if that fails it is noted in the state file, until the host reboots, and an error all the
+/// same.
+pub fn set_or_note(backing: &BackingSpec, text: &str, state_file: &StateFile) -> Result<(), Refusal> {
+    let marked = set(backing, Mark::Unfinished, text, state_file);
+    if marked.is_err()
+        && let Some(key) = key(backing, Mark::Unfinished)
+    {
+        state_file.change(|entries| {
+            entries.marks.insert(key, text.to_owned());
+        })?;
+    }
+    marked
+}
+
 /// Takes a mark away, if it is there; durable when this returns.
 pub fn clear(backing: &BackingSpec, mark: Mark, state_file: &StateFile) -> Result<(), Refusal> {
     if let Some(path) = image(backing) {

@@ -59,6 +59,8 @@ pub struct Swap {
     created: bool,
     bytes: u64,
     begun: Instant,
+    /// The disk is on the new backing, by one of its sockets at least: there is no way back.
+    arrived: AtomicBool,
     /// Gone once it has ended.
     mirror: Mutex<Option<Arc<Mirror>>>,
     standing: watch::Sender<Standing>,
@@ -76,6 +78,10 @@ struct Standing {
 impl Swap {
     fn mirror(&self) -> Option<Arc<Mirror>> {
         self.mirror.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn has_arrived(&self) -> bool {
+        self.arrived.load(Ordering::SeqCst)
     }
 
     fn state(&self) -> SwapWord {
@@ -268,8 +274,10 @@ pub(super) fn recover(record: &DiskRecord, state_file: &StateFile) -> Result<(),
         tracing::info!(disk = name, backing = swap.to.name(), "the swap of a daemon that died is done");
     } else {
         // It may have been taken away just before the switch would have been recorded. An image that was removed needs none.
-        if !matches!(&swap.to, BackingSpec::File { path, .. } if !path.exists()) {
-            mark::set(&swap.to, Mark::Unfinished, &unfinished_text(name, &swap.from), state_file)?;
+        if !matches!(&swap.to, BackingSpec::File { path, .. } if !path.exists())
+            && let Err(refused) = mark::set_or_note(&swap.to, &unfinished_text(name, &swap.from), state_file)
+        {
+            tracing::error!(why = refused.error, "an unfinished copy cannot be marked: do not use it");
         }
         mark::clear(&swap.from, Mark::Superseded, state_file)?;
         let (from, to) = (swap.from.name(), swap.to.name());
@@ -362,6 +370,7 @@ impl Disk {
             created,
             bytes,
             begun: Instant::now(),
+            arrived: AtomicBool::new(false),
             mirror: Mutex::new(Some(mirror.clone())),
             standing: watch::Sender::new(standing),
         });
@@ -497,7 +506,7 @@ impl Disk {
 
     async fn copy_and_switch(
         &self,
-        swap: &Swap,
+        swap: &Arc<Swap>,
         mirror: &Arc<Mirror>,
         opened: Opened,
         context: &DaemonContext,
@@ -525,24 +534,32 @@ impl Disk {
             has_kept_all(&opened)?;
             swap_kill::here(SwapKillPoint::Synced);
             swap.enter(SwapWord::Switching);
-            loop {
-                let refused = match self.switch(swap, mirror, &opened, context).await {
-                    Ok(pause) => return Ok(pause),
-                    Err(refused) => refused,
-                };
-                tracing::info!(why = refused.error, "not yet switched");
-                mirror.fault().map_or(Ok(()), |why| Err(fault(why)))?;
-                attempt += 1;
-                if !mirror.is_decided() {
-                    if attempt > ATTEMPTS {
-                        return Err(refused);
-                    }
-                    break;
-                }
-                // One of its two sockets is on the new backing, and there is no way back.
-                tokio::time::sleep(PAUSE).await;
+            let refused = match self.switch(swap, mirror, &opened, context).await {
+                Ok(pause) => return Ok(pause),
+                Err(_) if swap.has_arrived() => return Ok(self.bring_rest(swap, mirror, &opened).await),
+                Err(refused) => refused,
+            };
+            mirror.fault().map_or(Ok(()), |why| Err(fault(why)))?;
+            if attempt == ATTEMPTS {
+                return Err(refused);
             }
+            tracing::info!(why = refused.error, "not yet switched");
+            attempt += 1;
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// The disk is on the new backing by one of its sockets, and there is no way back: tries until all of it is. Whatever still passes by the mirror
+    /// goes to the new backing alone.
+    async fn bring_rest(&self, swap: &Arc<Swap>, mirror: &Arc<Mirror>, opened: &Arc<Opened>) -> Duration {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let changing = self.served.changing.lock().await;
+            match self.exchange_mirror(swap, mirror, opened, None).await {
+                Ok(pause) => return pause,
+                Err(refused) => tracing::warn!(why = refused.error, "a part of the disk has yet to follow"),
+            }
+            drop(changing);
         }
     }
 
@@ -550,7 +567,7 @@ impl Disk {
     /// that only the old one has, it is noted that the disk is on the new one.
     async fn switch(
         &self,
-        swap: &Swap,
+        swap: &Arc<Swap>,
         mirror: &Arc<Mirror>,
         opened: &Arc<Opened>,
         context: &DaemonContext,
@@ -565,9 +582,12 @@ impl Disk {
         blocking(move || mark::set(&from, Mark::Superseded, &text, &state_file)).await?;
         swap_kill::here(SwapKillPoint::Marked);
         let commit = Commit::of(self.served.note.clone(), context.state_file.clone(), &swap.from, &swap.to);
-        let committed = commit.begin(mirror, opened.clone()).await;
-        let outcome = match committed {
-            Ok(()) => self.exchange_mirror(mirror, opened, &commit).await,
+        let ours = mirror.clone();
+        if !blocking(move || Ok(ours.begin_commit())).await? {
+            return Err(not_equal());
+        }
+        let outcome = match commit.begin(mirror, opened).await {
+            Ok(()) => self.exchange_mirror(swap, mirror, opened, Some(&commit)).await,
             Err(refused) => {
                 commit.undo(mirror).await;
                 Err(refused)
@@ -577,33 +597,44 @@ impl Disk {
         outcome
     }
 
-    /// Puts the new backing in the mirror's place at a quiescent point, if both are equal there. If the new one fails first, what was noted is
-    /// undone at once: the guest's requests wait for that, and the quiescent point for them.
+    /// Puts the new backing in the mirror's place at a quiescent point, if both are equal there. If the new one fails first, what was noted by
+    /// `commit` is undone at once: the guest's requests wait for that, and the quiescent point for them. Without `commit` the disk has arrived, and what
+    /// is left is to follow.
     async fn exchange_mirror(
         &self,
+        swap: &Arc<Swap>,
         mirror: &Arc<Mirror>,
         opened: &Arc<Opened>,
-        commit: &Commit,
+        commit: Option<&Commit>,
     ) -> Result<Duration, Refusal> {
-        let equal = mirror.clone();
-        let allowed = move |_: &Blk| match equal.decide() {
-            true => Ok(()),
-            false => Err(Refusal::busy("something is still to be copied", "it is tried again")),
+        let (equal, imported) = (mirror.clone(), opened.clone());
+        let first = commit.is_some();
+        let allowed = move |_: &Blk| {
+            if first {
+                has_kept_all(&imported)?;
+            }
+            if equal.is_equal() { Ok(()) } else { Err(not_equal()) }
         };
-        let (shown, fresh, there) = (self.backing.clone(), opened.clone(), Arc::new(AtomicBool::new(false)));
-        let arrived = there.clone();
+        let (shown, fresh) = (self.backing.clone(), opened.clone());
+        let (decided, arriving) = (mirror.clone(), swap.clone());
+        // The last word: whoever cancels later comes too late.
         let noted = move || {
-            arrived.store(true, Ordering::SeqCst);
+            if !decided.decide() {
+                return Err(not_equal());
+            }
+            arriving.arrived.store(true, Ordering::SeqCst);
             *lock(&shown) = Shown { report: fresh.report.clone(), import: fresh.import.clone() };
             Ok(())
         };
         let begun = Instant::now();
         let exchange = self.exchange(opened.backing.clone(), allowed, noted);
         tokio::pin!(exchange);
+        let mut undone = commit.is_none();
         let outcome = tokio::select! {
             outcome = &mut exchange => outcome,
-            () = commit::failure(mirror) => {
+            commit = failed(commit, mirror) => {
                 commit.undo(mirror).await;
+                undone = true;
                 exchange.await
             }
         };
@@ -617,11 +648,10 @@ impl Disk {
                 .await?;
                 Ok(pause)
             }
-            // It is there on the first socket, where it stays: only the second one is still to follow.
-            Err(refused) if there.load(Ordering::SeqCst) => Err(refused),
             Err(refused) => {
-                mirror.take_back();
-                commit.undo(mirror).await;
+                if let Some(commit) = commit.filter(|_| !undone && !swap.has_arrived()) {
+                    commit.undo(mirror).await;
+                }
                 Err(refused)
             }
         }
@@ -663,6 +693,21 @@ impl Disk {
                 "the guest uses the old backing already; see `ioplane disk show`",
             )),
         }
+    }
+}
+
+fn not_equal() -> Refusal {
+    Refusal::busy("something is still to be copied", "it is tried again")
+}
+
+/// Returns when the new backing of a commit has failed, never without one.
+async fn failed<'a>(commit: Option<&'a Commit>, mirror: &Mirror) -> &'a Commit {
+    match commit {
+        Some(commit) => {
+            commit::failure(mirror).await;
+            commit
+        }
+        None => std::future::pending().await,
     }
 }
 

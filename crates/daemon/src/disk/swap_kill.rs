@@ -16,18 +16,30 @@ pub enum SwapKillPoint {
     Unmarked,
     /// The state file names the new backing; the guest goes on.
     Recorded,
-    /// The new backing has failed after that, and the state file names the old one again.
+    /// The new backing has failed after that; nothing that it lacks has been answered.
+    Failed,
+    /// And the state file names the old one again.
     Undone,
 }
 
 /// Lets the new backing fail here if the test wants that: to die when it is undone, or to see how it is undone (`swap fails`).
 pub fn fail_if_wanted(mirror: &ioplane_storage::mirror::Mirror) {
     #[cfg(feature = "kill-points")]
-    if crate::kill::wanted().is_some_and(|wanted| ["swap undone", "swap fails"].contains(&wanted.as_str())) {
+    if crate::kill::wanted().is_some_and(|wanted| {
+        wanted.starts_with("swap fails") || ["swap failed", "swap undone"].contains(&wanted.as_str())
+    }) {
         mirror.fail(rustix::io::Errno::IO.raw_os_error());
     }
     #[cfg(not(feature = "kill-points"))]
     let _ = mirror;
+}
+
+/// Whether the test wants the new backing to fail so that it cannot even be marked.
+pub fn unmarkable() -> bool {
+    #[cfg(feature = "kill-points")]
+    return crate::kill::wanted().is_some_and(|wanted| wanted == "swap fails unmarkable");
+    #[cfg(not(feature = "kill-points"))]
+    false
 }
 
 /// Dies here if the test wants that.

@@ -56,6 +56,8 @@ struct Slot {
     piece: u64,
     locked: bool,
     both: bool,
+    /// The disk has gone on with the new backing, and this channel is still to follow: it alone is asked.
+    only_new: bool,
     /// Below, whether it has yet to end there.
     in_old: bool,
     in_new: bool,
@@ -71,6 +73,7 @@ impl Slot {
     fn part_ended(&mut self, state: &State, side: Side, outcome: Outcome) {
         match (side, outcome) {
             (Side::Old, outcome) => (self.in_old, self.outcome) = (false, outcome),
+            (Side::New, outcome) if self.only_new => (self.in_new, self.outcome) = (false, outcome),
             (Side::New, Err(fault)) if !removed(SwapRule::Stale) => {
                 state.fail(MirrorFault::New(errno(fault)));
                 // As if it had not ended yet: it is answered once the new backing is known to be no copy.
@@ -171,6 +174,7 @@ impl MirrorChannel {
             piece: 0,
             locked: false,
             both: false,
+            only_new: false,
             in_old: false,
             in_new: false,
             outcome: Ok(()),
@@ -206,31 +210,40 @@ impl MirrorChannel {
         }
         slot.piece = if slot.kind == Kind::Write { slot.len } else { slot.len.min(PIECE) };
         slot.outcome = Ok(());
-        slot.locked = false;
-        if slot.kind.modifies() && !alone {
+        (slot.locked, slot.only_new) = (false, state.is_decided());
+        if slot.kind.modifies() && !alone && !slot.only_new {
             if !state.locks.try_lock(slot.offset, slot.piece) {
                 return Begun::Not;
             }
             slot.locked = true;
         }
         // Only once the range is ours: what was copied before is copied, and what is copied later sees the mark.
-        let choosing = slot.locked.then(|| Choosing::new(state));
-        slot.both =
-            !alone && slot.kind != Kind::Read && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
+        let mut choosing = slot.locked.then(|| Choosing::new(state));
+        slot.both = !alone
+            && !slot.only_new
+            && slot.kind != Kind::Read
+            && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
+        choosing.take_if(|_| slot.both);
         if slot.kind == Kind::Flush && removed(SwapRule::FlushBoth) {
             slot.both = false;
         }
         let mut filled = None;
         if slot.both && slot.kind == Kind::Write && !removed(SwapRule::OneRead) {
-            let Some(buffer) = buffers.free.pop() else {
-                state.locks.unlock(slot.offset, slot.piece);
-                return Begun::Not;
+            let copied = match buffers.free.pop() {
+                None => Err(Begun::Not),
+                Some(buffer) => buffers.fill(buffer, view, ranges).map(|()| buffer).map_err(|fault| {
+                    buffers.free.push(buffer);
+                    Begun::Ended(Err(fault))
+                }),
             };
-            if let Err(fault) = buffers.fill(buffer, view, ranges) {
-                buffers.free.push(buffer);
-                state.locks.unlock(slot.offset, slot.piece);
-                return Begun::Ended(Err(fault));
-            }
+            let buffer = match copied {
+                Ok(buffer) => buffer,
+                Err(begun) => {
+                    state.locks.unlock(slot.offset, slot.piece);
+                    slot.locked = false;
+                    return begun;
+                }
+            };
             slot.buffer = Some(buffer);
             filled = Some([Buffers::range(buffer, slot.len)]);
         }
@@ -249,11 +262,13 @@ impl MirrorChannel {
             Kind::Discard => Op::Discard { offset: slot.offset, len: slot.piece },
             Kind::WriteZeroes { unmap } => Op::WriteZeroes { offset: slot.offset, len: slot.piece, unmap },
         };
-        (slot.in_old, slot.in_new) = (true, slot.both);
-        if let Submitted::Done(outcome) = self.old.submit(context, view, &op, Tag(tag)) {
+        (slot.in_old, slot.in_new) = (!slot.only_new, slot.both || slot.only_new);
+        if slot.in_old
+            && let Submitted::Done(outcome) = self.old.submit(context, view, &op, Tag(tag))
+        {
             slot.part_ended(state, Side::Old, outcome);
         }
-        if slot.both
+        if slot.in_new
             && let Submitted::Done(outcome) = self.new.submit(context, view, &op, Tag(tag))
         {
             slot.part_ended(state, Side::New, outcome);

@@ -70,7 +70,7 @@ impl MirrorFault {
 
 /// The code of no failure: the disk has gone on with the new backing, and nothing can fail any more.
 const DECIDED: u64 = 5 << 32;
-/// How long [`Mirror::begin_commit`] waits for writes that are choosing where to go; each takes less than a microsecond.
+/// How long [`Mirror::begin_commit`] waits for writes that are choosing where to go.
 const CHOOSING: Duration = Duration::from_millis(100);
 
 /// The errno that says the same as a fault.
@@ -112,6 +112,11 @@ impl State {
     #[inline]
     fn has_failed(&self) -> bool {
         !matches!(self.fault.load(Ordering::SeqCst), 0 | DECIDED)
+    }
+
+    #[inline]
+    fn is_decided(&self) -> bool {
+        self.fault.load(Ordering::SeqCst) == DECIDED
     }
 
     /// Whether the new backing has failed, and what it lacks may not be answered yet.
@@ -233,22 +238,12 @@ impl Mirror {
         self.state.committing.store(false, Ordering::SeqCst);
     }
 
-    /// At a point without anything in flight: whether both are equal. If so the disk goes on with the new one, and from now on nothing fails
-    /// or ends this mirror, unless it is [taken back](Mirror::take_back).
+    /// At a point without anything in flight: whether both are equal. If so the disk goes on with the new one: from now on nothing fails or ends
+    /// this mirror, and whoever still uses it uses the new one alone.
     pub fn decide(&self) -> bool {
         let fault = &self.state.fault;
         let undisturbed = || fault.compare_exchange(0, DECIDED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        self.is_decided() || self.is_equal() && undisturbed()
-    }
-
-    /// Whether the disk has gone on with the new backing.
-    pub fn is_decided(&self) -> bool {
-        self.state.fault.load(Ordering::SeqCst) == DECIDED
-    }
-
-    /// The disk has not gone on with the new backing after all.
-    pub fn take_back(&self) {
-        let _ = self.state.fault.compare_exchange(DECIDED, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.state.is_decided() || self.is_equal() && undisturbed()
     }
 
     /// Why this comes to nothing, if it does.
