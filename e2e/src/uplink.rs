@@ -1,7 +1,7 @@
 //! The host's network behind a switch: a TAP interface in a namespace of its own.
 
 use anyhow::{Context, Result};
-use ioplane_testkit::cable::ip;
+use ioplane_figures::cable::ip;
 use std::os::fd::AsFd;
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What every benchmark shares: the table of goals, the object that `--json` prints, what the machine is, and the comparison of two
+//! What every benchmark shares: the table of goals, the object that `--json` prints, what the machine is, a second host on it, and the comparison of two
 //! builds.
 //!
 //! ```text
@@ -9,6 +9,7 @@
 //! Must not know: how anything is measured.
 #![allow(missing_docs, reason = "only benchmarks use it: a comment says what a name does not")]
 
+pub mod cable;
 pub mod compare;
 pub mod goals;
 pub mod machine;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::Result;
 
-use ioplane_testkit::cable::FAR;
+use ioplane_figures::cable::FAR;
 
 use crate::daemon::Configuration;
 use crate::exitless::backend::{Backend, Backing};

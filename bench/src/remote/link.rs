@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use ioplane_figures::cable::{Cable, FAR};
 use ioplane_figures::machine;
-use ioplane_testkit::cable::{Cable, FAR};
 use ioplane_testkit::driver::DiskOp;
 use serde_json::{Value, json};
 

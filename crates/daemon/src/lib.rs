@@ -382,7 +382,9 @@ impl Daemon {
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
         self.devices().leave().await;
-        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop(), self.exports.stop());
+        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
+        // Disks may be clients of these.
+        self.exports.stop().await;
         self.switches.stop().await;
     }
 

@@ -122,9 +122,8 @@ impl<K: ServedKind> Registry<K> {
             Some(Slot::Opening(_, None)) => drop(self.served(&name)?),
             _ => {}
         }
-        self.check_names(&wanted)?;
         let record = Record { claim, ..Record::added(wanted) };
-        self.reserve(&record, true)?;
+        self.reserve_new(&record)?;
         self.open(name, record, OnFailure::Forget).await.map(|()| true)
     }
 
@@ -152,8 +151,7 @@ impl<K: ServedKind> Registry<K> {
                 Err(refused)
             }
             Err(refused) => {
-                self.slots().remove(&name);
-                self.context.release(&name);
+                self.forget(&name);
                 self.context.state_file.change(|entries| {
                     K::records(entries).remove(&name);
                 })?;
@@ -162,8 +160,19 @@ impl<K: ServedKind> Registry<K> {
         }
     }
 
+    /// Takes the place of one that is asked for just now, and is opened by somebody else: [`Registry::opened`] or [`Registry::forget`] is to follow.
+    pub fn reserve_new(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
+        self.check_names(&record.now)?;
+        self.reserve(record, true)
+    }
+
+    /// It could not be opened: its place is free.
+    pub fn forget(&self, name: &str) {
+        self.drop_slot(name);
+    }
+
     /// It has been opened. Whoever has taken its place away meanwhile does not want it.
-    async fn opened(&self, name: String, one: K) -> Result<(), Refusal> {
+    pub async fn opened(&self, name: String, one: K) -> Result<(), Refusal> {
         let socket = one.service().socket().display().to_string();
         let one = Arc::new(one);
         let wanted = match self.slots().get_mut(&name) {
@@ -307,7 +316,7 @@ impl<K: ServedKind> Registry<K> {
     }
 
     /// What they need besides.
-    pub fn below(&self) -> &K::Below {
+    pub fn below(&self) -> &Arc<K::Below> {
         &self.below
     }
 

@@ -181,7 +181,12 @@ impl<K: ServedKind> StateRecord<K> {
             K::removed(entries).remove(record.now.name());
         })?;
         write::<K>(state_file, &record)?;
-        Ok(StateRecord { record: Mutex::new(record), state_file: state_file.clone() })
+        Ok(Self::written_elsewhere(record, state_file))
+    }
+
+    /// Of one that others write down, together with something else.
+    pub fn written_elsewhere(record: Record<K::Spec>, state_file: &Arc<StateFile>) -> Self {
+        StateRecord { record: Mutex::new(record), state_file: state_file.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {

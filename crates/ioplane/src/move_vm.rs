@@ -127,7 +127,8 @@ fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
             _ => (
                 format!("disk {name} is an image of this host, and would not go along"),
                 format!(
-                    "swap it to a disk of another machine first: ioplane swap {name} --to nbds://HOST/EXPORT"
+                    "publish it first, for the other host: ioplane publish disk EXPORT --disk {name} --listen ADDRESS:PORT --tls; or swap it \
+                     to a disk of another machine: ioplane swap {name} --to nbds://HOST/EXPORT"
                 ),
             ),
         };

@@ -217,6 +217,39 @@ fn a_guest_moves_whichever_host_is_first() {
     guest.work(&mut front, 13);
 }
 
+/// A disk of the source's own: published while its guest uses it, it goes along, and the source serves it from then on.
+#[test]
+fn a_local_disk_is_published_and_goes_along() {
+    let mut source = TestDaemon::new_beside_the_build(PATIENT);
+    let image = source.image("data.img", 4 * MIB);
+    source.start();
+    let said = source.cli(&["disk", "add", "data", "--path", image.to_str().unwrap()]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    guest.work(&mut front, 0);
+    let listen = format!("127.0.0.1:{}", free_port());
+    let said = source.cli(&["publish", "disk", "web", "--disk", "data", "--listen", &listen, "--plain"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    guest.work(&mut front, 1);
+    let mut there = TestDaemon::new_beside_the_build(PATIENT);
+    there.start();
+    let said = there.cli(&["disk", "add", "data", "--remote", &format!("nbd://{listen}/web")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    // There, back, and there again.
+    for (round, host) in [&there, &source, &there].into_iter().enumerate() {
+        let mut next = guest.connect(host);
+        guest.stop(&front);
+        guest.start(&mut next);
+        guest.work(&mut next, round + 2);
+        assert_eq!(remote(host)["claim"], "held");
+        front = next;
+    }
+    // What is left here is the export alone.
+    assert_eq!(source.cli(&["disk", "remove", "data"]).code, 0);
+    guest.work(&mut front, 5);
+}
+
 /// The destination's rings start while the source still has the disk.
 #[test]
 fn a_destination_waits_for_the_release_and_says_for_whose() {
@@ -349,7 +382,8 @@ fn a_release_that_is_held_up_is_waited_for() {
             _ => hosts.exporter.kill9(),
         }
         guest.stop(&front);
-        assert_eq!(remote(here)["claim"], "releasing");
+        // The answer to the front end does not wait for that.
+        until_claim(here, "releasing");
         let mut next = guest.start_on(there);
         let token = guest.submit(&mut next, DiskOp::Read, 0, 0);
         match round % 2 {

@@ -5,14 +5,12 @@
 //!   toy, simulated        the smallest devices, hardware       fuse, slow          disks that fail, or are late
 //!   conformance           invariants 1 to 6, every device, every host
 //!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
-//!   cable                 another host, in a network namespace
 //! ```
 //!
 //! Must not know: the daemon, the command line.
 #![allow(missing_docs, reason = "only tests use it: a comment says what a name does not")]
 
 pub mod allocator;
-pub mod cable;
 pub mod conformance;
 pub mod crash;
 pub mod driver;

@@ -187,11 +187,15 @@ limited! { spec! spec [disk_limits]
 /// A form with the fields that say what is behind a disk. Others stand between them and behind them: the order is a promise.
 macro_rules! backing_form {
     ($(#[doc = $about:literal])* $name:ident { $($between:tt)* } { $($behind:tt)* }) => {
+        backing_form! { @ ["memory", "remote"] $(#[doc = $about])* $name { $($between)* } { $($behind)* } }
+    };
+    // With what may be given in place of an image.
+    (@ [$($instead:literal),*] $(#[doc = $about:literal])* $name:ident { $($between:tt)* } { $($behind:tt)* }) => {
         form! {
             $(#[doc = $about])*
             $name {
                 /// A raw image or a block device
-                [long, value_name = "FILE", required_unless_present_any = ["memory", "remote"], conflicts_with_all = ["memory", "remote"]]
+                [long, value_name = "FILE", required_unless_present_any = [$($instead),*], conflicts_with_all = [$($instead),*]]
                 path: PathBuf,
                 /// Memory of the daemon, of this size; its content goes with the daemon
                 [long, value_name = "SIZE", conflicts_with = "remote"]

@@ -48,10 +48,20 @@ limited! { spec! spec [export_limits]
     }
 }
 
-limited! { backing_form! form [export_limits]
+/// A [`backing_form`] that may also name a disk that is in use.
+macro_rules! published_form {
+    ($($form:tt)*) => {
+        backing_form! { @ ["memory", "remote", "disk"] $($form)* }
+    };
+}
+
+limited! { published_form! form [export_limits]
     {
         /// An export as somebody asks for it. See [`ExportForm::spec`] for what is left out.
         ExportForm {
+            /// The image of this disk of the daemon, which goes on using it as the first client: before a VM moves to another host
+            [long, value_name = "DISK", conflicts_with_all = ["memory", "remote", "read_only", "format", "direct", "engine"]]
+            disk: String,
             /// Refuse writes
             [long, num_args = 0, default_missing_value = "true"]
             read_only: bool,
@@ -102,6 +112,10 @@ impl ExportForm {
     /// The complete export. Left out: no limits, writable, for clients of this host, 16 connections, in no group, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<ExportSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
+        if self.disk.is_some() {
+            let reason = "a disk that is in use is published by a command";
+            flaws.push(Flaw::new("disk", reason, "ioplane publish disk NAME --disk DISK"));
+        }
         let backing = backing_fields!(BackingForm of self).spec(&mut flaws);
         let connections = CONNECTIONS.read(&mut flaws, self.connections);
         let limits = limits_of!(export_limits of self).asked();

@@ -16,7 +16,15 @@ pub async fn export(State(daemon): Own, Path(name): Path<String>) -> Answer {
 }
 
 pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form: ExportForm = form(body)?;
+    let mut form: ExportForm = form(body)?;
+    if let Some(disk) = form.disk.take() {
+        return whole(daemon.may_change()?, async move {
+            daemon.publish_in_use(&name, &disk, form).await?;
+            tracing::info!(export = name, disk, "the image of a disk in use is published");
+            put(true, daemon.exports.report_of(&name).await?)
+        })
+        .await;
+    }
     let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(daemon.may_change()?, async move {
         let new = daemon.exports.put(wanted).await?;

@@ -290,6 +290,20 @@ impl Shown {
     }
 }
 
+/// What is done when a disk gets another backing.
+pub struct Beside {
+    /// Once that is open, and claimed; if this fails the disk stays as it is.
+    pub opened: Box<dyn FnOnce() -> Result<(), Refusal> + Send>,
+    /// Written down together with it.
+    pub entries: Box<dyn FnOnce(&mut Entries) + Send>,
+}
+
+impl Default for Beside {
+    fn default() -> Self {
+        Beside { opened: Box::new(|| Ok(())), entries: Box::new(|_| {}) }
+    }
+}
+
 fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
     backing.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -363,6 +377,15 @@ impl Disk {
     /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
     /// come back with the one that has everything.
     pub async fn replace(&self, backing: BackingSpec, context: &DaemonContext) -> Result<(), Refusal> {
+        self.replace_beside(backing, Beside::default(), context).await
+    }
+
+    async fn replace_beside(
+        &self,
+        backing: BackingSpec,
+        beside: Beside,
+        context: &DaemonContext,
+    ) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         self.not_swapping()?;
         let spec = DiskSpec { backing, ..self.served.note.read().now };
@@ -409,14 +432,19 @@ impl Disk {
             Ok(())
         };
         let noted = move || {
-            note.change(|record| {
+            let change = |record: &mut DiskRecord| {
                 record.now.backing = next;
                 (record.bytes, record.image) = (None, image);
-            })?;
+            };
+            note.change_beside(change, beside.entries)?;
             *lock(&shown) = Shown { report: opened.report, import: opened.import };
             Ok(())
         };
-        let old = match self.exchange(fresh, allowed, noted).await {
+        let exchanged = match (beside.opened)() {
+            Ok(()) => self.exchange(fresh, allowed, noted).await,
+            Err(refused) => Err(refused),
+        };
+        let old = match exchanged {
             Ok(old) => old,
             Err(refused) => {
                 if let Some(came) = came {
@@ -442,6 +470,45 @@ impl Disk {
             import.rest_if_unused();
         }
         Ok(())
+    }
+
+    /// What it is on, and its size where that is longer, if others may use that beside it.
+    pub fn published_backing(&self) -> Result<(BackingSpec, Option<u64>), Refusal> {
+        self.not_swapping()?;
+        let record = self.served.note.read();
+        if record.now.read_only {
+            let remedy = "publish the image itself: ioplane publish disk NAME --path IMAGE --read-only";
+            return Err(Refusal::conflict("it is read-only, so others can read its image beside it", remedy));
+        }
+        Ok((record.now.backing, record.bytes))
+    }
+
+    /// What it has open, for an export that uses the same.
+    pub async fn lent(&self) -> Result<Opened, Refusal> {
+        let image = self.served.note.read().image;
+        let report = lock(&self.backing).report.clone();
+        let backing = self.served.handle.change(|model| (model.backing().clone(), false)).await?;
+        Ok(Opened { backing, report, image, import: None })
+    }
+
+    /// Goes on as the client of this daemon's export `name`, which has what the disk has.
+    pub async fn become_client(
+        &self,
+        name: &str,
+        socket: &Path,
+        beside: Beside,
+        context: &DaemonContext,
+    ) -> Result<(), Refusal> {
+        let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
+        let remote = uri.parse().map_err(|_| {
+            Refusal::conflict(
+                format!("{} cannot stand in a URI", socket.display()),
+                "give another --nbd-socket",
+            )
+        })?;
+        let backing =
+            BackingSpec::Remote { remote, timeout_s: None, reserve_iops: None, reserve_bandwidth: None };
+        self.replace_beside(backing, beside, context).await
     }
 
     /// Puts `fresh` behind the disk at a quiescent point, if `allowed` has nothing against it there, and gives the one before. `noted` writes

@@ -8,6 +8,7 @@
 
 mod capacity;
 mod door;
+mod in_use;
 mod ledger;
 mod listener;
 mod owner;
@@ -96,17 +97,36 @@ impl PublishedDisk {
         context: &Arc<DaemonContext>,
         listeners: &Arc<Listeners>,
     ) -> Result<PublishedDisk, Refusal> {
+        let wanted = record.now.clone();
+        let owner = Opener { wish: std::mem::take(&mut record.claim), ..context.opener(&wanted) };
+        let known = record.image;
+        let opened = blocking(move || {
+            open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)
+        })
+        .await?;
+        let begin = |record| StateRecord::begin(record, &context.state_file);
+        let published = PublishedDisk::publish(record, opened, context, begin).await?;
+        if let Err(refused) = published.listen(listeners) {
+            let _ = published.service.stop(true).await;
+            return Err(refused);
+        }
+        Ok(published)
+    }
+
+    /// Publishes what is open, for clients of this host; `begin` writes down that it is published.
+    async fn publish(
+        mut record: ExportRecord,
+        opened: Opened,
+        context: &Arc<DaemonContext>,
+        begin: impl FnOnce(ExportRecord) -> Result<StateRecord<PublishedDisk>, Refusal>,
+    ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
-        let wanted = spec.clone();
-        let owner = Opener { wish: std::mem::take(&mut record.claim), ..context.opener(&spec) };
-        let (known, state_dir) = (record.image, owner.state_dir.clone());
+        let (state_dir, backing) = (context.opener(&spec).state_dir, spec.backing.clone());
+        // What nobody can write nobody claims.
+        let writable = !spec.read_only && !opened.backing.info().read_only;
+        let folder = state_dir.clone();
         let (opened, book) = blocking(move || {
-            let opened =
-                open_backing(&wanted.name, &wanted.backing, (wanted.read_only, None), known, &owner)?;
-            // What nobody can write nobody claims.
-            let writable = !wanted.read_only && !opened.backing.info().read_only;
-            let book =
-                writable.then(|| ledger::open(&wanted.backing, &opened, &owner.state_dir)).transpose()?;
+            let book = writable.then(|| ledger::open(&backing, &opened, &folder)).transpose()?;
             Ok((opened, book))
         })
         .await?;
@@ -147,12 +167,8 @@ impl PublishedDisk {
         let served = || -> Result<_, Refusal> {
             context.access().open(&path)?;
             let alone = Doors::default();
-            let mut entrances = vec![listener::local(socket, alone.enter(door.clone()))?];
-            if let Some(listen) = spec.listen() {
-                entrances.push(listeners.enter(listen, door.clone())?);
-            }
-            let note = StateRecord::begin(record, &context.state_file)?;
-            Ok((note, entrances))
+            let entrances = vec![listener::local(socket, alone.enter(door.clone()))?];
+            Ok((begin(record)?, entrances))
         };
         match served() {
             Ok((note, entrances)) => {
@@ -166,6 +182,14 @@ impl PublishedDisk {
                 Err(refused)
             }
         }
+    }
+
+    /// Lets in clients of other machines, if it is for them. Must be called in the runtime.
+    fn listen(&self, listeners: &Listeners) -> Result<(), Refusal> {
+        let Some(listen) = self.note().read().now.listen() else { return Ok(()) };
+        let entrance = listeners.enter(listen, self.service.door.clone())?;
+        self.service.entrances.lock().unwrap_or_else(PoisonError::into_inner).push(entrance);
+        Ok(())
     }
 
     /// A person says that whoever holds it does so no more.

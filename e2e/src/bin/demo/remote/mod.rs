@@ -19,7 +19,7 @@ pub use outcome::RemoteOutcome;
 use crate::show::Show;
 use anyhow::{Context, Result, ensure};
 
-use ioplane_testkit::cable::{Cable, FAR};
+use ioplane_figures::cable::{Cable, FAR};
 
 use ioplane_e2e::process::{ended, scratch};
 use ioplane_e2e::protocol::{LoadSpec, Mix, Report};

@@ -1,0 +1,110 @@
+//! The image of a disk that a guest uses is published, and the disk goes on as its first client (docs/decisions/0069-publishing-a-disk-in-use.md).
+
+mod daemon;
+
+use std::time::{Duration, Instant};
+
+use daemon::TestDaemon;
+use daemon::load::{free_port, step_for, step_until};
+use ioplane_testkit::crash::CrashLoad;
+use serde_json::Value;
+
+const QUEUES: u16 = 2;
+const BYTES: u64 = 12 << 20;
+/// Longer than anything here takes on a loaded machine.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A daemon with a local disk `data`, and a guest that uses it.
+fn busy() -> (TestDaemon, CrashLoad) {
+    let mut daemon = TestDaemon::new_beside_the_build("");
+    let image = daemon.image("data.img", BYTES);
+    daemon.configure(&format!(
+        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\npath = {image:?}\nqueues = {QUEUES}\n"
+    ));
+    daemon.start();
+    let mut load = CrashLoad::new(QUEUES, 16, 41).unwrap();
+    load.lost_after = LONG;
+    load.attach(&daemon.path("data.sock")).unwrap();
+    step_for(&mut load, Duration::from_millis(100));
+    (daemon, load)
+}
+
+/// A command, while the guest goes on.
+fn beside(load: &mut CrashLoad, daemon: &TestDaemon, args: &[&str]) -> daemon::Said {
+    let command = std::thread::spawn(daemon.later(args));
+    step_until(load, || command.is_finished(), String::new);
+    command.join().unwrap()
+}
+
+fn remote(daemon: &TestDaemon, disk: &str) -> Value {
+    daemon.disk(disk)["backing"]["remote"].clone()
+}
+
+#[test]
+fn a_disk_in_use_is_published_and_its_guest_sees_nothing() {
+    let (mut daemon, mut load) = busy();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let publish = ["publish", "disk", "web", "--disk", "data", "--listen", &listen, "--plain"];
+    let said = beside(&mut load, &daemon, &publish);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    let seen = remote(&daemon, "data");
+    assert_eq!((&seen["state"], &seen["claim"]), (&"connected".into(), &"held".into()), "{seen}");
+    let export = daemon.json(&["publish", "show", "web"]);
+    assert_eq!((&export["size"], &export["claim"]["held"]), (&BYTES.into(), &true.into()), "{export}");
+    // For others it is a disk of another machine, which somebody holds.
+    let mut there = TestDaemon::new_beside_the_build("[[core]]\nspin_us = 200\n");
+    there.start();
+    let said = there.cli(&["disk", "add", "data", "--remote", &format!("nbd://{listen}/web")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(remote(&there, "data")["instance"], seen["instance"]);
+    // It is in use, by the disk itself.
+    let refused = daemon.refused(&["publish", "remove", "web"]);
+    assert!(refused.contains("connections are open"), "{refused}");
+    let refused = daemon.refused(&["publish", "disk", "again", "--disk", "data"]);
+    assert!(refused.contains("is no image of this host"), "{refused}");
+    step_for(&mut load, Duration::from_millis(300));
+    // Whatever the daemon dies of, the next one has both.
+    for kill in [true, false] {
+        if kill {
+            daemon.kill9()
+        } else {
+            daemon.terminate()
+        }
+        daemon.start();
+        let end = Instant::now() + LONG;
+        while load.attach(&daemon.path("data.sock")).is_err() {
+            assert!(Instant::now() < end, "{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        step_for(&mut load, Duration::from_millis(200));
+        assert_eq!(remote(&daemon, "data")["claim"], "held");
+    }
+    load.settle().unwrap();
+    let disk = daemon.disk("data");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+}
+
+#[test]
+fn what_cannot_be_published_leaves_the_disk_as_it_was() {
+    let (daemon, mut load) = busy();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    for (args, words) in [
+        (&["--disk", "data", "--listen", &taken, "--plain"][..], "listening on"),
+        (&["--disk", "none"], "there is no disk none"),
+        (&["--disk", "data", "--listen", "127.0.0.1:1"], "in plain text"),
+    ] {
+        let said = beside(&mut load, &daemon, &[&["publish", "disk", "web"], args].concat());
+        assert!(said.code != 0 && said.err.contains(words), "{args:?}: {}{}", said.out, said.err);
+        assert_eq!(daemon.disk("data")["backing"]["kind"], "file");
+        assert_eq!(daemon.json(&["publish", "list"]), serde_json::json!([]), "{args:?}");
+    }
+    // The name of a disk is taken.
+    let said = beside(&mut load, &daemon, &["publish", "disk", "data", "--disk", "data"]);
+    assert!(said.code != 0 && said.err.contains("data"), "{}", said.err);
+    // And nothing of this stays behind.
+    let said = beside(&mut load, &daemon, &["publish", "disk", "web", "--disk", "data"]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    load.settle().unwrap();
+    assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+}
