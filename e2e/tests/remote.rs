@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::Version;
-use ioplane_e2e::cable::{Cable, FAR};
 use ioplane_e2e::daemon::Daemon;
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::stage::{MINUTE, Stage, expect_quiet, expect_right, finish, mixed, play};
+use ioplane_figures::cable::{Cable, FAR};
 use serde_json::Value;
 
 const BYTES: u64 = 16 << 20;
