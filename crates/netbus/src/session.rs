@@ -10,8 +10,8 @@ use crate::etcd::{EtcdEndpoint, EtcdSession};
 use crate::served::ServedSession;
 use crate::stream::Security;
 
-/// A session: what is asked is answered in order, each within ten seconds for a part of what it takes. After an error it is of no use any more:
-/// connect again. Dropping a call before it has ended leaves a half-finished message, so the session has to be dropped, too.
+/// A session: what is asked is answered in order. Each message has 10 s for its answer (8 s with etcd); a list takes several, and so does a report to
+/// etcd. After an error a session is of no use any more: connect again. Dropping a call before it has ended leaves a half-finished message, so the session has to be dropped, too.
 #[derive(Debug)]
 pub struct DirectorySession(Keeper);
 

@@ -20,8 +20,11 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 8;
 /// Operations in one transaction: etcd takes 128.
 const BATCH: usize = 64;
-/// Keys of states at most: those of a session that was replaced may be there for a lease.
-const MOST_STATES: usize = 2 * MOST_NAMES;
+/// Names that are read at most, and states. Names are counted before they are taken, so that hosts that do that at once may pass the bound; states
+/// of a session that was replaced may be there until its lease ends.
+const READ_NAMES: usize = 2 * MOST_NAMES;
+/// Hosts that are read at most, for the same reason.
+const READ_HOSTS: usize = 2 * MOST_HOSTS;
 
 /// A session. After an error it is of no use any more.
 #[derive(Debug)]
@@ -68,7 +71,7 @@ impl EtcdSession {
     async fn enter(mut gateway: Gateway, host: String, daemon: &str) -> Result<EtcdSession, NetbusError> {
         let (lease, place) = enter(&mut gateway, &host, daemon).await?;
         let mut own = BTreeSet::new();
-        let scan = gateway.scan("reading the names", (NAMES, MOST_NAMES), None, |pair| {
+        let scan = gateway.scan("reading the names", (NAMES, READ_NAMES), None, |pair| {
             let entry = Entry::of_name(&pair.key, &pair.value)?;
             if entry.host == host {
                 own.insert(entry.device.name);
@@ -115,17 +118,17 @@ impl EtcdSession {
     pub(crate) async fn list(&mut self) -> Result<Vec<ListedDevice>, NetbusError> {
         const DOING: &str = "listing the devices";
         let (mut hosts, mut states, mut names) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
-        let revision = self.gateway.scan(DOING, (NAMES, MOST_NAMES), None, |pair| {
+        let revision = self.gateway.scan(DOING, (NAMES, READ_NAMES), None, |pair| {
             names.push(Entry::of_name(&pair.key, &pair.value)?);
             Ok(())
         });
         let at = Some(revision.await?);
-        let scan = self.gateway.scan(DOING, (HOSTS, MOST_HOSTS), at, |pair| {
+        let scan = self.gateway.scan(DOING, (HOSTS, READ_HOSTS), at, |pair| {
             hosts.insert(Present::of_host(&pair.key, &pair.value)?.0);
             Ok(())
         });
         scan.await?;
-        let scan = self.gateway.scan(DOING, (STATES, MOST_STATES), at, |pair| {
+        let scan = self.gateway.scan(DOING, (STATES, READ_NAMES), at, |pair| {
             let Entry { host, device, .. } = Entry::of_state(&pair.key, &pair.value)?;
             states.insert((host, device.name.clone()), device);
             Ok(())
