@@ -1,7 +1,7 @@
 //! What hosts publish for each other: this daemon's session with the directory, and the directory itself where this daemon has it.
 //!
 //! ```text
-//!   exports --every 2 s: all of them--> session task --DirectorySession--> the directory, here or elsewhere
+//!   exports --every 2 s: all of them--> session task --DirectorySession--> the directory, here or elsewhere, or etcd
 //!   API, opening of disks --Ask-------->  |  connects again by itself
 //! ```
 
@@ -15,8 +15,8 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::NbdUri;
 use ioplane_identity::IdentityDirectory;
 use ioplane_netbus::{
-    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence,
-    ListedDevice, NetbusError, Security, ServerSecurity, Taken,
+    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, EtcdEndpoint, Forgotten,
+    HostPresence, ListedDevice, NetbusError, Security, ServerSecurity, Taken,
 };
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
@@ -146,7 +146,7 @@ impl DirectoryClient {
         self.spec.as_ref().ok_or_else(|| {
             Refusal::conflict(
                 "this host has no directory of devices",
-                "write [directory] with listen or at into the configuration, and restart the daemon",
+                "write [directory] with listen, at or etcd into the configuration, and restart the daemon",
             )
         })
     }
@@ -159,9 +159,13 @@ impl DirectoryClient {
         let (answer, answered) = oneshot::channel();
         self.asks.send(ask(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?.map_err(|error| {
+            let etcd = self.spec.as_ref().is_some_and(|spec| matches!(spec.place, DirectoryPlace::Etcd(_)));
             let remedy = match &error {
                 NetbusError::Identity(_) => "make or import one: ioplane identity",
                 NetbusError::Tls(_) => "compare both hosts: ioplane identity show",
+                NetbusError::Busy(_) => "give one of both daemons no [directory], or another identity",
+                NetbusError::EtcdValue { .. } => "look at it with `etcdctl get KEY`; what no host wrote can be deleted with `etcdctl del KEY`",
+                _ if etcd => "do most members of etcd run? `etcdctl endpoint health` says so",
                 _ => "does the daemon of that host run, with `listen` under [directory]?",
             };
             let at = self.spec.as_ref().map(place).unwrap_or_default();
@@ -179,6 +183,9 @@ fn place(spec: &DirectorySpec) -> String {
     match &spec.place {
         DirectoryPlace::Own { listen, .. } => format!("{listen} (this host)"),
         DirectoryPlace::At(address) => address.to_string(),
+        DirectoryPlace::Etcd(members) => {
+            members.iter().map(EtcdEndpoint::to_string).collect::<Vec<_>>().join(", ")
+        }
     }
 }
 
@@ -203,6 +210,7 @@ fn report(entry: ListedDevice) -> DeviceReport {
     let (state, lost_ms) = match seen {
         HostPresence::Now => (HostWord::Present, None),
         HostPresence::Lost(ms) => (HostWord::Lost, Some(ms)),
+        HostPresence::Gone => (HostWord::Lost, None),
         HostPresence::Never => (HostWord::Unseen, None),
     };
     let DeviceRecord { name, kind, size, location, read_only, users, holder, trouble, rates } = device;
@@ -329,29 +337,40 @@ impl SessionTask {
     async fn session(&mut self) -> Result<&mut DirectorySession, NetbusError> {
         if self.session.is_none() {
             let devices = self.daemon.devices().clone();
-            let (address, security) = self.peer(&devices.identity).await?;
-            self.session = Some(DirectorySession::connect(&address, &security, &devices.daemon).await?);
+            self.session = Some(self.connect(&devices).await?);
             self.say_all().await?;
         }
         self.session.as_mut().ok_or(NetbusError::Closed)
     }
 
-    /// Whom to ask, and as whom. Starts the directory if it is here and not there yet.
-    async fn peer(
-        &mut self,
-        identity: &IdentityDirectory,
-    ) -> Result<(DirectoryAddress, Security), NetbusError> {
+    /// Connects, whoever has the directory. Starts it if it is here and not there yet.
+    async fn connect(&mut self, devices: &DirectoryClient) -> Result<DirectorySession, NetbusError> {
         let security = match &self.spec.plain {
             Some(host) => Security::Plain { host: host.clone() },
-            None => Security::Tls(identity.clone()),
+            None => Security::Tls(devices.identity.clone()),
         };
-        let (listen, file) = match &self.spec.place {
-            DirectoryPlace::At(address) => return Ok((address.clone(), security)),
-            DirectoryPlace::Own { listen, file } => {
-                let file = file.clone().unwrap_or_else(|| self.daemon.devices().usual_file.clone());
-                (*listen, file)
+        match &self.spec.place {
+            DirectoryPlace::At(address) => {
+                DirectorySession::connect(address, &security, &devices.daemon).await
             }
-        };
+            DirectoryPlace::Etcd(members) => {
+                DirectorySession::connect_etcd(members, &security, &devices.daemon).await
+            }
+            DirectoryPlace::Own { listen, file } => {
+                let (listen, file) = (*listen, file.clone().unwrap_or_else(|| devices.usual_file.clone()));
+                let address = self.own(listen, file, &devices.identity).await?;
+                DirectorySession::connect(&address, &security, &devices.daemon).await
+            }
+        }
+    }
+
+    /// Where the directory of this daemon is. Starts it if it is not there yet.
+    async fn own(
+        &mut self,
+        listen: SocketAddr,
+        file: PathBuf,
+        identity: &IdentityDirectory,
+    ) -> Result<DirectoryAddress, NetbusError> {
         let identity = identity.clone();
         let tls = self.spec.plain.is_none();
         let started = self.server.is_some();
@@ -379,7 +398,7 @@ impl SessionTask {
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
             ip => ip,
         };
-        Ok((DirectoryAddress { host: ip.to_string(), port: listen.port(), tls_hostname: own }, security))
+        Ok(DirectoryAddress { host: ip.to_string(), port: listen.port(), tls_hostname: own })
     }
 
     /// Says all that this host publishes.
@@ -428,7 +447,7 @@ impl SessionTask {
     async fn current(&mut self) -> Result<&mut DirectorySession, NetbusError> {
         if self.session.is_some() {
             match self.say_all().await {
-                Err(NetbusError::Closed) => self.session = None,
+                Err(NetbusError::Closed | NetbusError::Lost) => self.session = None,
                 said => said?,
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use daemon::TestDaemon;
 use daemon::load::{free_port, step_for};
 use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::etcd::EtcdCluster;
 use serde_json::Value;
 
 /// A host of a directory in plain text; `directory` says where that is.
@@ -133,6 +134,61 @@ fn every_host_sees_what_an_export_can_do_and_how_much_of_that_is_reserved() {
     assert_eq!(b.cli(&["disk", "remove", "one"]).code, 0);
     assert_eq!(a.cli(&["disk", "remove", "two"]).code, 0);
     b.until(|| rates() == [5000.into(), 0.into(), mega(8), 0.into()]);
+}
+
+#[test]
+fn hosts_find_each_others_disks_by_names_in_etcd() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut etcd) = EtcdCluster::start(folder.path(), 3) else { return };
+    let directory = format!("etcd = \"{}\"", etcd.urls().join(", "));
+    let mut a = host("host-a", &directory);
+    let b = host("host-b", &directory);
+    publish(&a, "data", "data.img", CrashLoad::image_bytes(1));
+    b.until(|| device(&b, "data")["state"] == "present");
+    let report = b.json(&["devices"]);
+    assert_eq!((&report["directory"], &report["host"]), (&etcd.urls().join(", ").into(), &"host-b".into()));
+
+    // A name is one host's; another daemon of the same host is none.
+    publish(&b, "data", "other.img", 1 << 20);
+    b.until(|| b.json(&["devices"])["taken"][0]["by"] == "host-a");
+    let present = b.refused(&["devices", "forget", "data"]);
+    assert!(present.contains("host-a publishes data and is there"), "{present}");
+    let second = host("host-a", &directory);
+    let busy = second.refused(&["devices"]);
+    assert!(busy.contains("another daemon of host-a"), "{busy}");
+    drop(second);
+
+    // By its name on the other host, under load, whatever happens to members meanwhile.
+    let said = b.cli(&["disk", "add", "mine", "--remote", "data"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut load = CrashLoad::new(1, 16, 32).unwrap();
+    load.attach(&b.path("mine.sock")).unwrap();
+    step_for(&mut load, Duration::from_millis(50));
+    b.until(|| device(&b, "data")["users"].as_u64() >= Some(1));
+    etcd.kill(0);
+    b.until(|| b.cli(&["devices"]).code == 0 && device(&b, "data")["state"] == "present");
+    etcd.stop(1);
+    b.until(|| b.cli(&["devices"]).code != 0);
+    let none = b.refused(&["devices"]);
+    assert!(none.contains(&format!("the directory at {}", etcd.urls()[0])), "{none}");
+    let none = b.refused(&["disk", "add", "more", "--remote", "data"]);
+    assert!(none.contains("etcd") && none.contains("endpoint health"), "{none}");
+    step_for(&mut load, Duration::from_millis(50));
+    etcd.go_on(1);
+    b.until(|| b.cli(&["devices"]).code == 0 && device(&b, "data")["state"] == "present");
+    load.settle().unwrap();
+    assert_eq!(b.disk("mine")["totals"]["errors"]["io"], 0);
+
+    // A host that dies keeps its names until somebody forgets them; then the other one that publishes the name has it.
+    a.kill9();
+    b.until(|| device(&b, "data")["state"] == "lost");
+    assert!(device(&b, "data")["lost_ms"].is_null());
+    assert_eq!(b.json(&["devices"])["taken"][0]["by"], "host-a");
+    let said = b.cli(&["devices", "forget", "data"]);
+    assert!(said.out.contains("its name is free"), "{}{}", said.out, said.err);
+    b.until(|| device(&b, "data")["host"] == "host-b");
+    a.start();
+    b.until(|| a.cli(&["devices"]).code == 0 && a.json(&["devices"])["taken"][0]["by"] == "host-b");
 }
 
 #[test]

@@ -22,6 +22,13 @@ impl FromStr for DirectoryAddress {
     type Err = NetbusError;
 
     fn from_str(text: &str) -> Result<Self, NetbusError> {
+        DirectoryAddress::with_port(text, DEFAULT_PORT)
+    }
+}
+
+impl DirectoryAddress {
+    /// Reads `HOST[:PORT]`; `usual` is the port if none is there.
+    pub(crate) fn with_port(text: &str, usual: u16) -> Result<DirectoryAddress, NetbusError> {
         let bad = || NetbusError::Host(shown(text));
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -36,7 +43,7 @@ impl FromStr for DirectoryAddress {
         };
         let port = match port.strip_prefix(':') {
             Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(bad)?,
-            None if port.is_empty() => DEFAULT_PORT,
+            None if port.is_empty() => usual,
             None => return Err(bad()),
         };
         if !text.starts_with('[') && !is_host(host) {

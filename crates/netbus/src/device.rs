@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MOST_DEVICES;
-use crate::names::{is_name, shown};
+use crate::names::{is_host, is_name, shown};
 
 /// Longest text of a device, bytes.
 const LONGEST: usize = 640;
@@ -132,6 +132,18 @@ pub(crate) fn check_all(devices: &[DeviceRecord]) -> Result<(), DeviceFlaw> {
     Ok(())
 }
 
+/// What is wrong with a record that was kept under `name`: that it is `host`'s `device`.
+pub(crate) fn check_kept(name: &str, host: &str, device: &DeviceRecord) -> Result<(), String> {
+    device.check().map_err(|flaw| flaw.to_string())?;
+    if device.name != name {
+        return Err(format!("it is the device {}", device.name));
+    }
+    if !is_host(host) {
+        return Err(format!("{:?} is no name of a host", shown(host)));
+    }
+    Ok(())
+}
+
 /// Whether a host is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -142,6 +154,8 @@ pub enum HostPresence {
     Lost(u64),
     /// Not since the directory was started.
     Never,
+    /// It does not renew its lease, and since when is not known.
+    Gone,
 }
 
 /// A device as the directory lists it.

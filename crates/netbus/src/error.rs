@@ -67,6 +67,34 @@ pub enum NetbusError {
     /// The other side has closed the connection.
     #[error("the peer closed the connection")]
     Closed,
+    /// The place of this host's session in etcd is another's, or its lease has ended.
+    #[error("the session with etcd has ended: its lease has, or another session of this host has its place")]
+    Lost,
+    /// What a member of etcd answers.
+    #[error("etcd, {doing}: {why}")]
+    Etcd {
+        /// What was being done. Whether it was done is not known.
+        doing: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// What etcd holds under one of the keys of a directory.
+    #[error("etcd: what {key:?} says cannot be read: {why}")]
+    EtcdValue {
+        /// Which key.
+        key: String,
+        /// Why.
+        why: String,
+    },
+    /// No member of etcd answers; the reason of each.
+    #[error("no member of etcd answers: {0}")]
+    NoMember(String),
+    /// Text that is none of a member of etcd.
+    #[error("{0:?} is no URL of a member of etcd")]
+    Endpoint(String),
+    /// The scheme of a member of etcd, and how this host is to speak with it.
+    #[error("{0}: https goes with TLS, and http with plain text")]
+    Scheme(String),
     /// The file of a directory.
     #[error("{path}: {source}")]
     Store {

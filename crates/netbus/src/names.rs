@@ -13,6 +13,11 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
+/// What a peer says, as a terminal may have it.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
 /// Of the names that hosts have in certificates, or give themselves where there are none.
 pub(crate) fn is_host(text: &str) -> bool {
     let label = |label: &str| is_name(label) || ((1..=63).contains(&label.len()) && label.bytes().all(plain));

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-use crate::device::DeviceRecord;
+use crate::device::{DeviceRecord, check_kept};
 use crate::directory::NameChange;
 use crate::error::NetbusError;
-use crate::names::{is_host, shown};
+use crate::names::shown;
 
 /// Name to [`Kept`] as JSON.
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
@@ -58,13 +58,7 @@ impl DirectoryStore {
                 why,
             };
             let kept: Kept = serde_json::from_slice(kept.value()).map_err(|error| bad(error.to_string()))?;
-            kept.device.check().map_err(|flaw| bad(flaw.to_string()))?;
-            if kept.device.name != name.value() {
-                return Err(bad(format!("it is the device {}", kept.device.name)));
-            }
-            if !is_host(&kept.host) {
-                return Err(bad(format!("{:?} is no name of a host", shown(&kept.host))));
-            }
+            check_kept(name.value(), &kept.host, &kept.device).map_err(bad)?;
             all.push((kept.host, kept.device));
         }
         Ok(all)

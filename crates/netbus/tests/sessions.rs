@@ -1,34 +1,18 @@
 //! Hosts and a directory over TCP: names, leases, restarts, wrong and hostile peers.
 
+mod support;
+
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
-use ioplane_identity::{HostName, IdentityDirectory, Validity};
 use ioplane_netbus::{
-    DeviceRate, DeviceRecord, DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence,
-    NetbusError, Security, ServerSecurity, Taken,
+    DirectoryAddress, DirectoryServer, DirectorySession, Forgotten, HostPresence, NetbusError, Security,
+    ServerSecurity,
 };
+use support::{LIMIT, identities, listed, names_are_one_hosts, pair, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-/// For what takes milliseconds on a machine that has time.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A byte stream: what the directory has never heard of.
-fn stream(name: &str) -> DeviceRecord {
-    DeviceRecord {
-        name: name.to_owned(),
-        kind: "byte-stream".to_owned(),
-        size: None,
-        location: format!("tcp://10.0.0.1:7/{name}"),
-        read_only: false,
-        users: 2,
-        holder: None,
-        trouble: None,
-        rates: vec![DeviceRate { unit: "packets".to_owned(), capacity: 100, reserved: 40 }],
-    }
-}
 
 fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
@@ -47,32 +31,13 @@ async fn join(server: &DirectoryServer, host: &str) -> Result<DirectorySession, 
     DirectorySession::connect(&at(server.address()), &security, "daemon").await
 }
 
-/// Names with their hosts.
-async fn listed(session: &mut DirectorySession) -> Vec<(String, String)> {
-    session.list().await.unwrap().into_iter().map(|entry| (entry.device.name, entry.host)).collect()
-}
-
-fn pair(name: &str, host: &str) -> (String, String) {
-    (name.to_owned(), host.to_owned())
-}
-
 #[tokio::test]
 async fn what_one_host_publishes_another_finds_and_cannot_publish() {
     let folder = tempfile::tempdir().unwrap();
     let server = plain(folder.path());
-    let (mut a, mut b) = (join(&server, "host-a").await.unwrap(), join(&server, "host-b").await.unwrap());
+    let (a, b) = (join(&server, "host-a").await.unwrap(), join(&server, "host-b").await.unwrap());
     assert_eq!((a.host(), a.local()), ("host-a", server.address().ip()));
-    assert_eq!(a.report(vec![stream("x"), stream("y")]).await.unwrap(), []);
-    let taken = b.report(vec![stream("x"), stream("z")]).await.unwrap();
-    assert_eq!(taken, [Taken { name: "x".to_owned(), by: "host-a".to_owned() }]);
-    let entries = b.list().await.unwrap();
-    assert_eq!(entries[0].device, stream("x"));
-    assert!(entries.iter().all(|entry| entry.seen == HostPresence::Now));
-    assert_eq!(listed(&mut b).await, [pair("x", "host-a"), pair("y", "host-a"), pair("z", "host-b")]);
-    // What is reported no more is free.
-    a.report(vec![stream("y")]).await.unwrap();
-    assert_eq!(b.report(vec![stream("x")]).await.unwrap(), []);
-    assert_eq!(listed(&mut a).await, [pair("x", "host-b"), pair("y", "host-a")]);
+    names_are_one_hosts(a, b).await;
 }
 
 #[tokio::test]
@@ -303,18 +268,6 @@ async fn what_a_newer_directory_says_besides_is_passed_over() {
     let mut session = DirectorySession::connect(&address, &security, "d").await.unwrap();
     let found = session.list().await.unwrap();
     assert_eq!((found[0].device.name.as_str(), found[0].device.rates[0].reserved), ("x", 1));
-}
-
-/// Identities of two hosts of one authority, and of one host of another.
-fn identities(folder: &Path) -> [IdentityDirectory; 3] {
-    let host = |name: &str| IdentityDirectory::new(folder.join(name));
-    let name = |text: &str| text.parse::<HostName>().unwrap();
-    let (a, b, stranger) = (host("a"), host("b"), host("stranger"));
-    a.create(&name("host-a"), Validity::days(1)).unwrap();
-    a.issue(&name("host-b"), Validity::days(1), &folder.join("b.pem")).unwrap();
-    b.import(&folder.join("b.pem"), false).unwrap();
-    stranger.create(&name("host-b"), Validity::days(1)).unwrap();
-    [a, b, stranger]
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //!   driver, nic           what a guest's drivers do            front, vfio_user    what a VMM does, without a VM
 //!   toy, simulated        the smallest devices, hardware       fuse, slow          disks that fail, or are late
 //!   conformance           invariants 1 to 6, every device, every host
+//!   etcd                  members that are killed, or stand still
 //!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
 //! ```
 //!
@@ -14,6 +15,7 @@ pub mod allocator;
 pub mod conformance;
 pub mod crash;
 pub mod driver;
+pub mod etcd;
 pub mod front;
 pub mod fuse;
 pub mod golden;

@@ -55,7 +55,7 @@ pub struct DeviceReport {
     pub host: String,
     /// Whether that host is there.
     pub state: HostWord,
-    /// For how long it has not been, if it was.
+    /// For how long it has not been, if it was and that is known.
     pub lost_ms: Option<u64>,
     /// Where it is used.
     pub location: String,

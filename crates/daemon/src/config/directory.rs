@@ -4,12 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use ioplane_api::spec::{FieldSource, HostList, ListenAddress};
-use ioplane_netbus::DirectoryAddress;
+use ioplane_netbus::{DirectoryAddress, EtcdEndpoint};
 
 use super::reader::{Place, TableReader};
 
 /// Most addresses of this host that others are told.
 const MOST_ADDRESSES: usize = 4;
+/// Most members of etcd. Each may take 3 s before the next one is tried.
+const MOST_MEMBERS: usize = 7;
 
 /// A directory, and how this host speaks with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub enum DirectoryPlace {
     Own { listen: SocketAddr, file: Option<PathBuf> },
     /// Another one.
     At(DirectoryAddress),
+    /// Nobody: each host asks the members of etcd, in this order.
+    Etcd(Vec<EtcdEndpoint>),
 }
 
 /// `None` if there is a problem.
@@ -44,6 +48,7 @@ pub fn directory(mut reader: TableReader<'_, '_>) -> (Option<DirectorySpec>, Pla
     });
     let tls_hostname = name(&mut reader, "tls_hostname");
     let (plain, host) = (reader.switch("plain").unwrap_or(false), name(&mut reader, "host"));
+    let etcd = members(&mut reader, plain);
     let addresses = reader.text("address").map(|text| {
         let address = |text: &str| text.trim().parse::<IpAddr>().ok().filter(|address| !address.is_unspecified());
         let addresses: Option<Vec<IpAddr>> = text.split(',').map(address).collect();
@@ -64,22 +69,53 @@ pub fn directory(mut reader: TableReader<'_, '_>) -> (Option<DirectorySpec>, Pla
     for (field, _, why) in alone.iter().filter(|(_, wrong, _)| *wrong) {
         reader.note(field, format!("{field} has no meaning here"), format!("leave it out: {why}"));
     }
-    let place = match (listen, at) {
-        (Some(listen), None) => Some(DirectoryPlace::Own { listen: listen.address(), file }),
-        (None, Some(at)) => {
-            Some(DirectoryPlace::At(DirectoryAddress { tls_hostname: tls_hostname.filter(|_| !plain), ..at }))
-        }
-        (None, None) if reader.has("listen") || reader.has("at") => None,
-        (listen, _) => {
-            let reason = if listen.is_some() { "both listen and at" } else { "neither listen nor at" };
-            let remedy = "write listen = \"ADDRESS:PORT\" on the host that has the directory, at = \"HOST:PORT\" on the others";
-            reader.note("listen", reason.to_owned(), remedy.to_owned());
+    let said: Vec<&str> = ["listen", "at", "etcd"].into_iter().filter(|field| reader.has(field)).collect();
+    let place = match (listen, at, etcd) {
+        _ if said.len() != 1 => {
+            let reason = match said.len() {
+                0 => "neither listen nor at nor etcd".to_owned(),
+                _ => format!("both {}", said.join(" and ")),
+            };
+            let remedy = "write listen = \"ADDRESS:PORT\" on the host that has the directory, at = \"HOST:PORT\" on the others; \
+                          or on all of them etcd = \"https://HOST:2379, ...\"";
+            reader.note(said.first().unwrap_or(&"listen"), reason, remedy.to_owned());
             None
         }
+        (Some(listen), _, _) => Some(DirectoryPlace::Own { listen: listen.address(), file }),
+        (_, Some(at), _) => {
+            Some(DirectoryPlace::At(DirectoryAddress { tls_hostname: tls_hostname.filter(|_| !plain), ..at }))
+        }
+        (_, _, etcd) => etcd.map(DirectoryPlace::Etcd),
     };
     let plain = plain.then(|| host.unwrap_or_else(own_name));
     let spec = place.map(|place| DirectorySpec { place, plain, addresses });
     (spec, reader.finish())
+}
+
+/// The members of etcd; `None` if there is a problem, too. `plain` has to be said for plain text, as for other directories.
+fn members(reader: &mut TableReader<'_, '_>, plain: bool) -> Option<Vec<EtcdEndpoint>> {
+    let text = reader.text("etcd")?;
+    let members: Result<Vec<EtcdEndpoint>, _> = text.split(',').map(|text| text.trim().parse()).collect();
+    let (reason, remedy) = match members {
+        Err(error) => (
+            format!("etcd: {error}"),
+            "write https://HOST:PORT for each member, with commas between; HOST may be an address with ?tls-hostname=NAME after its port",
+        ),
+        Ok(members) if members.len() > MOST_MEMBERS => {
+            (format!("etcd names {} members", members.len()), "write seven of them at most")
+        }
+        Ok(members) if !plain && members.iter().any(|member| !member.tls()) => (
+            "etcd has http://, which is plain text".to_owned(),
+            "write https://; or plain = true beside it, in a network of your own",
+        ),
+        Ok(members) if plain && members.iter().any(EtcdEndpoint::tls) => (
+            "etcd has https://, and plain = true".to_owned(),
+            "write http:// for all members, or leave plain out",
+        ),
+        Ok(members) => return Some(members),
+    };
+    reader.note("etcd", reason, remedy.to_owned());
+    None
 }
 
 /// One host.
@@ -128,13 +164,32 @@ mod tests {
         let plain = read("at = \"host-a:1\"\nplain = true\nhost = \"host-b\"").unwrap();
         assert_eq!(plain.plain.as_deref(), Some("host-b"));
         assert!(read("at = \"host-a\"\nplain = true").unwrap().plain.is_some());
+        let etcd = read("etcd = \"https://host-a, https://10.0.0.2:7?tls-hostname=host-b\"").unwrap();
+        let DirectoryPlace::Etcd(members) = etcd.place else { panic!() };
+        let members: Vec<String> = members.iter().map(EtcdEndpoint::to_string).collect();
+        assert_eq!(members, ["https://host-a:2379", "https://10.0.0.2:7?tls-hostname=host-b"]);
+        let plain = read("etcd = \"http://[::1]\"\nplain = true\nhost = \"host-b\"").unwrap();
+        assert_eq!(plain.plain.as_deref(), Some("host-b"));
     }
 
     #[test]
     fn what_contradicts_itself_is_refused_with_its_line() {
         for (text, said) in [
-            ("", "neither listen nor at"),
+            ("", "neither listen nor at nor etcd"),
             ("listen = \"0.0.0.0:1\"\nat = \"host-a\"", "both listen and at"),
+            ("at = \"host-a\"\netcd = \"https://host-a\"", "both at and etcd"),
+            ("etcd = \"host-a\"", "\"host-a\" is no URL of a member of etcd"),
+            ("etcd = \"\"", "is no URL of a member of etcd"),
+            ("etcd = [\"https://host-a\"]", "etcd is an array"),
+            ("etcd = \"https://host-a, http://host-b\"", "http://, which is plain text"),
+            ("etcd = \"https://host-a\"\nplain = true", "https://, and plain = true"),
+            (
+                "etcd = \"https://a,https://b,https://c,https://d,https://e,https://f,https://g,https://h\"",
+                "8 members",
+            ),
+            ("etcd = \"https://host-a\"\nfile = \"/x\"", "file has no meaning here"),
+            ("etcd = \"https://host-a\"\ntls_hostname = \"b\"", "tls_hostname has no meaning here"),
+            ("etcd = \"https://host-a\"\nhost = \"b\"", "host has no meaning here"),
             ("at = \"http://host-a\"", "is no place of a directory"),
             ("at = \"host-a\"\nfile = \"/x\"", "file has no meaning here"),
             ("at = \"host-a\"\nhost = \"b\"", "host has no meaning here"),
