@@ -16,10 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState};
+use ioplane_api::report::{
+    BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState, VmPauseReport, VmPauseWord,
+};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, QUEUE_SIZE_MAX, ServedSpec,
+    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, OnTimeout, QUEUE_SIZE_MAX,
+    ServedSpec, StartWord, TimeoutSpec,
 };
 use ioplane_device::QuiescenceProof;
 use ioplane_nbd::import::{ClaimWish, Import, LentReservation};
@@ -238,6 +241,8 @@ pub struct Disk {
     /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
     settings: tokio::sync::Mutex<()>,
     left: Mutex<Option<Leaving>>,
+    /// How it stands with the pause of its VM.
+    vm_pause: Mutex<Option<VmPauseReport>>,
 }
 
 /// What becomes of the backing of a disk that is served no more.
@@ -296,13 +301,39 @@ fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 impl Disk {
     /// One that is served from now on.
     pub(super) fn new(served: Served<Disk>, backing: Arc<Mutex<Shown>>) -> Disk {
-        let (swap, verify, settings, left) = Default::default();
-        Disk { served, backing, swap, verify, settings, left }
+        let (swap, verify, settings, left, vm_pause) = Default::default();
+        Disk { served, backing, swap, verify, settings, left, vm_pause }
     }
 
     /// Set once it is served no more. Whoever writes its record holds that.
     pub(super) fn left(&self) -> MutexGuard<'_, Option<Leaving>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is behind it, where that is another machine's.
+    pub(super) fn import(&self) -> Option<Arc<Import>> {
+        lock(&self.backing).import.clone()
+    }
+
+    /// Says how it stands with the pause of its VM.
+    pub(super) fn show_vm_pause(&self, report: VmPauseReport) {
+        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+
+    /// What was said of it does not hold any more.
+    fn hide_vm_pause(&self) {
+        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What was said last, while that is its policy.
+    fn vm_pause(&self) -> Option<VmPauseReport> {
+        let record = self.note().read();
+        let OnTimeout::Pause(time, qmp) = record.now.backing.on_timeout() else { return None };
+        let said = self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        said.filter(|said| said.qmp == qmp).or_else(|| {
+            let (state, timeout_s, qmp) = (VmPauseWord::Armed, time.as_secs(), qmp.to_owned());
+            Some(VmPauseReport { state, why: None, for_ms: None, timeout_s, qmp })
+        })
     }
 
     /// A person takes the export as it is: requests that failed are sent to it again.
@@ -511,19 +542,25 @@ impl ServedKind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// Only its limits, its reservation and its group differ, and what is said of the image's format: what is open is raw.
+    /// Only its limits, its reservation, its group and what happens when its server cannot be reached differ, and what is said of the image's format: what is open is raw.
     fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
         let without = |spec: &DiskSpec| {
             let mut spec = spec.clone();
             spec.set_limits(LimitsSpec::default());
             spec.group = None;
             spec.backing.set_reserved(LimitsSpec::default());
+            spec.backing.set_on_timeout(&TimeoutSpec::none());
+            spec.at_start = None;
             if let BackingSpec::File { format, .. } = &mut spec.backing {
                 *format = None;
             }
             spec
         };
         without(now) == without(next)
+    }
+
+    fn waits_when_added(spec: &DiskSpec) -> bool {
+        spec.at_start == Some(StartWord::Wait)
     }
 
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
@@ -554,7 +591,11 @@ impl ServedKind for Disk {
             swap::recover(&wanted, &state_file)?;
             open(&wanted, &owner)
         })
-        .await?;
+        .await;
+        let opened = opened.map_err(|refused| match record.now.at_start {
+            Some(StartWord::Refuse) => Refusal { retry: false, ..refused },
+            _ => refused,
+        })?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
         if let (ClaimWish::New, Some(import)) = (record.claim, &opened.import) {
@@ -601,8 +642,12 @@ impl ServedKind for Disk {
     async fn report(&self) -> DiskReport {
         let mut report = self.busy();
         report.backing = lock(&self.backing).report();
+        if let Some(remote) = &mut report.backing.remote {
+            remote::add_policy(remote, &self.note().read().now.backing);
+        }
         report.swap = self.swap_report();
         report.verify = self.verify_report();
+        report.vm_pause = self.vm_pause();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };
@@ -650,6 +695,7 @@ impl ServedKind for Disk {
             backing,
             swap: None,
             verify: None,
+            vm_pause: None,
             size,
             read_only: spec.read_only,
             serial: spec.serial.clone(),
