@@ -438,6 +438,8 @@ fn a_real_qemu_is_paused_and_goes_on_and_its_guest_sees_no_error() {
         exporter.kill9();
         let said = until_pause(&importer, "data", "paused");
         assert_eq!(qemu.status(), "paused", "{said}");
+        importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "reconnecting");
+        assert_eq!(importer.disk("data")["backing"]["remote"]["claim"], "held", "nobody else may have it");
         let before = reads();
         exporter.start();
         until_pause(&importer, "data", "armed");

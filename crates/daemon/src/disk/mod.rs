@@ -241,8 +241,8 @@ pub struct Disk {
     /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
     settings: tokio::sync::Mutex<()>,
     left: Mutex<Option<Leaving>>,
-    /// How it stands with the pause of its VM.
-    vm_pause: Mutex<Option<VmPauseReport>>,
+    /// How it stands with the pause of its VM, and why its server is not reachable, if it was asked while no queue has a connection.
+    vm_pause: Mutex<Option<(VmPauseReport, Option<String>)>>,
 }
 
 /// What becomes of the backing of a disk that is served no more.
@@ -316,8 +316,8 @@ impl Disk {
     }
 
     /// Says how it stands with the pause of its VM.
-    pub(super) fn show_vm_pause(&self, report: VmPauseReport) {
-        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    pub(super) fn show_vm_pause(&self, report: VmPauseReport, lost: Option<String>) {
+        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((report, lost));
     }
 
     /// What was said of it does not hold any more.
@@ -325,15 +325,23 @@ impl Disk {
         *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What was said last, while that is its policy.
-    fn vm_pause(&self) -> Option<VmPauseReport> {
+    /// Adds how it stands with the pause of its VM, while that is its policy.
+    fn report_vm_pause(&self, report: &mut DiskReport) {
         let record = self.note().read();
-        let OnTimeout::Pause(time, qmp) = record.now.backing.on_timeout() else { return None };
+        let backing = &record.now.backing;
+        if let Some(remote) = &mut report.backing.remote {
+            remote::add_policy(remote, backing);
+        }
+        let OnTimeout::Pause(time, qmp) = backing.on_timeout() else { return };
         let said = self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        said.filter(|said| said.qmp == qmp).or_else(|| {
+        let (pause, lost) = said.filter(|(said, _)| said.qmp == qmp).unwrap_or_else(|| {
             let (state, timeout_s, qmp) = (VmPauseWord::Armed, time.as_secs(), qmp.to_owned());
-            Some(VmPauseReport { state, why: None, for_ms: None, timeout_s, qmp })
-        })
+            (VmPauseReport { state, why: None, for_ms: None, timeout_s, qmp }, None)
+        });
+        if let (Some(remote), Some(why)) = (&mut report.backing.remote, lost) {
+            remote::add_loss(remote, why);
+        }
+        report.vm_pause = Some(pause);
     }
 
     /// A person takes the export as it is: requests that failed are sent to it again.
@@ -642,12 +650,9 @@ impl ServedKind for Disk {
     async fn report(&self) -> DiskReport {
         let mut report = self.busy();
         report.backing = lock(&self.backing).report();
-        if let Some(remote) = &mut report.backing.remote {
-            remote::add_policy(remote, &self.note().read().now.backing);
-        }
+        self.report_vm_pause(&mut report);
         report.swap = self.swap_report();
         report.verify = self.verify_report();
-        report.vm_pause = self.vm_pause();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };

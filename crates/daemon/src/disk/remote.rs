@@ -234,6 +234,13 @@ pub fn report(import: &Import) -> RemoteReport {
     }
 }
 
+/// No queue has a connection, and its server could not be reached by another one.
+pub fn add_loss(report: &mut RemoteReport, why: String) {
+    if report.connections == 0 && report.state == RemoteWord::Connected {
+        (report.state, report.why) = (RemoteWord::Reconnecting, Some(why));
+    }
+}
+
 /// What its policy is while its server is not reachable.
 pub fn add_policy(report: &mut RemoteReport, backing: &BackingSpec) {
     (report.timeout_s, report.on_timeout) = match backing.on_timeout() {

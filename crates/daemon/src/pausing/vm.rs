@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{EventWord, VmPauseReport, VmPauseWord};
+use ioplane_nbd::import::Import;
+use ioplane_storage::Backing;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::monitor::{self, Found, MonitorError, PAUSED, RUNNING};
@@ -170,6 +172,7 @@ impl Vm {
     }
 
     fn pause(&mut self, daemon: &Arc<Daemon>, disks: BTreeSet<String>) {
+        self.keep_claims(daemon);
         let (daemon, socket, holders) = (daemon.clone(), self.socket.clone(), disks.clone());
         self.begin(Doing::Pause, disks, move || {
             monitor::pause(&socket, |monitor| {
@@ -178,6 +181,25 @@ impl Vm {
                 daemon.note_pause(&socket, Some(record)).map_err(MonitorError::NotNoted)
             })
         });
+    }
+
+    /// The rings of a VM that is paused stop, and its disks are not for others meanwhile.
+    fn keep_claims(&self, daemon: &Daemon) {
+        self.imports(daemon).for_each(|import| import.keep_claim(true));
+    }
+
+    /// They are kept for it no more; if it has `stopped` for good, others may have them.
+    fn let_claims_go(&self, daemon: &Daemon, stopped: bool) {
+        for import in self.imports(daemon) {
+            import.keep_claim(false);
+            if stopped {
+                import.rest(false);
+            }
+        }
+    }
+
+    fn imports(&self, daemon: &Daemon) -> impl Iterator<Item = Arc<Import>> {
+        self.disks.keys().filter_map(|name| daemon.disks.served(name).ok()?.import())
     }
 
     fn look(&mut self, record: &PauseRecord) {
@@ -241,22 +263,27 @@ impl Vm {
             (Doing::Look, Found::Not(status), Some(_)) if status == PAUSED => self.settle(),
             // It has not come to a pause.
             (Doing::Look, Found::Not(_), Some(record)) if record.stage == PauseStage::Pausing => {
+                self.let_claims_go(daemon, false);
                 self.note(daemon, None);
             }
             (Doing::Pause, Found::Not(status), None) if status == PAUSED => {
+                self.let_claims_go(daemon, false);
                 self.leave(daemon, disks, "somebody else has paused it");
             }
             (Doing::Pause, Found::Not(status), _) => {
+                self.let_claims_go(daemon, false);
                 self.trouble = None;
                 self.remark = Some(format!("the VM does not run (\"{status}\")"));
                 self.later();
             }
             (Doing::GoOn, Found::Done, _) => {
+                self.let_claims_go(daemon, false);
                 self.note(daemon, None);
                 self.settle();
                 self.tell(daemon, &disks, "the VM goes on: its disks are back");
             }
             (Doing::GoOn, Found::Not(status), _) => {
+                self.let_claims_go(daemon, status != RUNNING);
                 self.note(daemon, None);
                 self.settle();
                 let words = if status == RUNNING {
@@ -267,6 +294,7 @@ impl Vm {
                 self.tell(daemon, &disks, &words);
             }
             (Doing::Look, Found::Not(status), Some(_)) => {
+                self.let_claims_go(daemon, status != RUNNING);
                 let words = if status == RUNNING {
                     "somebody else has continued it".to_owned()
                 } else {
@@ -275,6 +303,7 @@ impl Vm {
                 self.leave(daemon, disks, &words);
             }
             (_, Found::Another, _) => {
+                self.let_claims_go(daemon, false);
                 self.note(daemon, None);
                 self.settle();
                 self.tell(daemon, &disks, "the VM that was paused is gone: its monitor is another one");
@@ -285,6 +314,7 @@ impl Vm {
 
     fn is_paused(&mut self, daemon: &Daemon, record: PauseRecord) {
         let disks = record.disks.clone();
+        self.keep_claims(daemon);
         self.note(daemon, Some(PauseRecord { stage: PauseStage::Paused, ..record }));
         self.settle();
         self.looked = Instant::now();
@@ -313,7 +343,11 @@ impl Vm {
         error: MonitorError,
     ) {
         self.later();
+        if doing == Doing::Pause && record.is_none_or(|record| record.stage == PauseStage::Left) {
+            self.let_claims_go(daemon, false);
+        }
         if matches!(error, MonitorError::Absent(_)) && record.is_some() {
+            self.let_claims_go(daemon, false);
             self.note(daemon, None);
             self.settle();
             return self.tell(daemon, disks, "the VM that was paused is gone: nobody listens at its monitor");
@@ -389,13 +423,15 @@ impl Vm {
         };
         for (name, timeout) in wanted {
             let Ok(disk) = daemon.disks.served(name) else { continue };
-            disk.show_vm_pause(VmPauseReport {
+            let lost = self.disks.get(name).and_then(Link::why).map(str::to_owned);
+            let report = VmPauseReport {
                 state,
                 why: why.clone(),
                 for_ms: since_ms.map(|since| now_ms().saturating_sub(since)),
                 timeout_s: timeout.as_secs(),
                 qmp: self.socket.clone(),
-            });
+            };
+            disk.show_vm_pause(report, lost);
         }
     }
 

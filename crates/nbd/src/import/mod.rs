@@ -88,6 +88,8 @@ pub struct Import {
     runtime: Handle,
     /// The connection by which the export was looked at, for the first channel.
     spare: Mutex<Option<Reached>>,
+    /// See [`Import::keep_claim`].
+    keeps_claim: AtomicBool,
 }
 
 /// What the keepers of an import share.
@@ -183,7 +185,13 @@ impl Import {
         // A connection that has claimed no epoch is none for a channel where epochs are claimed.
         let spare = Mutex::new((!shared.fenced).then_some(reached));
         let (shared, runtime) = (Arc::new(shared), Handle::current());
-        let import = Arc::new_cyclic(|me| Import { shared, me: me.clone(), runtime, spare });
+        let import = Arc::new_cyclic(|me| Import {
+            shared,
+            me: me.clone(),
+            runtime,
+            spare,
+            keeps_claim: AtomicBool::new(false),
+        });
         import.catch_up_release();
         Ok(import)
     }
@@ -220,6 +228,11 @@ impl Import {
     pub fn set_give_up_after(&self, after: Option<Duration>) {
         self.shared.give_up_ms.store(millis(after), Ordering::Release);
         self.shared.give_up_changed.notify_waiters();
+    }
+
+    /// Whether the claim stays when the guest stops all queues, since it is to start them again.
+    pub fn keep_claim(&self, keeps: bool) {
+        self.keeps_claim.store(keeps, Ordering::Release);
     }
 
     /// Whether the exporter can be reached and serves the same disk, by a connection that asks for nothing and ends with that: for a disk whose channels are gone
