@@ -23,7 +23,7 @@ use ioplane_api::spec::OnTimeout;
 
 use super::Daemon;
 use super::state_file::{Entries, PauseRecord, StateFileError};
-use vm::Vm;
+use vm::PausableVm;
 
 /// How often disks are looked at whose VM may have to be paused.
 const TICK: Duration = Duration::from_millis(200);
@@ -54,7 +54,7 @@ impl Wanted {
 impl Daemon {
     /// Pauses and continues VMs, for as long as the daemon lives.
     pub(super) async fn pause_vms(self: Arc<Self>) {
-        let mut vms: BTreeMap<PathBuf, Vm> = BTreeMap::new();
+        let mut vms: BTreeMap<PathBuf, PausableVm> = BTreeMap::new();
         let (mut read, mut wanted) = (None, Wanted::default());
         let none = BTreeMap::new();
         loop {
@@ -65,7 +65,7 @@ impl Daemon {
                 read = Some(version);
             }
             for socket in wanted.disks.keys().chain(wanted.records.keys()) {
-                vms.entry(socket.clone()).or_insert_with(|| Vm::new(socket));
+                vms.entry(socket.clone()).or_insert_with(|| PausableVm::new(socket));
             }
             vms.retain(|socket, vm| {
                 let stays = wanted.disks.contains_key(socket) || wanted.records.contains_key(socket);

@@ -17,7 +17,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a monitor was of no use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MonitorError {
+pub enum QmpFailure {
     /// Nobody listens there.
     Absent(String),
     /// It does not answer: it serves somebody else, or it hangs.
@@ -30,20 +30,20 @@ pub enum MonitorError {
     NotNoted(String),
 }
 
-impl std::fmt::Display for MonitorError {
+impl std::fmt::Display for QmpFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            MonitorError::Absent(why) => {
+            QmpFailure::Absent(why) => {
                 write!(f, "nobody listens there ({why}): start QEMU with -qmp unix:SOCKET,server=on,wait=off")
             }
-            MonitorError::Busy => f.write_str(
+            QmpFailure::Busy => f.write_str(
                 "it does not answer: it serves one client at a time, give ioplane a monitor of its own",
             ),
-            MonitorError::NotQmp(why) => {
+            QmpFailure::NotQmp(why) => {
                 write!(f, "it is no QMP monitor ({why}): see which program listens there")
             }
-            MonitorError::Refused(why) => f.write_str(why),
-            MonitorError::NotNoted(why) => f.write_str(why),
+            QmpFailure::Refused(why) => f.write_str(why),
+            QmpFailure::NotNoted(why) => f.write_str(why),
         }
     }
 }
@@ -55,16 +55,16 @@ fn short(text: &str) -> String {
     text.chars().take(WORDS).collect()
 }
 
-impl From<QemuError> for MonitorError {
+impl From<QemuError> for QmpFailure {
     fn from(error: QemuError) -> Self {
         let words = short(&error.to_string());
         match error {
-            QemuError::Refused { .. } => MonitorError::Refused(words),
+            QemuError::Refused { .. } => QmpFailure::Refused(words),
             QemuError::Peer(error) => match error.kind() {
-                ErrorKind::NotFound | ErrorKind::ConnectionRefused => MonitorError::Absent(words),
-                ErrorKind::TimedOut | ErrorKind::UnexpectedEof => MonitorError::Busy,
-                ErrorKind::PermissionDenied => MonitorError::Refused(words),
-                _ => MonitorError::NotQmp(words),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => QmpFailure::Absent(words),
+                ErrorKind::TimedOut | ErrorKind::UnexpectedEof => QmpFailure::Busy,
+                ErrorKind::PermissionDenied => QmpFailure::Refused(words),
+                _ => QmpFailure::NotQmp(words),
             },
         }
     }
@@ -72,7 +72,7 @@ impl From<QemuError> for MonitorError {
 
 /// How a VM was found, and what was done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum VmFound {
     /// It did not run, so nothing was done: its run state.
     Not(String),
     /// It was stopped, or continued, as asked for.
@@ -82,7 +82,7 @@ pub enum Found {
 }
 
 /// A connection, and the VM's run state (`RunState` of QEMU's schema).
-fn ask(socket: &Path) -> Result<(Qmp, String), MonitorError> {
+fn ask(socket: &Path) -> Result<(Qmp, String), QmpFailure> {
     let mut qmp = Qmp::connect(&Endpoint::here(socket), PATIENCE)?;
     let status = state(&mut qmp)?;
     qmp.set_patience(STOP_PATIENCE);
@@ -95,46 +95,46 @@ fn identity(socket: &Path) -> Option<String> {
     Some(format!("{}:{}:{}.{:09}", file.dev(), file.ino(), file.mtime(), file.mtime_nsec()))
 }
 
-fn state(qmp: &mut Qmp) -> Result<String, MonitorError> {
+fn state(qmp: &mut Qmp) -> Result<String, QmpFailure> {
     let answer = qmp.execute("query-status", &json!({}))?;
     let word = answer["status"].as_str().map(short);
-    word.ok_or_else(|| MonitorError::NotQmp("query-status names no status".to_owned()))
+    word.ok_or_else(|| QmpFailure::NotQmp("query-status names no status".to_owned()))
 }
 
 /// Stops the VM if it runs. `note` is told before that which socket it is, and nothing is done if it refuses.
 pub fn pause(
     socket: &Path,
-    note: impl FnOnce(Option<String>) -> Result<(), MonitorError>,
-) -> Result<Found, MonitorError> {
+    note: impl FnOnce(Option<String>) -> Result<(), QmpFailure>,
+) -> Result<VmFound, QmpFailure> {
     let identity = identity(socket);
     let (mut qmp, status) = ask(socket)?;
     if status != RUNNING {
-        return Ok(Found::Not(status));
+        return Ok(VmFound::Not(status));
     }
     note(identity)?;
     qmp.execute("stop", &json!({}))?;
-    Ok(Found::Done)
+    Ok(VmFound::Done)
 }
 
 /// Continues the VM if it is paused, and the socket is the one by which it was.
-pub fn go_on(socket: &Path, known: Option<&str>) -> Result<Found, MonitorError> {
+pub fn go_on(socket: &Path, known: Option<&str>) -> Result<VmFound, QmpFailure> {
     let another = identity(socket).as_deref() != known;
     let (mut qmp, status) = ask(socket)?;
     if another {
-        return Ok(Found::Another);
+        return Ok(VmFound::Another);
     }
     if status != PAUSED {
-        return Ok(Found::Not(status));
+        return Ok(VmFound::Not(status));
     }
     qmp.execute("cont", &json!({}))?;
-    Ok(Found::Done)
+    Ok(VmFound::Done)
 }
 
 /// Its run state.
-pub fn look(socket: &Path, known: Option<&str>) -> Result<Found, MonitorError> {
+pub fn look(socket: &Path, known: Option<&str>) -> Result<VmFound, QmpFailure> {
     let another = identity(socket).as_deref() != known;
     let (_, status) = ask(socket)?;
-    Ok(if another { Found::Another } else { Found::Not(status) })
+    Ok(if another { VmFound::Another } else { VmFound::Not(status) })
 }
 
 /// The run state of a VM that runs, and of one that `stop` has stopped.

@@ -21,7 +21,7 @@ pub enum LinkSeen {
 
 /// One disk whose policy is to pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct DiskSeen {
     /// When.
     pub timeout: Duration,
     pub link: LinkSeen,
@@ -44,10 +44,14 @@ pub enum Next {
 }
 
 /// `gone`: disks of the record that are no more, or have another policy. They hold nothing.
-pub fn next(record: Option<&PauseRecord>, seen: &BTreeMap<String, Seen>, gone: &BTreeSet<String>) -> Next {
-    let lost = |seen: &Seen| matches!(seen.link, LinkSeen::Lost(_));
-    let due = |seen: &Seen| matches!(seen.link, LinkSeen::Lost(time) if time >= seen.timeout);
-    let named = |is: &dyn Fn(&Seen) -> bool| -> BTreeSet<String> {
+pub fn next(
+    record: Option<&PauseRecord>,
+    seen: &BTreeMap<String, DiskSeen>,
+    gone: &BTreeSet<String>,
+) -> Next {
+    let lost = |seen: &DiskSeen| matches!(seen.link, LinkSeen::Lost(_));
+    let due = |seen: &DiskSeen| matches!(seen.link, LinkSeen::Lost(time) if time >= seen.timeout);
+    let named = |is: &dyn Fn(&DiskSeen) -> bool| -> BTreeSet<String> {
         seen.iter().filter(|(_, one)| is(one)).map(|(name, _)| name.clone()).collect()
     };
     let any_due = seen.values().any(due);
@@ -88,10 +92,10 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn seen(disks: &[(&str, LinkSeen)]) -> BTreeMap<String, Seen> {
+    fn seen(disks: &[(&str, LinkSeen)]) -> BTreeMap<String, DiskSeen> {
         disks
             .iter()
-            .map(|(name, link)| ((*name).to_owned(), Seen { timeout: TIMEOUT, link: *link }))
+            .map(|(name, link)| ((*name).to_owned(), DiskSeen { timeout: TIMEOUT, link: *link }))
             .collect()
     }
 

@@ -10,8 +10,8 @@ use ioplane_nbd::import::Import;
 use ioplane_storage::Backing;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-use super::monitor::{self, Found, MonitorError, PAUSED, RUNNING};
-use super::plan::{LinkSeen, Next, Seen, next};
+use super::monitor::{self, PAUSED, QmpFailure, RUNNING, VmFound};
+use super::plan::{DiskSeen, LinkSeen, Next, next};
 use super::probe::Link;
 use crate::Daemon;
 use crate::state_file::{PauseRecord, PauseStage};
@@ -36,11 +36,11 @@ struct Call {
     doing: Doing,
     /// The disks that hold the VM.
     disks: BTreeSet<String>,
-    outcome: oneshot::Receiver<Result<Found, MonitorError>>,
+    outcome: oneshot::Receiver<Result<VmFound, QmpFailure>>,
 }
 
 /// See the module.
-pub struct Vm {
+pub struct PausableVm {
     socket: PathBuf,
     disks: BTreeMap<String, Link>,
     /// Disks that hold the VM and are not there, since when.
@@ -56,13 +56,13 @@ pub struct Vm {
     looked: Instant,
 }
 
-impl Vm {
+impl PausableVm {
     /// One of which nothing is known yet.
     pub fn new(socket: &Path) -> Self {
         let now = Instant::now();
         let (disks, missing) = Default::default();
         let (call, trouble, remark) = (None, None, None);
-        Vm {
+        PausableVm {
             socket: socket.to_owned(),
             disks,
             missing,
@@ -92,11 +92,11 @@ impl Vm {
             return self.conclude(daemon, record, call, outcome);
         }
         self.disks.retain(|name, _| wanted.contains_key(name));
-        let seen: BTreeMap<String, Seen> = wanted
+        let seen: BTreeMap<String, DiskSeen> = wanted
             .iter()
             .map(|(name, timeout)| {
                 let link = self.see(daemon, name, record.is_some());
-                (name.clone(), Seen { timeout: *timeout, link })
+                (name.clone(), DiskSeen { timeout: *timeout, link })
             })
             .collect();
         let gone = self.gone(record, wanted);
@@ -135,7 +135,7 @@ impl Vm {
         &mut self,
         daemon: &Arc<Daemon>,
         record: Option<&PauseRecord>,
-        seen: &BTreeMap<String, Seen>,
+        seen: &BTreeMap<String, DiskSeen>,
         gone: &BTreeSet<String>,
     ) {
         let step = next(record, seen, gone);
@@ -162,7 +162,8 @@ impl Vm {
             }
             (Next::Look, Some(record)) => self.look(record),
             (Next::Wait, Some(record)) if record.stage == PauseStage::Paused => {
-                let started = self.disks.values_mut().fold(false, |any, link| link.take_started() || any);
+                let started =
+                    self.disks.values_mut().map(Link::take_started).filter(|started| *started).count() > 0;
                 if started || self.looked.elapsed() >= LOOK {
                     self.look(record);
                 }
@@ -178,7 +179,7 @@ impl Vm {
             monitor::pause(&socket, |monitor| {
                 let stage = PauseStage::Pausing;
                 let record = PauseRecord { stage, disks: holders, monitor, since_ms: now_ms() };
-                daemon.note_pause(&socket, Some(record)).map_err(MonitorError::NotNoted)
+                daemon.note_pause(&socket, Some(record)).map_err(QmpFailure::NotNoted)
             })
         });
     }
@@ -212,7 +213,7 @@ impl Vm {
         &mut self,
         doing: Doing,
         disks: BTreeSet<String>,
-        ask: impl FnOnce() -> Result<Found, MonitorError> + Send + 'static,
+        ask: impl FnOnce() -> Result<VmFound, QmpFailure> + Send + 'static,
     ) {
         let (sender, outcome) = oneshot::channel();
         // A thread of its own, for which the end of the daemon does not wait.
@@ -228,11 +229,11 @@ impl Vm {
         }
     }
 
-    fn take_outcome(&mut self) -> Option<(Call, Result<Found, MonitorError>)> {
+    fn take_outcome(&mut self) -> Option<(Call, Result<VmFound, QmpFailure>)> {
         let outcome = match self.call.as_mut()?.outcome.try_recv() {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Closed) => Err(MonitorError::NotQmp("the question was given up".to_owned())),
+            Err(TryRecvError::Closed) => Err(QmpFailure::NotQmp("the question was given up".to_owned())),
         };
         self.call.take().map(|call| (call, outcome))
     }
@@ -242,7 +243,7 @@ impl Vm {
         daemon: &Daemon,
         record: Option<&PauseRecord>,
         call: Call,
-        outcome: Result<Found, MonitorError>,
+        outcome: Result<VmFound, QmpFailure>,
     ) {
         let Call { doing, disks, .. } = call;
         let found = match outcome {
@@ -251,38 +252,38 @@ impl Vm {
         };
         let ours = record.filter(|record| record.stage != PauseStage::Left);
         match (doing, found, ours) {
-            (Doing::Pause, Found::Done, Some(record)) => {
+            (Doing::Pause, VmFound::Done, Some(record)) => {
                 self.is_paused(daemon, PauseRecord { disks, ..record.clone() })
             }
             // It was stopped by us, before we knew that it was.
-            (Doing::Pause | Doing::Look, Found::Not(status), Some(record))
+            (Doing::Pause | Doing::Look, VmFound::Not(status), Some(record))
                 if status == PAUSED && record.stage == PauseStage::Pausing =>
             {
                 self.is_paused(daemon, PauseRecord { disks, ..record.clone() });
             }
-            (Doing::Look, Found::Not(status), Some(_)) if status == PAUSED => self.settle(),
+            (Doing::Look, VmFound::Not(status), Some(_)) if status == PAUSED => self.settle(),
             // It has not come to a pause.
-            (Doing::Look, Found::Not(_), Some(record)) if record.stage == PauseStage::Pausing => {
+            (Doing::Look, VmFound::Not(_), Some(record)) if record.stage == PauseStage::Pausing => {
                 self.let_claims_go(daemon, false);
                 self.note(daemon, None);
             }
-            (Doing::Pause, Found::Not(status), None) if status == PAUSED => {
+            (Doing::Pause, VmFound::Not(status), None) if status == PAUSED => {
                 self.let_claims_go(daemon, false);
                 self.leave(daemon, disks, "somebody else has paused it");
             }
-            (Doing::Pause, Found::Not(status), _) => {
+            (Doing::Pause, VmFound::Not(status), _) => {
                 self.let_claims_go(daemon, false);
                 self.trouble = None;
                 self.remark = Some(format!("the VM does not run (\"{status}\")"));
                 self.later();
             }
-            (Doing::GoOn, Found::Done, _) => {
+            (Doing::GoOn, VmFound::Done, _) => {
                 self.let_claims_go(daemon, false);
                 self.note(daemon, None);
                 self.settle();
                 self.tell(daemon, &disks, "the VM goes on: its disks are back");
             }
-            (Doing::GoOn, Found::Not(status), _) => {
+            (Doing::GoOn, VmFound::Not(status), _) => {
                 self.let_claims_go(daemon, status != RUNNING);
                 self.note(daemon, None);
                 self.settle();
@@ -293,7 +294,7 @@ impl Vm {
                 };
                 self.tell(daemon, &disks, &words);
             }
-            (Doing::Look, Found::Not(status), Some(_)) => {
+            (Doing::Look, VmFound::Not(status), Some(_)) => {
                 self.let_claims_go(daemon, status != RUNNING);
                 let words = if status == RUNNING {
                     "somebody else has continued it".to_owned()
@@ -302,13 +303,13 @@ impl Vm {
                 };
                 self.leave(daemon, disks, &words);
             }
-            (_, Found::Another, _) => {
+            (_, VmFound::Another, _) => {
                 self.let_claims_go(daemon, false);
                 self.note(daemon, None);
                 self.settle();
                 self.tell(daemon, &disks, "the VM that was paused is gone: its monitor is another one");
             }
-            (Doing::Pause, Found::Done, None) | (Doing::Look, Found::Done | Found::Not(_), _) => {}
+            (Doing::Pause, VmFound::Done, None) | (Doing::Look, VmFound::Done | VmFound::Not(_), _) => {}
         }
     }
 
@@ -340,13 +341,13 @@ impl Vm {
         record: Option<&PauseRecord>,
         doing: Doing,
         disks: &BTreeSet<String>,
-        error: MonitorError,
+        error: QmpFailure,
     ) {
         self.later();
         if doing == Doing::Pause && record.is_none_or(|record| record.stage == PauseStage::Left) {
             self.let_claims_go(daemon, false);
         }
-        if matches!(error, MonitorError::Absent(_)) && record.is_some() {
+        if matches!(error, QmpFailure::Absent(_)) && record.is_some() {
             self.let_claims_go(daemon, false);
             self.note(daemon, None);
             self.settle();
