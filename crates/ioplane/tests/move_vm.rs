@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use daemon::load::free_port;
+use daemon::load::{exporter, free_port};
 use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{FrontEnd, Wants};
@@ -164,11 +164,8 @@ fn remote(host: &TestDaemon) -> Value {
 
 /// An exporter, and two hosts that have its export as a disk.
 fn hosts() -> [TestDaemon; 3] {
-    let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build(""));
-    let image = exporter.image("data.img", 4 * MIB);
-    exporter.configure(&format!(
-        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    ));
+    let port = free_port();
+    let mut exporter = exporter("data", port, 4 * MIB);
     exporter.start();
     let importer = || {
         let mut importer = TestDaemon::new_beside_the_build(CONFIG);

@@ -2,13 +2,13 @@
 
 mod daemon;
 
-use std::io::Write;
-use std::os::unix::net::UnixListener;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use daemon::load::free_port;
+use daemon::load::{exporter, free_port};
 use daemon::qmp::RunState;
 use daemon::reader::Reader;
 use daemon::{LIMIT, TestDaemon};
@@ -18,13 +18,9 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A host with one published disk, and where it is.
-fn exporter(name: &str) -> (TestDaemon, String) {
+fn publisher(name: &str) -> (TestDaemon, String) {
     let port = free_port();
-    let mut exporter = TestDaemon::new_beside_the_build("");
-    let image = exporter.image("data.img", 1 << 20);
-    exporter.configure(&format!(
-        "[[core]]\n[[export]]\nname = {name:?}\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    ));
+    let mut exporter = exporter(name, port, 1 << 20);
     exporter.start();
     (exporter, format!("nbd://127.0.0.1:{port}/{name}"))
 }
@@ -41,6 +37,14 @@ fn importer(disks: &[(&str, &str)]) -> TestDaemon {
     importer.configure(&format!("[[core]]\n{}", disks.iter().map(disk).collect::<String>()));
     importer.start();
     importer
+}
+
+/// A guest of disk `data` that has read.
+fn reader(importer: &TestDaemon) -> Reader {
+    let mut guest = Reader::connect(importer, "data");
+    guest.submit(1);
+    guest.wait(1);
+    guest
 }
 
 fn pause_of(importer: &TestDaemon, name: &str) -> Value {
@@ -60,14 +64,20 @@ fn nothing_failed(importer: &TestDaemon, name: &str) {
 
 #[test]
 fn a_vm_is_paused_after_the_time_and_goes_on_when_its_disk_is_back() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
     assert_eq!(until_pause(&importer, "data", "armed")["timeout_s"], 1);
-    let mut guest = Reader::connect(&importer, "data");
-    guest.submit(1);
-    guest.wait(1);
+    let mut guest = reader(&importer);
     assert_eq!(vm.asked("query-status"), 0, "nobody connects without need");
+    let events = UnixStream::connect(importer.path("control.sock")).unwrap();
+    events.set_read_timeout(Some(PATIENCE)).unwrap();
+    (&events).write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut events = BufReader::new(events);
+    let mut begun = String::new();
+    while !begun.contains("subscribed") {
+        assert!(events.read_line(&mut begun).unwrap() > 0, "{begun}");
+    }
     exporter.kill9();
     guest.submit(4);
     let said = until_pause(&importer, "data", "paused");
@@ -84,17 +94,27 @@ fn a_vm_is_paused_after_the_time_and_goes_on_when_its_disk_is_back() {
     nothing_failed(&importer, "data");
     let log = importer.log();
     assert!(log.contains("the VM is paused") && log.contains("the VM goes on"), "{log}");
+    let told: Vec<String> = events
+        .lines()
+        .map(|line| line.unwrap())
+        .filter(|line| line.contains("the VM"))
+        .take(2)
+        .map(|line| line[line.find('{').unwrap()..].to_owned())
+        .collect();
+    for (line, words) in told.iter().zip(["the VM is paused", "the VM goes on"]) {
+        let event: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&event["event"], &event["name"]), (&"changed".into(), &"data".into()), "{event}");
+        assert!(event["text"].as_str().unwrap().contains(words), "{event}");
+    }
 }
 
 /// QEMU stops the rings of a VM that it pauses, so the disk has no connection by which its server could be seen again.
 #[test]
 fn a_vm_whose_rings_were_stopped_goes_on_as_well() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
-    let mut guest = Reader::connect(&importer, "data");
-    guest.submit(1);
-    guest.wait(1);
+    let mut guest = reader(&importer);
     exporter.kill9();
     guest.submit(4);
     until_pause(&importer, "data", "paused");
@@ -114,12 +134,10 @@ fn a_vm_whose_rings_were_stopped_goes_on_as_well() {
 
 #[test]
 fn a_vm_that_somebody_has_resumed_is_left_alone() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
-    let mut guest = Reader::connect(&importer, "data");
-    guest.submit(1);
-    guest.wait(1);
+    let mut guest = reader(&importer);
     exporter.kill9();
     guest.submit(1);
     until_pause(&importer, "data", "paused");
@@ -137,12 +155,10 @@ fn a_vm_that_somebody_has_resumed_is_left_alone() {
 
 #[test]
 fn a_vm_that_somebody_has_paused_is_left_alone() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
-    let mut guest = Reader::connect(&importer, "data");
-    guest.submit(1);
-    guest.wait(1);
+    let mut guest = reader(&importer);
     vm.set("paused");
     exporter.kill9();
     guest.submit(1);
@@ -156,7 +172,7 @@ fn a_vm_that_somebody_has_paused_is_left_alone() {
 
 #[test]
 fn a_vm_goes_on_when_all_its_disks_are_back() {
-    let ((mut one, one_uri), (mut two, two_uri)) = (exporter("one"), exporter("two"));
+    let ((mut one, one_uri), (mut two, two_uri)) = (publisher("one"), publisher("two"));
     let importer = importer(&[("one", &one_uri), ("two", &two_uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
     let mut guests = ["one", "two"].map(|name| Reader::connect(&importer, name));
@@ -182,7 +198,7 @@ fn a_vm_goes_on_when_all_its_disks_are_back() {
 
 #[test]
 fn a_daemon_that_is_killed_knows_that_it_has_paused_the_vm() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let mut importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
     let guest = Reader::connect(&importer, "data");
@@ -203,13 +219,13 @@ fn a_daemon_that_is_killed_knows_that_it_has_paused_the_vm() {
 /// It has paused a VM that another daemon is to continue: the disk is back, and the monitor is busy meanwhile.
 #[test]
 fn an_upgraded_daemon_knows_that_the_vm_is_paused() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let vm = RunState::serve(&importer.path("qmp"));
     let _guest = Reader::connect(&importer, "data");
     exporter.kill9();
     until_pause(&importer, "data", "paused");
-    let held = std::os::unix::net::UnixStream::connect(importer.path("qmp")).unwrap();
+    let held = UnixStream::connect(importer.path("qmp")).unwrap();
     exporter.start();
     let said = until_pause(&importer, "data", "cannot_continue");
     assert!(said["why"].as_str().unwrap().contains("one client at a time"), "{said}");
@@ -226,7 +242,7 @@ fn an_upgraded_daemon_knows_that_the_vm_is_paused() {
 
 #[test]
 fn a_disk_that_is_removed_or_has_another_policy_holds_no_vm() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[]);
     let vm = RunState::serve(&importer.path("qmp"));
     let add = || {
@@ -260,7 +276,7 @@ fn a_disk_that_is_removed_or_has_another_policy_holds_no_vm() {
 
 #[test]
 fn another_time_holds_for_a_connection_that_is_lost() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[]);
     assert_eq!(importer.cli(&["disk", "add", "data", "--remote", &uri]).code, 0);
     let mut guest = Reader::connect(&importer, "data");
@@ -279,15 +295,16 @@ fn another_time_holds_for_a_connection_that_is_lost() {
     guest.wait(1);
 }
 
+/// What a monitor does with a client.
+type Behaviour = fn(UnixStream);
+
 /// Requests wait meanwhile, it is said what is wrong, and the monitor is tried again.
 #[test]
 fn a_monitor_that_is_not_there_or_no_monitor_is_named_and_tried_again() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let importer = importer(&[("data", &uri)]);
     let qmp = importer.path("qmp");
-    let mut guest = Reader::connect(&importer, "data");
-    guest.submit(1);
-    guest.wait(1);
+    let mut guest = reader(&importer);
     exporter.kill9();
     guest.submit(2);
     let until_why = |words: &str| {
@@ -298,7 +315,7 @@ fn a_monitor_that_is_not_there_or_no_monitor_is_named_and_tried_again() {
     };
     until_why("nobody listens there");
     assert!(importer.cli(&["disk", "show", "data"]).out.contains("could not be paused"));
-    let hostile: [(&'static str, fn(std::os::unix::net::UnixStream)); 3] = [
+    let hostile: [(&'static str, Behaviour); 3] = [
         ("it is no QMP monitor (it does not answer with JSON)", |mut stream| {
             let _ = stream.write_all(b"\x1b[2J no monitor\n");
         }),
@@ -424,7 +441,7 @@ impl Drop for Qemu {
 
 #[test]
 fn a_real_qemu_is_paused_and_goes_on_and_its_guest_sees_no_error() {
-    let (mut exporter, uri) = exporter("data");
+    let (mut exporter, uri) = publisher("data");
     let mut sector = SECTOR.to_vec();
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);

@@ -91,7 +91,14 @@ impl PausableVm {
             // What it changes is read before the next step.
             return self.conclude(daemon, record, call, outcome);
         }
-        self.disks.retain(|name, _| wanted.contains_key(name));
+        self.disks.retain(|name, _| {
+            let stays = wanted.contains_key(name);
+            // It is not of this VM any more, or has another policy.
+            if let Some(import) = import_of(daemon, name).filter(|_| !stays) {
+                import.keep_claim(false);
+            }
+            stays
+        });
         let seen: BTreeMap<String, DiskSeen> = wanted
             .iter()
             .map(|(name, timeout)| {
@@ -108,8 +115,7 @@ impl PausableVm {
 
     fn see(&mut self, daemon: &Daemon, name: &str, asks: bool) -> LinkSeen {
         let link = self.disks.entry(name.to_owned()).or_default();
-        let import = daemon.disks.served(name).ok().and_then(|disk| disk.import());
-        import.map_or(LinkSeen::Unknown, |import| link.look(&import, asks))
+        import_of(daemon, name).map_or(LinkSeen::Unknown, |import| link.look(&import, asks))
     }
 
     /// Disks of the record that hold nothing any more.
@@ -200,7 +206,7 @@ impl PausableVm {
     }
 
     fn imports(&self, daemon: &Daemon) -> impl Iterator<Item = Arc<Import>> {
-        self.disks.keys().filter_map(|name| daemon.disks.served(name).ok()?.import())
+        self.disks.keys().filter_map(|name| import_of(daemon, name))
     }
 
     fn look(&mut self, record: &PauseRecord) {
@@ -444,6 +450,11 @@ impl PausableVm {
         };
         format!("held by {}", disks.iter().map(one).collect::<Vec<_>>().join(", "))
     }
+}
+
+/// What is behind a disk that is served, where that is another machine's.
+fn import_of(daemon: &Daemon, name: &str) -> Option<Arc<Import>> {
+    daemon.disks.served(name).ok()?.import()
 }
 
 fn now_ms() -> u64 {
