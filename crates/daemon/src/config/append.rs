@@ -319,6 +319,9 @@ mode = "passthrough"
 name = "far"
 remote = "nbd://host-a/data"
 timeout_s = 30
+on_timeout = "pause"
+qmp = "/run/far.qmp"
+at_start = "refuse"
 [[export]]
 name = "plain"
 path = "/srv/plain.img"
