@@ -132,6 +132,23 @@ fn a_vm_whose_rings_were_stopped_goes_on_as_well() {
     assert!(vm.is("running"));
 }
 
+/// It is noticed after 10 s without an answer; the handshake of another connection is not answered, either.
+#[test]
+fn a_vm_is_paused_when_the_server_hangs() {
+    let (exporter, uri) = publisher("data");
+    let importer = importer(&[("data", &uri)]);
+    let vm = RunState::serve(&importer.path("qmp"));
+    let mut guest = reader(&importer);
+    exporter.signal("STOP");
+    guest.submit(2);
+    until_pause(&importer, "data", "paused");
+    guest.stop();
+    exporter.signal("CONT");
+    until_pause(&importer, "data", "armed");
+    assert!(vm.is("running"));
+    nothing_failed(&importer, "data");
+}
+
 #[test]
 fn a_vm_that_somebody_has_resumed_is_left_alone() {
     let (mut exporter, uri) = publisher("data");
