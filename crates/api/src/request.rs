@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 use crate::spec::{
     BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord,
-    PciAddress, backing_fields, limited, limits_of, set_limits,
+    PciAddress, TimeoutSpec, TimeoutWord, backing_fields, limited, limits_of, set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 
@@ -35,7 +35,7 @@ macro_rules! body {
 
 limited! { body! body [disk_limits]
     {
-        /// A change of a disk: a new size, another backing, or other limits, another reservation and another group.
+        /// A change of a disk: a new size, another backing, or other limits, another reservation, another group, and what happens when its server cannot be reached.
         #[derive(Default)]
         #[serde(default)]
         ChangeForm
@@ -50,8 +50,15 @@ limited! { body! body [disk_limits]
         memory: Option<Size>,
         /// Another NBD server's export, whose content is the same.
         remote: Option<NbdUri>,
-        /// Of that export: fail requests when its server has not been reachable for so many seconds.
+        /// Of that export: fail requests when its server has not been reachable for so many seconds, or do what `on_timeout` says; without `remote` of the export
+        /// which the disk has. 0 for never.
         timeout_s: Option<u64>,
+        /// What happens then, likewise.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        on_timeout: Option<TimeoutWord>,
+        /// The QMP socket of the VM, likewise; an empty path for none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        qmp: Option<PathBuf>,
         /// Requests per second that the server of that export is to keep for the disk; without `remote` that of the export which the disk has. 0 for none.
         #[serde(skip_serializing_if = "Option::is_none")]
         reserve_iops: Option<u64>,
@@ -83,10 +90,19 @@ impl ChangeForm {
         if other { LimitsSpec::default() } else { LimitsSpec { rate, bandwidth, ..LimitsSpec::default() } }
     }
 
+    /// What it changes for the case that the server cannot be reached, unless it asks for another backing.
+    pub fn on_timeout(&self) -> TimeoutSpec {
+        let BackingForm { timeout_s, on_timeout, qmp, .. } = self.fields();
+        let other = self.backing() != BackingForm::default();
+        if other { TimeoutSpec::default() } else { TimeoutSpec { timeout_s, on_timeout, qmp } }
+    }
+
     /// The backing that it asks for, if any.
     pub fn backing(&self) -> BackingForm {
         let fields = self.fields();
-        let others = BackingForm { reserve_iops: None, reserve_bandwidth: None, ..fields.clone() };
+        let (reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp) = Default::default();
+        let others =
+            BackingForm { reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp, ..fields.clone() };
         if others == BackingForm::default() { others } else { fields }
     }
 
@@ -105,8 +121,16 @@ impl From<BackingForm> for ChangeForm {
 impl From<DiskLimitsForm> for ChangeForm {
     fn from(form: DiskLimitsForm) -> Self {
         let limits = limits_of!(disk_limits of form);
-        let DiskLimitsForm { group, reserve_iops, reserve_bandwidth, .. } = form;
-        let mut change = ChangeForm { group, reserve_iops, reserve_bandwidth, ..ChangeForm::default() };
+        let DiskLimitsForm { group, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp, .. } = form;
+        let mut change = ChangeForm {
+            group,
+            reserve_iops,
+            reserve_bandwidth,
+            timeout_s,
+            on_timeout,
+            qmp,
+            ..ChangeForm::default()
+        };
         set_limits!(disk_limits of change = limits);
         change
     }

@@ -34,6 +34,7 @@ mod lower;
 mod metrics;
 mod nic;
 mod paths;
+mod pausing;
 mod pcapng;
 mod pool;
 mod readings;

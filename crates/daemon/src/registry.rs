@@ -55,6 +55,18 @@ pub enum OnFailure {
     Forget,
     /// It is to be served as long as it is configured, and a guest may be waiting for it: keep it, as failed, and try again.
     Keep,
+    /// It was asked for just now, and is to wait for what will come: keep it if trying again may help.
+    Wait,
+}
+
+impl OnFailure {
+    fn keeps(self, refused: &Refusal) -> bool {
+        match self {
+            OnFailure::Forget => false,
+            OnFailure::Keep => true,
+            OnFailure::Wait => refused.retry,
+        }
+    }
 }
 
 /// Those that are served by name, and those that could not be with the reason.
@@ -124,7 +136,12 @@ impl<K: ServedKind> Registry<K> {
         }
         let record = Record { claim, ..Record::added(wanted) };
         self.reserve_new(&record)?;
-        self.open(name, record, OnFailure::Forget).await.map(|()| true)
+        let on_failure = if K::waits_when_added(&record.now) { OnFailure::Wait } else { OnFailure::Forget };
+        match self.open(name, record, on_failure).await {
+            // What it waits for is in its report.
+            Err(refused) if on_failure == OnFailure::Wait && refused.retry => Ok(true),
+            outcome => outcome.map(|()| true),
+        }
     }
 
     /// Whether the core and the group are there that it names.
@@ -143,7 +160,7 @@ impl<K: ServedKind> Registry<K> {
     ) -> Result<(), Refusal> {
         match K::open(record.clone(), &self.context, &self.below).await {
             Ok(one) => self.opened(name, one).await,
-            Err(refused) if on_failure == OnFailure::Keep => {
+            Err(refused) if on_failure.keeps(&refused) => {
                 let (error, remedy) = (&refused.error, &refused.remedy);
                 tracing::error!(kind = K::NAME, name, error, remedy, "not served");
                 self.tell(EventWord::Failed, &name, error);

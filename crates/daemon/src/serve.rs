@@ -158,6 +158,7 @@ async fn attend(
         }
     };
     tokio::spawn(daemon.clone().retry());
+    tokio::spawn(daemon.clone().pause_vms());
     tokio::spawn(daemon.clone().run_pool());
     tokio::spawn(daemon.clone().watch_nodes());
     tokio::spawn(daemon.clone().run_devices());

@@ -65,6 +65,11 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
         false
     }
 
+    /// Whether one that cannot be opened when it is added is kept and tried again.
+    fn waits_when_added(_spec: &Self::Spec) -> bool {
+        false
+    }
+
     /// Makes that change.
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
 

@@ -7,7 +7,7 @@
 //! It is input: another version, a half-written file, or somebody else may have left it. It is refused whole with a clear
 //! error, and kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -86,6 +86,32 @@ pub struct SwapRecord {
     pub switched: bool,
 }
 
+/// How far the pause of a VM has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseStage {
+    /// `stop` is about to be sent, or was: written before it, so that no VM stays paused since nobody knows why.
+    Pausing,
+    /// It has been stopped by us.
+    Paused,
+    /// Somebody else has decided: nothing is done until the disks are back.
+    Left,
+}
+
+/// A VM that was paused since disks had lost their servers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PauseRecord {
+    pub stage: PauseStage,
+    /// The disks that hold it.
+    pub disks: BTreeSet<String>,
+    /// Which socket its monitor had (device, inode, time): another one is another VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<String>,
+    /// Since when, in ms since 1970.
+    pub since_ms: u64,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entries {
@@ -127,6 +153,9 @@ pub struct Entries {
     /// TAP devices that the daemon has made, by name, with the numbers that they got then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub taps: BTreeMap<String, u32>,
+    /// VMs that were paused, by the sockets of their monitors.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pauses: BTreeMap<PathBuf, PauseRecord>,
 }
 
 #[derive(Serialize, Deserialize)]

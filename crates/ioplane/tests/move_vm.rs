@@ -2,13 +2,11 @@
 
 mod daemon;
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use daemon::load::free_port;
+use daemon::load::{exporter, free_port};
 use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{FrontEnd, Wants};
@@ -96,7 +94,6 @@ impl Qemu {
     fn new(vm: Vm, name: &str) -> Qemu {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
         let monitor = Monitor {
             name: name.to_owned(),
             state: "running",
@@ -107,10 +104,8 @@ impl Qemu {
         };
         let (vm, monitor) = (Arc::new(Mutex::new(vm)), Arc::new(Mutex::new(monitor)));
         let (of_vm, of_monitor) = (vm.clone(), monitor.clone());
-        std::thread::spawn(move || {
-            while let Ok((stream, _)) = listener.accept() {
-                serve(stream, &of_vm, &of_monitor);
-            }
+        daemon::qmp::serve(&path, move |command, arguments| {
+            answer(command, arguments, &of_vm, &mut of_monitor.lock().unwrap())
         });
         Qemu { vm, monitor, path, _folder: folder }
     }
@@ -126,37 +121,25 @@ impl Qemu {
     }
 }
 
-fn serve(mut stream: UnixStream, vm: &Mutex<Vm>, monitor: &Mutex<Monitor>) {
-    stream.write_all(b"{\"QMP\": {}}\n").unwrap();
-    for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-        let Ok(line) = line else { return };
-        let asked: Value = serde_json::from_str(&line).unwrap();
-        let command = asked["execute"].as_str().unwrap().to_owned();
-        let mut monitor = monitor.lock().unwrap();
-        monitor.asked.push(command.clone());
-        let answer = match command.as_str() {
-            "query-name" => json!({ "name": monitor.name }),
-            "query-status" => json!({ "status": monitor.state, "running": monitor.state == "running" }),
-            "migrate" => {
-                assert_eq!(asked["arguments"], json!({ "uri": "tcp:host-c:4444" }));
-                json!({})
-            }
-            "migrate_cancel" => {
-                monitor.cancelled = true;
-                json!({})
-            }
-            "query-migrate" if !monitor.asked.iter().any(|asked| asked == "migrate") => match monitor.blocked
-            {
-                Some(why) => json!({ "blocked-reasons": [why] }),
-                None => json!({}),
-            },
-            "query-migrate" => migration(&mut monitor, vm),
-            _ => json!({}),
-        };
-        let answer = json!({ "return": answer, "id": asked["id"] });
-        if stream.write_all(format!("{answer}\n").as_bytes()).is_err() {
-            return;
+fn answer(command: &str, arguments: &Value, vm: &Mutex<Vm>, monitor: &mut Monitor) -> Value {
+    monitor.asked.push(command.to_owned());
+    match command {
+        "query-name" => json!({ "name": monitor.name }),
+        "query-status" => json!({ "status": monitor.state, "running": monitor.state == "running" }),
+        "migrate" => {
+            assert_eq!(*arguments, json!({ "uri": "tcp:host-c:4444" }));
+            json!({})
         }
+        "migrate_cancel" => {
+            monitor.cancelled = true;
+            json!({})
+        }
+        "query-migrate" if !monitor.asked.iter().any(|asked| asked == "migrate") => match monitor.blocked {
+            Some(why) => json!({ "blocked-reasons": [why] }),
+            None => json!({}),
+        },
+        "query-migrate" => migration(monitor, vm),
+        _ => json!({}),
     }
 }
 
@@ -181,11 +164,8 @@ fn remote(host: &TestDaemon) -> Value {
 
 /// An exporter, and two hosts that have its export as a disk.
 fn hosts() -> [TestDaemon; 3] {
-    let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build(""));
-    let image = exporter.image("data.img", 4 * MIB);
-    exporter.configure(&format!(
-        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    ));
+    let port = free_port();
+    let mut exporter = exporter("data", port, 4 * MIB);
     exporter.start();
     let importer = || {
         let mut importer = TestDaemon::new_beside_the_build(CONFIG);

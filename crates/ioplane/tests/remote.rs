@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use daemon::TestDaemon;
-use daemon::load::{free_port, step_for, step_until_remote};
+use daemon::load::{exporter, free_port, step_for, step_until_remote};
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::driver::DiskOp;
 
@@ -23,12 +23,7 @@ fn daemon(config: &str) -> TestDaemon {
 /// An exporter with one image, published as `data`, and an importer with a disk of that name.
 fn pair() -> (TestDaemon, TestDaemon) {
     let port = free_port();
-    let exporter = TestDaemon::new_beside_the_build("");
-    let image = exporter.image("data.img", CrashLoad::image_bytes(QUEUES));
-    exporter.configure(&format!(
-        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    ));
-    let mut exporter = exporter;
+    let mut exporter = exporter("data", port, CrashLoad::image_bytes(QUEUES));
     exporter.start();
     let importer = daemon("[[core]]\nspin_us = 200\n");
     let uri = format!("nbd://127.0.0.1:{port}/data");
@@ -116,11 +111,7 @@ fn an_exporter_that_stops_answering_is_a_network_failure_and_nothing_fails() {
 #[test]
 fn requests_fail_after_the_time_that_was_asked_for_and_are_served_again() {
     let port = free_port();
-    let mut exporter = TestDaemon::new_beside_the_build("");
-    let image = exporter.image("data.img", 1 << 20);
-    exporter.configure(&format!(
-        "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
-    ));
+    let mut exporter = exporter("data", port, 1 << 20);
     exporter.start();
     let uri = format!("nbd://127.0.0.1:{port}/data");
     let importer = daemon(&format!("[[core]]\n[[disk]]\nname = \"data\"\nremote = {uri:?}\ntimeout_s = 1\n"));
@@ -230,5 +221,41 @@ fn what_cannot_be_published_or_imported_is_said() {
     let said = importer.cli(&["disk", "resize", "data", "2M"]);
     assert!(said.err.contains("that of the export"), "{}", said.err);
     let said = importer.cli(&["disk", "add", "both", "--remote", &uri, "--path", &path]);
+    assert_ne!(said.code, 0);
+}
+
+/// A server that is not there when the disk is opened: waited for or refused, as was asked for.
+#[test]
+fn an_exporter_that_is_absent_is_waited_for_or_refused() {
+    let port = free_port();
+    let uri = format!("nbd://127.0.0.1:{port}/data");
+    let configured = |name: &str, at_start: &str| {
+        format!("[[disk]]\nname = {name:?}\nremote = {uri:?}\nqueues = 1\n{at_start}")
+    };
+    let importer = daemon(
+        &("[[core]]\n".to_owned()
+            + &configured("usual", "")
+            + &configured("waits", "at_start = \"wait\"\n")
+            + &configured("refuses", "at_start = \"refuse\"\n")),
+    );
+    let failed = |name: &str| importer.until(|| importer.disk(name)["state"] == "failed");
+    ["usual", "waits", "refuses"].into_iter().for_each(failed);
+    assert!(importer.disk("waits")["retry"]["next_ms"].is_u64());
+    assert!(importer.disk("refuses")["retry"]["next_ms"].is_null(), "{}", importer.disk("refuses"));
+    // `disk add` refuses unless it is to wait.
+    let refused = importer.refused(&["disk", "add", "added", "--remote", &uri]);
+    assert!(refused.contains("see whether the server runs"), "{refused}");
+    assert_eq!(importer.disk("added"), serde_json::Value::Null);
+    let said = importer.cli(&["disk", "add", "added", "--remote", &uri, "--at-start", "wait"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.contains("FAILED") && said.out.contains("again"), "{}", said.out);
+    let mut exporter = exporter("data", port, 1 << 20);
+    exporter.start();
+    let served = |name: &str| importer.until(|| importer.disk(name)["state"] == "served");
+    ["usual", "waits", "added"].into_iter().for_each(served);
+    assert_eq!(importer.disk("refuses")["state"], "failed");
+    importer.json(&["reload"]);
+    served("refuses");
+    let said = importer.cli(&["disk", "add", "here", "--memory", "1M", "--at-start", "wait"]);
     assert_ne!(said.code, 0);
 }

@@ -206,6 +206,35 @@ fn after_a_time_requests_fail_and_go_on_when_the_server_is_back() {
     assert_eq!(rig.read(0, 512), Ok(vec![0; 512]));
 }
 
+/// While a request waits: it fails once the time is changed to one that has passed, and waits again without one. The exporter is asked without a channel.
+#[test]
+fn the_time_after_which_requests_fail_changes_while_the_server_is_away() {
+    let (server, _, open) = silent(Terms::default());
+    let import = import(ImportOptions { dead_after: MS(50), ..server.options() });
+    let probe = || runtime().block_on(import.probe()).map_err(|error| error.to_string());
+    assert!(!import.is_stalled());
+    *server.terms.lock().unwrap() = Terms { bytes: 4096, ..Terms::default() };
+    let refused = probe().unwrap_err();
+    assert!(refused.contains("4096 bytes now"), "{refused}");
+    let mut rig = Rig::new(&*import, 4);
+    let range = [GuestRange { gpa: 0, len: 512 }];
+    assert_eq!(rig.submit(&Op::Read { offset: 0, into: &range }, Tag(0)), Submitted::Pending);
+    rig.push();
+    until(&import, "lost", |s| matches!(s.connections[0].state, ConnectionState::Reconnecting { .. }));
+    assert!(import.is_stalled());
+    import.set_give_up_after(Some(MS(1)));
+    assert_eq!(rig.finish(), [(Tag(0), Err(Fault::Io(libc::EIO)))]);
+    import.set_give_up_after(None);
+    until(&import, "waits again", |s| {
+        matches!(s.connections[0].state, ConnectionState::Reconnecting { gave_up: false, .. })
+    });
+    open.store(true, Ordering::Release);
+    *server.terms.lock().unwrap() = Terms::default();
+    until(&import, "connected", |status| is_connected(&status.connections[0]));
+    assert_eq!(rig.read(0, 512), Ok(vec![0; 512]));
+    assert_eq!(probe(), Ok(()));
+}
+
 #[test]
 fn without_multi_conn_there_is_one_channel_at_a_time() {
     let (server, _) = Server::obedient(Terms { flags: ALL & !NBD_FLAG_CAN_MULTI_CONN, ..Terms::default() });

@@ -38,6 +38,11 @@ impl Qmp {
         Ok(qmp)
     }
 
+    /// From now on each command may take this long.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Runs a command to its end; what it returns.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         self.lines.until(Instant::now() + self.patience);

@@ -197,6 +197,11 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
         let _ = migrates;
     }
 
+    /// Requests in flight will not end before somebody mends a network: whoever stops a queue need not wait for them.
+    fn is_stalled(&self) -> bool {
+        false
+    }
+
     /// The front end has left, and its guest with it: the next one knows nothing of the disk's content.
     fn forget_guest(&self) {}
 }

@@ -111,6 +111,11 @@ pub trait VirtioDevice: Send + 'static {
         let _ = migrates;
     }
 
+    /// Requests in flight will not end before long. Control plane.
+    fn is_stalled(&self) -> bool {
+        false
+    }
+
     /// The front end has left, and its guest with it. Control plane.
     fn forget_guest(&mut self) {}
 

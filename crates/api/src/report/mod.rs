@@ -26,6 +26,7 @@ mod queue;
 mod remote;
 mod swap;
 mod verify;
+mod vm_pause;
 
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
@@ -46,6 +47,7 @@ pub use queue::{DeviceQueue, QueueWork};
 pub use remote::{ClaimWord, RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
 pub use verify::{RangeReport, VerifyReport, VerifyWord};
+pub use vm_pause::{VmPauseReport, VmPauseWord};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -278,6 +280,9 @@ pub struct DiskReport {
     /// The comparison with another copy that is under way, or the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifyReport>,
+    /// How it stands with the pause of its VM, if its server may not be reachable and its policy is to pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm_pause: Option<VmPauseReport>,
     /// Size, as the guest sees it.
     pub size: u64,
     /// Writes are refused.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-use crate::spec::LimitsSpec;
+use crate::spec::{LimitsSpec, TimeoutWord};
 
 /// Whether a disk's server can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,6 +70,12 @@ pub struct RemoteReport {
     pub why: Option<String>,
     /// Since when the worst connection is so, in milliseconds until now; nothing while it is being made.
     pub for_ms: Option<u64>,
+    /// For how many seconds requests wait for a server that is not reachable before `on_timeout` happens.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+    /// What happens then; `wait` if there is no `timeout_s`.
+    #[serde(default)]
+    pub on_timeout: TimeoutWord,
     /// Which image the server serves and in which boot, if it says so: `IMAGE@BOOT` from ioplane.
     pub instance: Option<String>,
     /// Whether this disk may write the export, and others may not.
@@ -117,6 +123,15 @@ pub struct RemoteReport {
 }
 
 impl RemoteReport {
+    /// What happens when the server is not reachable, in words.
+    pub fn timeout_words(&self) -> String {
+        match (self.timeout_s, self.on_timeout) {
+            (Some(time), TimeoutWord::Error) => format!("requests fail after {time} s"),
+            (Some(time), TimeoutWord::Pause) => format!("the VM is paused after {time} s, requests wait"),
+            (None, _) | (_, TimeoutWord::Wait) => "requests wait".to_owned(),
+        }
+    }
+
     /// What the server keeps for this disk: rates without bursts.
     pub fn reserved(&self) -> LimitsSpec {
         LimitsSpec::reserved(self.reserved_iops, Size(self.reserved_bandwidth))

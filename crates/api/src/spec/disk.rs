@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
+use super::lost::timeout_flaws;
 use super::{
-    DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, NbdUri, QUEUE_SIZE_MAX,
-    ServedSpec, differing, form, group_flaw, limit_names, limited, limits_of, named, served_fields,
-    set_limits, spec, with_limits,
+    DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, NbdUri, OnTimeout,
+    QUEUE_SIZE_MAX, ServedSpec, StartWord, TimeoutSpec, TimeoutWord, differing, form, group_flaw,
+    limit_names, limited, limits_of, named, served_fields, set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -45,9 +46,15 @@ pub enum BackingSpec {
     Remote {
         /// Where it is.
         remote: NbdUri,
-        /// For how long requests wait for a server that is not reachable before they fail; no end if it is left out.
+        /// For how long requests wait for a server that is not reachable; no end if it is left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_s: Option<u64>,
+        /// What happens then.
+        #[serde(default, skip_serializing_if = "TimeoutWord::is_usual")]
+        on_timeout: TimeoutWord,
+        /// The QMP socket of the VM that uses it, which may be paused then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        qmp: Option<PathBuf>,
         /// Requests per second that the server is to keep for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reserve_iops: Option<u64>,
@@ -102,6 +109,42 @@ impl BackingSpec {
         }
     }
 
+    /// What happens when its server cannot be reached.
+    pub fn on_timeout(&self) -> OnTimeout<'_> {
+        match self {
+            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
+                OnTimeout::of(*timeout_s, *on_timeout, qmp.as_deref())
+            }
+            BackingSpec::File { .. } | BackingSpec::Memory { .. } => OnTimeout::Wait,
+        }
+    }
+
+    /// Something else is to happen then; of a disk of another machine.
+    pub fn set_on_timeout(&mut self, change: &TimeoutSpec) {
+        let BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } = self else { return };
+        if let Some(seconds) = change.timeout_s {
+            *timeout_s = (seconds > 0).then_some(seconds);
+            // There is nothing that it could follow.
+            *on_timeout = if seconds > 0 { *on_timeout } else { TimeoutWord::default() };
+        }
+        *on_timeout = change.on_timeout.unwrap_or(*on_timeout);
+        if let Some(path) = &change.qmp {
+            *qmp = (!path.as_os_str().is_empty()).then(|| path.clone());
+        }
+    }
+
+    /// All fields that say it, as a change that makes another one say the same.
+    pub fn timeout_fields(&self) -> TimeoutSpec {
+        let BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } = self else {
+            return TimeoutSpec::default();
+        };
+        TimeoutSpec {
+            timeout_s: Some(timeout_s.unwrap_or(0)),
+            on_timeout: Some(*on_timeout),
+            qmp: Some(qmp.clone().unwrap_or_default()),
+        }
+    }
+
     /// Whether what is behind the two is the same.
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
@@ -129,16 +172,20 @@ impl BackingSpec {
                 differing! { memory: bytes, bytes2; }
             }
             (
-                BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth },
+                BackingSpec::Remote { remote, timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth },
                 BackingSpec::Remote {
                     remote: remote2,
                     timeout_s: timeout_s2,
+                    on_timeout: on_timeout2,
+                    qmp: qmp2,
                     reserve_iops: iops2,
                     reserve_bandwidth: bandwidth2,
                 },
             ) => differing! {
                 remote: remote, remote2;
                 timeout_s: timeout_s, timeout_s2;
+                on_timeout: on_timeout, on_timeout2;
+                qmp: qmp, qmp2;
                 reserve_iops: reserve_iops, iops2;
                 reserve_bandwidth: reserve_bandwidth, bandwidth2;
             },
@@ -168,6 +215,9 @@ limited! { spec! spec [disk_limits]
         queue_size: u16,
         /// Logical block shown to the guest, if it is to differ from the backing's.
         block_size: Option<u32>,
+        /// What becomes of it if its server is not reachable when it is opened, if somebody has said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at_start: Option<StartWord>,
         /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
         socket: Option<PathBuf>,
         /// A second vhost-user socket, for the destination of a migration on this host.
@@ -203,9 +253,15 @@ macro_rules! backing_form {
                 /// A disk of another machine: its name in the directory (`ioplane devices`), or the URI of an NBD server's export, such as nbds://host-a/data
                 [long, value_name = "NAME|URI"]
                 remote: NbdUri,
-                /// Fail requests when the server has not been reachable for so many seconds [default: never, they wait]
+                /// Fail requests when the server has not been reachable for so many seconds, or do what --on-timeout says [default: never, they wait]
                 [long, value_name = "SECONDS", requires = "remote"]
                 timeout_s: u64,
+                /// What happens then: error (requests fail), pause (the VM is paused by --qmp until the server is back), or wait [default: error]
+                [long, value_name = "WHAT", requires = "timeout_s"]
+                on_timeout: TimeoutWord,
+                /// A QMP socket of the VM that uses the disk: -qmp unix:SOCKET,server=on,wait=off. It is connected to only when the VM is to be paused or to go on
+                [long, value_name = "SOCKET", requires = "remote"]
+                qmp: PathBuf,
                 /// Have the exporter keep so many requests per second for it; refused if they are not free there [default: what others leave]
                 [long, value_name = "N", requires = "remote"]
                 reserve_iops: u64,
@@ -236,6 +292,8 @@ macro_rules! backing_fields {
             memory: $form.memory,
             remote: $form.remote,
             timeout_s: $form.timeout_s,
+            on_timeout: $form.on_timeout,
+            qmp: $form.qmp,
             reserve_iops: $form.reserve_iops,
             reserve_bandwidth: $form.reserve_bandwidth,
             format: $form.format,
@@ -273,6 +331,10 @@ limited! { backing_form! form [disk_limits]
             /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
             [long, value_name = "BYTES"]
             block_size: u64,
+            /// If the server of a disk of another machine is not reachable: wait (it is tried again until it is) or refuse [default: refuse for `disk add`, wait for
+            /// a disk of the configuration]
+            [long, value_name = "WHAT", requires = "remote"]
+            at_start: StartWord,
         }
     } {
         /// The I/O core that its queues prefer [default: whichever has time]
@@ -296,9 +358,18 @@ limited! { backing_form! form [disk_limits]
 
 limited! { form! change [disk_limits]
     {
-        /// Other limits of a disk, another reservation, or another group. What is left out stays as it is.
+        /// Other limits of a disk, another reservation, another group, or what happens when its server cannot be reached. What is left out stays as it is.
         DiskLimitsForm
     } {
+        /// Of a disk of another machine: fail requests when its server has not been reachable for so many seconds, or do what --on-timeout says; 0 for never
+        [long, value_name = "SECONDS"]
+        timeout_s: u64,
+        /// What happens then: error (requests fail), pause (the VM is paused by --qmp until the server is back), or wait
+        [long, value_name = "WHAT"]
+        on_timeout: TimeoutWord,
+        /// A QMP socket of the VM that uses the disk; '' for none
+        [long, value_name = "SOCKET"]
+        qmp: PathBuf,
         /// Have the exporter of a disk of another machine keep so many requests per second for it; refused if they are not free there; 0 for none
         [long, value_name = "N"]
         reserve_iops: u64,
@@ -339,6 +410,8 @@ impl BackingForm {
             memory,
             remote,
             timeout_s,
+            on_timeout,
+            qmp,
             reserve_iops,
             reserve_bandwidth,
             format,
@@ -349,6 +422,8 @@ impl BackingForm {
             [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
         let of_remote = [
             ("timeout_s", timeout_s.is_some()),
+            ("on_timeout", on_timeout.is_some()),
+            ("qmp", qmp.is_some()),
             ("reserve_iops", reserve_iops.is_some()),
             ("reserve_bandwidth", reserve_bandwidth.is_some()),
         ];
@@ -368,7 +443,15 @@ impl BackingForm {
                 // 0 is no reservation, as it is no limit.
                 let reserve_iops = reserve_iops.filter(|iops| *iops > 0);
                 let reserve_bandwidth = reserve_bandwidth.filter(|bandwidth| bandwidth.0 > 0);
-                Some(BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth })
+                let on_timeout = on_timeout.unwrap_or_default();
+                Some(BackingSpec::Remote {
+                    remote,
+                    timeout_s,
+                    on_timeout,
+                    qmp,
+                    reserve_iops,
+                    reserve_bandwidth,
+                })
             }
             (None, None, None) => {
                 let remedy = "give path = \"IMAGE\", memory = \"64M\" or remote = \"nbd://HOST/EXPORT\"";
@@ -410,6 +493,7 @@ impl DiskForm {
                 queues,
                 queue_size,
                 block_size,
+                at_start: self.at_start,
                 socket: self.socket,
                 migration_socket: self.migration_socket,
                 guest_memory: self.guest_memory.unwrap_or_default(),
@@ -450,6 +534,9 @@ impl ServedSpec for DiskSpec {
             let remedy = "give 512, 1024, 2048 or 4096";
             flaws.push(Flaw::new("block_size", format!("block_size = {block}"), remedy));
         }
+        let remote = matches!(self.backing, BackingSpec::Remote { .. });
+        let at_start = [("at_start", self.at_start.is_some() && !remote)];
+        foreign(&mut flaws, "a disk of this host", "leave it out, or give remote", &at_start);
         match &self.backing {
             BackingSpec::File { path, .. } => flaws.extend(path_flaw("path", path)),
             BackingSpec::Memory { bytes } => {
@@ -461,9 +548,8 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
-            BackingSpec::Remote { timeout_s, .. } => {
-                let flaw = Flaw::new("timeout_s", "timeout_s = 0", "give at least 1, or leave it out");
-                flaws.extend((*timeout_s == Some(0)).then_some(flaw));
+            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
+                flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
                 flaws.extend(self.backing.reserved().flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
             }
         }

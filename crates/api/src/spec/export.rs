@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use super::checks::{CountField, checked, path_flaw};
 use super::disk::backing_form;
+use super::lost::timeout_flaws;
 use super::{
     BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, LimitFields, LimitsSpec,
-    ListenAddress, MemoryWord, NbdUri, ServedSpec, backing_fields, form, group_flaw, limit_names, limited,
-    limits_of, named, set_limits, spec, with_limits,
+    ListenAddress, MemoryWord, NbdUri, ServedSpec, TimeoutWord, backing_fields, form, group_flaw,
+    limit_names, limited, limits_of, named, set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -174,7 +175,14 @@ impl ServedSpec for ExportSpec {
                 let reason = format!("{bytes} bytes is no size for a disk");
                 flaws.push(Flaw::new("memory", reason, "give a multiple of 512, and not zero"));
             }
-            BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => {}
+            BackingSpec::Remote { on_timeout: TimeoutWord::Pause, .. } => {
+                let reason = "an export has no VM that could be paused";
+                flaws.push(Flaw::new("on_timeout", reason, "write \"error\" or \"wait\""));
+            }
+            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
+                flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
+            }
+            BackingSpec::Memory { .. } => {}
         }
         match &self.listen {
             Some(_) if self.tls && self.plain => {

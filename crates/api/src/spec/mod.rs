@@ -17,6 +17,7 @@ mod host_list;
 mod limit;
 mod limit_fields;
 mod listen_address;
+mod lost;
 mod nbd_uri;
 mod network;
 mod online;
@@ -48,6 +49,7 @@ pub(crate) use limit_fields::{
     with_limits,
 };
 pub use listen_address::ListenAddress;
+pub use lost::{OnTimeout, TimeoutSpec};
 pub use nbd_uri::NbdUri;
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
@@ -109,6 +111,33 @@ words! {
     On "on",
     /// Never.
     Off "off",
+}
+
+words! {
+    /// What happens when the server of a disk of another machine has not been reachable for `timeout_s`.
+    TimeoutWord, Error,
+    /// Nothing: requests wait.
+    Wait "wait",
+    /// Requests fail.
+    Error "error",
+    /// The VM is paused, and requests wait.
+    Pause "pause",
+}
+
+impl TimeoutWord {
+    /// For what is written down: left out where it is the usual.
+    pub fn is_usual(&self) -> bool {
+        *self == TimeoutWord::default()
+    }
+}
+
+words! {
+    /// What becomes of a disk of another machine whose server is not reachable when it is opened.
+    StartWord, Wait,
+    /// It is tried again until the server is there.
+    Wait "wait",
+    /// It is not served until somebody asks again.
+    Refuse "refuse",
 }
 
 words! {

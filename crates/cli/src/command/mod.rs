@@ -35,7 +35,7 @@ use ioplane_api::report::{
 use ioplane_api::request::{
     ChangeForm, CoreChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UnpinForm, UpgradeForm,
 };
-use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
+use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec, TimeoutSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -289,7 +289,11 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             print_done(json, &disk, one)
         }
         DiskCommand::Set { name, limits } => {
-            let form = ChangeForm::from(limits);
+            let mut form = ChangeForm::from(limits);
+            if let Some(qmp) = form.qmp.as_mut().filter(|qmp| !qmp.as_os_str().is_empty()) {
+                *qmp = absolute(qmp)?;
+            }
+            let waits = form.on_timeout() != TimeoutSpec::default();
             let limited = form.limits() != LimitsSpec::default();
             let reserved = form.reserved() != LimitsSpec::default();
             let group =
@@ -297,7 +301,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             let disk: DiskReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
             print_done(json, &disk, |disk| {
                 let reserved = if reserved { show::reservation(disk) } else { String::new() };
-                one(disk) + &show::disk_limits(disk, limited) + &reserved + &group(disk).unwrap_or_default()
+                let waits = if waits { show::on_timeout(disk) } else { String::new() };
+                let group = group(disk).unwrap_or_default();
+                one(disk) + &show::disk_limits(disk, limited) + &reserved + &group + &waits
             })
         }
         DiskCommand::Accept { name } => {
@@ -321,8 +327,8 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let path = backing.path.as_deref().map(absolute).transpose()?;
-            let form = ChangeForm::from(BackingForm { path, ..backing });
+            let (path, qmp) = (seen(backing.path)?, seen(backing.qmp)?);
+            let form = ChangeForm::from(BackingForm { path, qmp, ..backing });
             let disk: DiskReport = working("waiting for a quiet moment", || {
                 ask(client, Method::PATCH, &address(&name), Some(&form))
             })?;
@@ -335,9 +341,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
 }
 
 fn form(form: DiskForm) -> Result<DiskForm> {
-    let (path, socket) = (seen(form.path)?, seen(form.socket)?);
+    let (path, socket, qmp) = (seen(form.path)?, seen(form.socket)?, seen(form.qmp)?);
     let migration_socket = seen(form.migration_socket)?;
-    Ok(DiskForm { path, socket, migration_socket, ..form })
+    Ok(DiskForm { path, socket, migration_socket, qmp, ..form })
 }
 
 fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {

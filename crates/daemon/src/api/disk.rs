@@ -3,14 +3,14 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm, VerifyForm};
-use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec};
+use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec, TimeoutSpec};
 use ioplane_nbd::import::ClaimWish;
 
 use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual, json, put, removal, whole};
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth and group";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)
@@ -36,16 +36,17 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, query: Addition, 
 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
-    let (limits, reserved) = (form.limits(), form.reserved());
+    let (limits, reserved, on_timeout) = (form.limits(), form.reserved(), form.on_timeout());
     let backing = form.backing();
     let ChangeForm { size, shrink, group, .. } = form;
     let none = LimitsSpec::default();
-    if limits != none || reserved != none || group.is_some() {
+    let waits = on_timeout != TimeoutSpec::default();
+    if limits != none || reserved != none || group.is_some() || waits {
         if size.is_some() || shrink || backing != BackingForm::default() {
             return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
         }
         return whole(daemon.may_change()?, async move {
-            daemon.disks.served(&name)?.set(limits, reserved, group.clone()).await?;
+            daemon.disks.served(&name)?.set(limits, reserved, group.clone(), on_timeout).await?;
             let report = daemon.report_of(&daemon.disks, &name).await?;
             let words = report.limits().words("requests").unwrap_or("none".to_owned());
             let limits = (limits != none).then(|| format!("limits: {words}"));
@@ -53,7 +54,10 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
             let reserved =
                 (reserved != none).then(|| format!("reserved: {}", rates.as_deref().unwrap_or("nothing")));
             let group = group.map(|_| format!("group: {}", report.group.as_deref().unwrap_or("none")));
-            let changed = [limits, reserved, group].into_iter().flatten().collect::<Vec<_>>().join(", ");
+            let remote = report.backing.remote.as_ref().filter(|_| waits);
+            let waits = remote.map(|remote| format!("without its server: {}", remote.timeout_words()));
+            let changed =
+                [limits, reserved, group, waits].into_iter().flatten().collect::<Vec<_>>().join(", ");
             tracing::info!(disk = name, changed, "set");
             daemon.disks.tell(EventWord::Changed, &name, &changed);
             json(report)

@@ -7,7 +7,7 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, ExportForm, ExportSpec,
     FaultSpec, FunctionSpec, GROUP_WEIGHT, GroupSpec, LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm,
-    NicSpec, SourceSpec, SwitchSpec,
+    NicSpec, SourceSpec, SwitchSpec, TimeoutWord,
 };
 use toml::Value;
 
@@ -88,9 +88,11 @@ impl Appended {
                 self.other("engine", engine.word(), EngineWord::default().word());
             }
             BackingSpec::Memory { bytes } => self.size("memory", *bytes),
-            BackingSpec::Remote { remote, timeout_s, reserve_iops, reserve_bandwidth } => {
+            BackingSpec::Remote { remote, timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth } => {
                 self.set("remote", remote.as_str());
                 self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
+                self.other("on_timeout", on_timeout.word(), TimeoutWord::default().word());
+                self.path("qmp", qmp.as_deref());
                 self.some("reserve_iops", reserve_iops.map(|iops| iops as i64));
                 reserve_bandwidth.iter().for_each(|size| self.size("reserve_bandwidth", size.0));
             }
@@ -130,6 +132,7 @@ impl Appended {
             usual.map_or(0, |usual| usual.queue_size.into()),
         );
         self.some("block_size", spec.block_size.map(i64::from));
+        self.some("at_start", spec.at_start.map(|word| word.word()));
         self.some("core", spec.core.map(i64::from));
         self.path("socket", spec.socket.as_deref());
         self.path("migration_socket", spec.migration_socket.as_deref());
@@ -316,6 +319,9 @@ mode = "passthrough"
 name = "far"
 remote = "nbd://host-a/data"
 timeout_s = 30
+on_timeout = "pause"
+qmp = "/run/far.qmp"
+at_start = "refuse"
 [[export]]
 name = "plain"
 path = "/srv/plain.img"

@@ -401,21 +401,26 @@ fn check_cores(config: &Config, problems: &mut Vec<Problem>) {
 
 fn check_images(config: &Config, problems: &mut Vec<Problem>) {
     // The same file by another name is the same file.
-    let image = |disk: &DiskSpec| match &disk.backing {
+    let image = |backing: &BackingSpec| match backing {
         BackingSpec::File { path, .. } => std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino())),
         BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => None,
     };
-    for (index, (disk, place)) in config.disks.iter().enumerate() {
-        for (other, earlier) in &config.disks[..index] {
-            let shared = other.read_only && disk.read_only;
-            if image(disk).is_some() && image(other) == image(disk) && !shared {
+    let disks =
+        config.disks.iter().map(|(disk, place)| ("disk", &disk.name, &disk.backing, disk.read_only, place));
+    let exports = config.exports.iter();
+    let exports =
+        exports.map(|(export, place)| ("export", &export.name, &export.backing, export.read_only, place));
+    let all: Vec<_> = disks.chain(exports).collect();
+    for (index, (_, _, backing, read_only, place)) in all.iter().enumerate() {
+        for (kind, other, others, shared, earlier) in &all[..index] {
+            let shared = *shared && *read_only;
+            if image(backing).is_some() && image(others) == image(backing) && !shared {
                 let reason = format!(
-                    "{} is the image of disk {} already, in line {}",
-                    disk.backing.name(),
-                    other.name,
+                    "{} is the image of {kind} {other} already, in line {}",
+                    backing.name(),
                     earlier.of("path")
                 );
-                let remedy = "give every disk its own copy, or make both read_only";
+                let remedy = "give each its own copy, or make both read_only; a disk uses an export of its host by remote";
                 problems.push(place.problem(Flaw::new("path", reason, remedy)));
             }
         }

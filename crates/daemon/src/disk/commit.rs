@@ -78,7 +78,9 @@ impl Commit {
         swap_kill::here(SwapKillPoint::Undone);
         let inside = self.0.clone();
         let marking = blocking(move || inside.mark_new());
-        let refused = match tokio::time::timeout(MARKING, marking).await {
+        // If it has not failed nobody waits for this, and there will be another attempt.
+        let patience = mirror.fault().map_or(Duration::MAX, |_| MARKING);
+        let refused = match tokio::time::timeout(patience, marking).await {
             Ok(Ok(())) => None,
             Ok(Err(refused)) => Some(refused.error),
             Err(_) => Some("it does not answer".to_owned()),
@@ -113,6 +115,8 @@ impl Inside {
         swap_kill::here(SwapKillPoint::Unmarked);
         let undone = self.undone.lock().unwrap_or_else(PoisonError::into_inner);
         if *undone {
+            // It may have been marked again before it was unmarked here.
+            self.mark_new()?;
             return Err(Refusal::busy("it was undone meanwhile", "swap again"));
         }
         let device = matches!(&self.to, BackingSpec::File { path, .. } if !path.is_file());
@@ -140,7 +144,7 @@ impl Inside {
     }
 
     fn unmark_old(&self) -> Result<(), Refusal> {
-        mark::clear(&self.from, Mark::Superseded, &self.state_file)
+        mark::clear_durably(&self.from, Mark::Superseded, &self.state_file)
     }
 
     fn record(

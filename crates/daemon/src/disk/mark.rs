@@ -141,6 +141,12 @@ pub fn clear(backing: &BackingSpec, mark: Mark, state_file: &StateFile) -> Resul
     Ok(())
 }
 
+/// The same, and durable as well if an earlier attempt had taken it away and failed then.
+pub fn clear_durably(backing: &BackingSpec, mark: Mark, state_file: &StateFile) -> Result<(), Refusal> {
+    clear(backing, mark, state_file)?;
+    image(backing).map_or(Ok(()), durable)
+}
+
 /// What an image says of itself.
 fn attribute(path: &Path, mark: Mark) -> Option<String> {
     let mut text = [0u8; TEXT];

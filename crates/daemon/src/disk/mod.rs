@@ -11,16 +11,21 @@ mod swap_kill;
 mod verify;
 
 use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState};
+use ioplane_api::report::{
+    BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState, VmPauseReport, VmPauseWord,
+};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, QUEUE_SIZE_MAX, ServedSpec,
+    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, OnTimeout, QUEUE_SIZE_MAX,
+    ServedSpec, StartWord, TimeoutSpec, TimeoutWord,
 };
 use ioplane_device::QuiescenceProof;
 use ioplane_nbd::import::{ClaimWish, Import, LentReservation};
@@ -68,6 +73,8 @@ pub fn plain_report(kind: &str) -> BackingReport {
         remote: None,
     }
 }
+
+use mark::Mark;
 
 impl Opened {
     fn memory(backing: Arc<MemoryBacking>) -> Self {
@@ -239,6 +246,8 @@ pub struct Disk {
     /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
     settings: tokio::sync::Mutex<()>,
     left: Mutex<Option<Leaving>>,
+    /// How it stands with the pause of its VM, and why its server is not reachable, if it was asked while no queue has a connection.
+    vm_pause: Mutex<Option<(VmPauseReport, Option<String>)>>,
 }
 
 /// What becomes of the backing of a disk that is served no more.
@@ -294,14 +303,31 @@ impl Shown {
 pub struct Beside {
     /// Once that is open, and claimed; if this fails the disk stays as it is.
     pub opened: Box<dyn FnOnce() -> Result<(), Refusal> + Send>,
+    /// The disk stays as it is: before the claim is given back.
+    pub failed: Box<dyn FnOnce() + Send>,
     /// Written down together with it.
     pub entries: Box<dyn FnOnce(&mut Entries) + Send>,
+    /// Set when that is written down: from then on the disk does not go back, whatever else fails.
+    pub arrived: Arc<AtomicBool>,
 }
 
 impl Default for Beside {
     fn default() -> Self {
-        Beside { opened: Box::new(|| Ok(())), entries: Box::new(|_| {}) }
+        Beside {
+            opened: Box::new(|| Ok(())),
+            failed: Box::new(|| {}),
+            entries: Box::new(|_| {}),
+            arrived: Arc::default(),
+        }
     }
+}
+
+/// One change of a disk is under way.
+pub struct Changing<'a>(#[expect(dead_code, reason = "held")] tokio::sync::MutexGuard<'a, ()>);
+
+/// The size of an image or a device.
+fn whole(path: &Path) -> Option<u64> {
+    std::fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()
 }
 
 fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
@@ -311,13 +337,47 @@ fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 impl Disk {
     /// One that is served from now on.
     pub(super) fn new(served: Served<Disk>, backing: Arc<Mutex<Shown>>) -> Disk {
-        let (swap, verify, settings, left) = Default::default();
-        Disk { served, backing, swap, verify, settings, left }
+        let (swap, verify, settings, left, vm_pause) = Default::default();
+        Disk { served, backing, swap, verify, settings, left, vm_pause }
     }
 
     /// Set once it is served no more. Whoever writes its record holds that.
     pub(super) fn left(&self) -> MutexGuard<'_, Option<Leaving>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is behind it, where that is another machine's.
+    pub(super) fn import(&self) -> Option<Arc<Import>> {
+        lock(&self.backing).import.clone()
+    }
+
+    /// Says how it stands with the pause of its VM.
+    pub(super) fn show_vm_pause(&self, report: VmPauseReport, lost: Option<String>) {
+        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((report, lost));
+    }
+
+    /// What was said of it does not hold any more.
+    fn hide_vm_pause(&self) {
+        *self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Adds how it stands with the pause of its VM, while that is its policy.
+    fn report_vm_pause(&self, report: &mut DiskReport) {
+        let record = self.note().read();
+        let backing = &record.now.backing;
+        if let Some(remote) = &mut report.backing.remote {
+            remote::add_policy(remote, backing);
+        }
+        let OnTimeout::Pause(time, qmp) = backing.on_timeout() else { return };
+        let said = self.vm_pause.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (pause, lost) = said.filter(|(said, _)| said.qmp == qmp).unwrap_or_else(|| {
+            let (state, timeout_s, qmp) = (VmPauseWord::Armed, time.as_secs(), qmp.to_owned());
+            (VmPauseReport { state, why: None, for_ms: None, timeout_s, qmp }, None)
+        });
+        if let (Some(remote), Some(why)) = (&mut report.backing.remote, lost) {
+            remote::add_loss(remote, why);
+        }
+        report.vm_pause = Some(pause);
     }
 
     /// A person takes the export as it is: requests that failed are sent to it again.
@@ -377,16 +437,22 @@ impl Disk {
     /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
     /// come back with the one that has everything.
     pub async fn replace(&self, backing: BackingSpec, context: &DaemonContext) -> Result<(), Refusal> {
-        self.replace_beside(backing, Beside::default(), context).await
+        let changing = self.changing().await;
+        self.replace_while(&changing, backing, Beside::default(), context).await
     }
 
-    async fn replace_beside(
+    /// Nothing else changes the disk until this is dropped.
+    pub async fn changing(&self) -> Changing<'_> {
+        Changing(self.served.changing.lock().await)
+    }
+
+    async fn replace_while(
         &self,
+        _changing: &Changing<'_>,
         backing: BackingSpec,
         beside: Beside,
         context: &DaemonContext,
     ) -> Result<(), Refusal> {
-        let _changing = self.served.changing.lock().await;
         self.not_swapping()?;
         let spec = DiskSpec { backing, ..self.served.note.read().now };
         if let Some(flaw) = spec.flaws().first() {
@@ -431,12 +497,14 @@ impl Disk {
             }
             Ok(())
         };
+        let (arrived, has_arrived) = (beside.arrived.clone(), beside.arrived);
         let noted = move || {
             let change = |record: &mut DiskRecord| {
                 record.now.backing = next;
                 (record.bytes, record.image) = (None, image);
             };
             note.change_beside(change, beside.entries)?;
+            arrived.store(true, Ordering::SeqCst);
             *lock(&shown) = Shown { report: opened.report, import: opened.import };
             Ok(())
         };
@@ -446,7 +514,10 @@ impl Disk {
         };
         let old = match exchanged {
             Ok(old) => old,
+            // The disk is on it, by one of its sockets.
+            Err(refused) if has_arrived.load(Ordering::SeqCst) => return Err(refused),
             Err(refused) => {
+                (beside.failed)();
                 if let Some(came) = came {
                     remote::leave(&came, true).await;
                 }
@@ -472,15 +543,46 @@ impl Disk {
         Ok(())
     }
 
-    /// What it is on, and its size where that is longer, if others may use that beside it.
-    pub fn published_backing(&self) -> Result<(BackingSpec, Option<u64>), Refusal> {
+    /// Its record, if an export may use what it is on.
+    pub fn may_be_published(&self, _changing: &Changing<'_>) -> Result<DiskRecord, Refusal> {
         self.not_swapping()?;
         let record = self.served.note.read();
+        let (name, refused) =
+            (
+                &record.now.name,
+                |error: String, remedy: &str| Err(Refusal::conflict(error, remedy).at("disk")),
+            );
         if record.now.read_only {
-            let remedy = "publish the image itself: ioplane publish disk NAME --path IMAGE --read-only";
-            return Err(Refusal::conflict("it is read-only, so others can read its image beside it", remedy));
+            let remedy = "publish the image beside it: ioplane publish disk NAME --path IMAGE --read-only";
+            return refused(
+                format!("disk {name} is read-only, so others can read its image as well"),
+                remedy,
+            );
         }
-        Ok((record.now.backing, record.bytes))
+        if record.now.block_size.is_some() {
+            let remedy = "swap it to a disk of another machine: ioplane swap";
+            return refused(
+                format!("disk {name} has a block size of its own, which an export has not"),
+                remedy,
+            );
+        }
+        match &record.now.backing {
+            BackingSpec::File { path, .. } => {
+                let shorter = |bytes| whole(path).is_some_and(|whole| whole != bytes);
+                match record.bytes.is_some_and(shorter) {
+                    false => Ok(record),
+                    true => refused(
+                        format!("disk {name} is shorter than the device that it is on"),
+                        "swap it to an image, or to a device of its size: ioplane swap",
+                    ),
+                }
+            }
+            BackingSpec::Memory { .. } | BackingSpec::Remote { .. } => {
+                let remedy =
+                    "what is on another machine goes along with its VM; memory goes there by ioplane swap";
+                refused(format!("disk {name} is no image of this host"), remedy)
+            }
+        }
     }
 
     /// What it has open, for an export that uses the same.
@@ -494,21 +596,35 @@ impl Disk {
     /// Goes on as the client of this daemon's export `name`, which has what the disk has.
     pub async fn become_client(
         &self,
+        changing: &Changing<'_>,
         name: &str,
         socket: &Path,
         beside: Beside,
         context: &DaemonContext,
     ) -> Result<(), Refusal> {
-        let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
-        let remote = uri.parse().map_err(|_| {
-            Refusal::conflict(
-                format!("{} cannot stand in a URI", socket.display()),
-                "give another --nbd-socket",
-            )
-        })?;
-        let backing =
-            BackingSpec::Remote { remote, timeout_s: None, reserve_iops: None, reserve_bandwidth: None };
-        self.replace_beside(backing, beside, context).await
+        let refused = || {
+            let error = format!("{} cannot stand in a URI", socket.display());
+            Refusal::conflict(error, "give another --nbd-socket")
+        };
+        let path = socket.to_str().filter(|path| !path.contains(['%', '&', '+', '#', '?', ' ']));
+        let uri = format!("nbd+unix:///{name}?socket={}", path.ok_or_else(refused)?);
+        let remote = uri.parse().map_err(|_| refused())?;
+        let backing = BackingSpec::Remote {
+            remote,
+            timeout_s: None,
+            on_timeout: TimeoutWord::default(),
+            qmp: None,
+            reserve_iops: None,
+            reserve_bandwidth: None,
+        };
+        // It has what the disk has, whatever was said of an earlier one of that name.
+        let (cleared, state_file) = (backing.clone(), context.state_file.clone());
+        blocking(move || {
+            mark::clear(&cleared, Mark::Superseded, &state_file)?;
+            mark::clear(&cleared, Mark::Unfinished, &state_file)
+        })
+        .await?;
+        self.replace_while(changing, backing, beside, context).await
     }
 
     /// Puts `fresh` behind the disk at a quiescent point, if `allowed` has nothing against it there, and gives the one before. `noted` writes
@@ -579,19 +695,25 @@ impl ServedKind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// Only its limits, its reservation and its group differ, and what is said of the image's format: what is open is raw.
+    /// Only its limits, its reservation, its group and what happens when its server cannot be reached differ, and what is said of the image's format: what is open is raw.
     fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
         let without = |spec: &DiskSpec| {
             let mut spec = spec.clone();
             spec.set_limits(LimitsSpec::default());
             spec.group = None;
             spec.backing.set_reserved(LimitsSpec::default());
+            spec.backing.set_on_timeout(&TimeoutSpec::none());
+            spec.at_start = None;
             if let BackingSpec::File { format, .. } = &mut spec.backing {
                 *format = None;
             }
             spec
         };
         without(now) == without(next)
+    }
+
+    fn waits_when_added(spec: &DiskSpec) -> bool {
+        spec.at_start == Some(StartWord::Wait)
     }
 
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
@@ -622,7 +744,11 @@ impl ServedKind for Disk {
             swap::recover(&wanted, &state_file)?;
             open(&wanted, &owner)
         })
-        .await?;
+        .await;
+        let opened = opened.map_err(|refused| match record.now.at_start {
+            Some(StartWord::Refuse) => Refusal { retry: false, ..refused },
+            _ => refused,
+        })?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
         if let (ClaimWish::New, Some(import)) = (record.claim, &opened.import) {
@@ -669,6 +795,7 @@ impl ServedKind for Disk {
     async fn report(&self) -> DiskReport {
         let mut report = self.busy();
         report.backing = lock(&self.backing).report();
+        self.report_vm_pause(&mut report);
         report.swap = self.swap_report();
         report.verify = self.verify_report();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
@@ -718,6 +845,7 @@ impl ServedKind for Disk {
             backing,
             swap: None,
             verify: None,
+            vm_pause: None,
             size,
             read_only: spec.read_only,
             serial: spec.serial.clone(),

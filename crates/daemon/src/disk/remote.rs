@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_api::report::{ClaimWord, RemoteReport, RemoteWord};
-use ioplane_api::spec::{BackingSpec, NbdUri};
+use ioplane_api::spec::{BackingSpec, NbdUri, OnTimeout, TimeoutWord};
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
@@ -68,7 +68,7 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
 /// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
 /// takes, 10 s at most for each.
 pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusal> {
-    let BackingSpec::Remote { remote: uri, timeout_s, .. } = backing else {
+    let BackingSpec::Remote { remote: uri, .. } = backing else {
         return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
     };
     let rates = reserve::rates(backing.reserved());
@@ -86,7 +86,7 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
             patience: owner.claim_wait,
         }),
         reserve: Some(ReserveOptions { rates, name }),
-        give_up_after: timeout_s.map(Duration::from_secs),
+        give_up_after: backing.on_timeout().error_after(),
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
         mark: Some(mark(uri, &owner.socket)),
@@ -211,6 +211,8 @@ pub fn report(import: &Import) -> RemoteReport {
         state: if claim == ClaimWord::Refused { RemoteWord::Refused } else { state },
         why: worst.and_then(|one| why(&one.state)).or_else(|| status.claim_lost.map(|lost| lost.to_string())),
         for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
+        timeout_s: None,
+        on_timeout: TimeoutWord::Wait,
         instance: status.instance.clone(),
         claim,
         claim_why,
@@ -230,6 +232,22 @@ pub fn report(import: &Import) -> RemoteReport {
         retained: status.retained,
         rewritten: status.rewritten,
     }
+}
+
+/// No queue has a connection, and its server could not be reached by another one.
+pub fn add_loss(report: &mut RemoteReport, why: String) {
+    if report.connections == 0 && report.state == RemoteWord::Connected {
+        (report.state, report.why) = (RemoteWord::Reconnecting, Some(why));
+    }
+}
+
+/// What its policy is while its server is not reachable.
+pub fn add_policy(report: &mut RemoteReport, backing: &BackingSpec) {
+    (report.timeout_s, report.on_timeout) = match backing.on_timeout() {
+        OnTimeout::Wait => (None, TimeoutWord::Wait),
+        OnTimeout::Error(time) => (Some(time.as_secs()), TimeoutWord::Error),
+        OnTimeout::Pause(time, _) => (Some(time.as_secs()), TimeoutWord::Pause),
+    };
 }
 
 fn claim_words(standing: &ClaimStanding) -> (ClaimWord, Option<String>) {

@@ -1,9 +1,10 @@
-//! What of a disk changes while a guest uses it and its backing stays: its limits, its group, and what an exporter keeps for it.
+//! What of a disk changes while a guest uses it and its backing stays: its limits, its group, what an exporter keeps for it, and what happens when that
+//! cannot be reached.
 //!
 //! The exporter is asked first, which may take as long as the network does. Meanwhile nothing is held that other commands need, so that what they
 //! have changed is looked at again afterwards, and only what this command changes is written.
 
-use ioplane_api::spec::{BackingSpec, LimitsSpec, ServedSpec, set_group};
+use ioplane_api::spec::{BackingSpec, LimitsSpec, ServedSpec, TimeoutSpec, set_group};
 use ioplane_virtio::blk::Blk;
 
 use super::Disk;
@@ -23,17 +24,23 @@ enum Source {
 }
 
 impl Disk {
-    /// Changes the limits of its guest, what an exporter keeps for it, and its group: what is left out stays. They are written down first.
+    /// Changes the limits of its guest, what an exporter keeps for it, its group, and what happens when that exporter cannot be reached: what is left out stays. They are written down first.
     pub async fn set(
         &self,
         limits: LimitsSpec,
         reserved: LimitsSpec,
         group: Option<String>,
+        on_timeout: TimeoutSpec,
     ) -> Result<(), Refusal> {
+        if on_timeout != TimeoutSpec::default() && self.import().is_none() {
+            let reason = "it is no disk of another machine: no server can be unreachable";
+            return Err(Refusal::conflict(reason, "leave out timeout_s, on_timeout and qmp"));
+        }
         let change = move |record: &mut DiskRecord| {
             let now = &mut record.now;
             now.set_limits(now.limits().changed(limits));
             now.backing.set_reserved(now.backing.reserved().changed(reserved));
+            now.backing.set_on_timeout(&on_timeout);
             set_group(&mut now.group, group.clone());
         };
         self.change_settings(&change, Source::Command, reserved != LimitsSpec::default()).await
@@ -47,9 +54,12 @@ impl Disk {
         let reserved = next.now.backing.reserved();
         // It may have been swapped since somebody found that nothing but limits changes.
         let same = next.now.backing.same_content(&before.backing);
+        let on_timeout = next.now.backing.timeout_fields();
+        let waits = on_timeout != before.backing.timeout_fields();
         let reserves = same && reserved != before.backing.reserved();
         let change = move |record: &mut DiskRecord| {
             record.configured.clone_from(&next.configured);
+            record.now.at_start = next.now.at_start;
             if limited {
                 record.now.set_limits(limits);
             }
@@ -61,6 +71,9 @@ impl Disk {
                     (&mut record.now.backing, &next.now.backing)
                 {
                     *format = *said;
+                }
+                if waits {
+                    record.now.backing.set_on_timeout(&on_timeout);
                 }
                 if reserves {
                     record.now.backing.set_reserved(reserved);
@@ -131,6 +144,11 @@ impl Disk {
 
     /// Has its guest limited and its queues in a group as the record says. The caller sees to it that nobody else changes the device.
     pub(super) async fn follow(&self, record: &DiskRecord) -> Result<(), Refusal> {
+        if let Some(import) = self.import() {
+            import.set_give_up_after(record.now.backing.on_timeout().error_after());
+            // It is of the policy before.
+            self.hide_vm_pause();
+        }
         let spec = record.now.limits();
         let Membership { share, limits: [shared, ..] } = self.served.groups.membership(&record.now);
         let mut limits = self.served.handle.change(|model| (model.limits().clone(), false)).await?;

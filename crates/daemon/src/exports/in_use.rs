@@ -6,82 +6,124 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_api::spec::{BackingSpec, ExportForm, ExportSpec};
 
 use super::PublishedDisk;
 use crate::Daemon;
-use crate::disk::{Beside, Disk};
+use crate::disk::{Beside, Changing, Disk};
 use crate::refusal::Refusal;
 use crate::registry::Registry;
-use crate::served::{ServedKind, Service, StateRecord};
+use crate::served::{ServedKind, Service, StateRecord, blocking};
 use crate::state_file::{ExportRecord, Record};
+
+/// Clients of other machines that may be connected besides the disk itself.
+const OTHERS: u64 = 16;
 
 impl Daemon {
     /// Publishes the image of disk `disk` as `name`.
     pub async fn publish_in_use(&self, name: &str, disk: &str, form: ExportForm) -> Result<(), Refusal> {
         let served = self.disks.served(disk)?;
-        let (backing, bytes) = served.published_backing()?;
-        let BackingSpec::File { path, format, direct, engine } = backing else {
-            let error = format!("disk {disk} is no image of this host");
-            return Err(
-                Refusal::conflict(error, "what is elsewhere already goes along with its VM").at("disk")
-            );
+        // From the first look to the end.
+        let changing = served.changing().await;
+        let record = served.may_be_published(&changing)?;
+        let other =
+            [form.path.is_some(), form.memory.is_some(), form.remote.is_some(), form.format.is_some()];
+        let other = other.contains(&true) || form.direct.is_some() || form.engine.is_some();
+        if other || form.read_only == Some(true) {
+            let error = "disk stands in place of path, memory, remote, format, direct, engine and read_only";
+            return Err(Refusal::invalid(error, "leave these out").at("disk"));
+        }
+        let BackingSpec::File { path, format, direct, engine } = record.now.backing else {
+            return Err(Refusal::bug(format!("disk {disk} is no image")));
         };
-        if bytes.is_some() {
-            let error = format!("disk {disk} is shorter than the device that it is on");
-            return Err(Refusal::conflict(error, "swap it to one of its size first: ioplane swap").at("disk"));
+        let queues = u64::from(record.now.queues);
+        let connections = form.connections.unwrap_or(queues + OTHERS.max(queues));
+        if connections < queues {
+            let error = format!("disk {disk} has {queues} queues, each of which is a connection");
+            return Err(Refusal::invalid(error, format!("give {queues} at least")).at("connections"));
         }
         let form = ExportForm {
-            disk: None,
             path: Some(path),
             format,
             direct: Some(direct),
             engine: Some(engine),
+            connections: Some(connections),
             ..form
         };
         let wanted = form.spec(name).map_err(|flaws| Refusal::flaws(&flaws))?;
-        self.exports.publish_in_use(wanted, &served).await
+        self.exports.publish_in_use(wanted, &served, &changing).await
     }
 }
 
 impl Registry<PublishedDisk> {
-    async fn publish_in_use(&self, wanted: ExportSpec, disk: &Arc<Disk>) -> Result<(), Refusal> {
+    async fn publish_in_use(
+        &self,
+        wanted: ExportSpec,
+        disk: &Disk,
+        changing: &Changing<'_>,
+    ) -> Result<(), Refusal> {
         let name = wanted.name.clone();
         let record = Record::added(wanted);
         self.reserve_new(&record)?;
-        let published = match self.lend(record, disk).await {
-            Ok(published) => published,
+        match self.lend(record, disk, changing).await {
+            Ok(published) => self.opened(name, published).await,
             Err(refused) => {
                 self.forget(&name);
-                return Err(refused);
+                Err(refused)
             }
-        };
-        self.opened(name, published).await
+        }
     }
 
     /// Serves an export of what the disk has open, and has the disk use that.
-    async fn lend(&self, record: ExportRecord, disk: &Arc<Disk>) -> Result<PublishedDisk, Refusal> {
+    async fn lend(
+        &self,
+        record: ExportRecord,
+        disk: &Disk,
+        changing: &Changing<'_>,
+    ) -> Result<PublishedDisk, Refusal> {
         let (context, opened) = (self.context(), disk.lent().await?);
+        let image = opened.backing.clone();
         let begin = |record| Ok(StateRecord::written_elsewhere(record, &context.state_file));
         // For this host only, and once the disk has its claim nobody else can write.
         let published = Arc::new(PublishedDisk::publish(record, opened, context, begin).await?);
         let socket = published.service.socket().to_owned();
-        let (entering, listeners) = (published.clone(), self.below().clone());
-        let note = published.note().read();
-        let name = note.now.name.clone();
+        let (entering, leaving) = (published.clone(), published.clone());
+        let (listeners, note) = (self.below().clone(), published.note().read());
+        let (name, arrived) = (note.now.name.clone(), Arc::new(AtomicBool::new(false)));
         let beside = Beside {
             opened: Box::new(move || entering.listen(&listeners)),
-            entries: Box::new(move |entries| {
-                entries.removed_exports.remove(&name);
-                entries.exports.insert(name, note);
+            failed: Box::new(move || leaving.close_to_others()),
+            entries: Box::new({
+                let name = name.clone();
+                move |entries| {
+                    entries.removed_exports.remove(&name);
+                    entries.exports.insert(name, note);
+                }
             }),
+            arrived: arrived.clone(),
         };
-        let switched = disk.become_client(&published.note().read().now.name, &socket, beside, context).await;
+        let switched = disk.become_client(changing, &name, &socket, beside, context).await;
         let published = Arc::into_inner(published).ok_or_else(|| Refusal::bug("an export is held twice"))?;
-        if let Err(refused) = switched {
-            let _ = published.service().stop(true).await;
-            return Err(refused);
+        match switched {
+            Ok(()) => {}
+            Err(refused) if arrived.load(Ordering::SeqCst) => {
+                let why = refused.error;
+                tracing::warn!(export = name, why, "published, but a part of the disk has yet to follow");
+            }
+            Err(refused) => {
+                let _ = published.service().stop(true).await;
+                return Err(refused);
+            }
+        }
+        // What the guest has written before and not flushed no import knows of.
+        let flushed = blocking(move || {
+            let synced = image.file().map_or(Ok(()), |file| rustix::fs::fdatasync(file));
+            synced.map_err(|error| Refusal::failed(error.to_string(), "see to the image"))
+        });
+        if let Err(refused) = flushed.await {
+            tracing::error!(export = name, why = refused.error, "the image could not be flushed");
         }
         Ok(published)
     }

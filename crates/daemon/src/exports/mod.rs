@@ -192,6 +192,11 @@ impl PublishedDisk {
         Ok(())
     }
 
+    /// Lets in nobody of other machines any more.
+    fn close_to_others(&self) {
+        self.service.entrances.lock().unwrap_or_else(PoisonError::into_inner).truncate(1);
+    }
+
     /// A person says that whoever holds it does so no more.
     pub async fn release(&self, force: bool) -> Result<(), Refusal> {
         let name = &self.note().read().now.name;

@@ -1,6 +1,6 @@
 //! Exports, and the connections of disks of other machines.
 
-use ioplane_api::report::{ExportReport, RemoteReport, RemoteWord, ServedState, StatusReport};
+use ioplane_api::report::{ExportReport, RemoteReport, RemoteWord, ServedState, StatusReport, VmPauseWord};
 
 use super::families::{BYTES_PER_SECOND, Families, Family, Labels, REQUESTS_PER_SECOND};
 
@@ -23,6 +23,22 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
             "1 while another host has taken the disk over, or its claim was released",
         ),
         all().map(|(labels, remote)| (labels, (remote.state == RemoteWord::Refused).into())),
+    )?;
+    let pauses = || {
+        let pause = |disk: &ioplane_api::report::DiskReport| {
+            Some((vec![("device", disk.name.clone())], disk.vm_pause.as_ref()?.state))
+        };
+        status.disks.iter().filter_map(pause)
+    };
+    let paused = |word| matches!(word, VmPauseWord::Paused | VmPauseWord::CannotContinue);
+    families.gauges(
+        Family::new("ioplane_remote_vm_paused", "1 while ioplane has paused the VM of the disk"),
+        pauses().map(|(labels, word)| (labels, paused(word).into())),
+    )?;
+    let failed = |word| matches!(word, VmPauseWord::CannotPause | VmPauseWord::CannotContinue);
+    families.gauges(
+        Family::new("ioplane_remote_vm_pause_failed", "1 while that VM could not be paused or continued"),
+        pauses().map(|(labels, word)| (labels, failed(word).into())),
     )?;
     let mut reserved = |unit, of: fn(&RemoteReport) -> u64| {
         let help = "What the other machine keeps for the disk; 0 if nothing";

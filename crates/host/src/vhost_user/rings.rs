@@ -2,10 +2,11 @@
 //! poller unless its memory is away or its guest has spoilt it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ioplane_device::{Change, Interrupt, QueueSet};
 use ioplane_virtio::VirtioDevice;
-use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
+use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES};
 use ioplane_virtio::spec::split::MAX_SIZE;
 use vhost::vhost_user::message::{
     VhostUserMsgValidator, VhostUserU64, VhostUserVringAddr, VhostUserVringState,
@@ -20,6 +21,8 @@ use crate::eventfd::{self, PeerEventfd};
 
 /// Where a packed ring begins: both indexes 0, both wrap counters 1.
 const PACKED_START: u32 = 0x8000_8000;
+/// How long requests of a backing that is stalled may take to end when their ring is to stop: QEMU's main thread waits for each ring.
+const STALLED: Duration = Duration::from_millis(100);
 
 impl<V: VirtioDevice> Session<V> {
     /// The ring of a message, which must exist.
@@ -246,7 +249,7 @@ impl<V: VirtioDevice> Session<V> {
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
             setup.enabled = false;
         }
-        let patience = self.patience;
+        let patience = self.stop_patience()?;
         let running = self.running()?;
         running.drain(&queues);
         if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
@@ -259,6 +262,13 @@ impl<V: VirtioDevice> Session<V> {
         }
         self.leave(ring);
         Ok(())
+    }
+
+    /// How long requests may take to end when a ring is to stop. A front end that migrates cannot take along what has not ended.
+    fn stop_patience(&mut self) -> Result<Duration, PeerFault> {
+        let migrates = self.peer.features & VHOST_F_LOG_ALL != 0;
+        let stalled = !migrates && self.vdev()?.model().is_stalled();
+        Ok(if stalled { STALLED.min(self.patience) } else { self.patience })
     }
 
     /// Notes what a ring that has stopped leaves to the next holder of the lease.

@@ -13,6 +13,16 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+/// A host, not started yet, that publishes an image `data.img` under this name at this port.
+pub fn exporter(name: &str, port: u16, bytes: u64) -> TestDaemon {
+    let exporter = TestDaemon::new_beside_the_build("");
+    let image = exporter.image("data.img", bytes);
+    exporter.configure(&format!(
+        "[[core]]\n[[export]]\nname = {name:?}\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
+    ));
+    exporter
+}
+
 /// The guest goes on for so long.
 pub fn step_for(load: &mut CrashLoad, time: Duration) {
     let end = Instant::now() + time;

@@ -4,6 +4,7 @@
 
 pub mod load;
 pub mod nic;
+pub mod qmp;
 pub mod reader;
 pub mod relay;
 

@@ -123,7 +123,9 @@ fn families() {
     let socket = daemon.path("published.sock").display().to_string();
     let uri = format!("nbd+unix:///published?socket={socket}");
     let export = json!({ "memory": 1 << 20, "iops_limit": 1000, "bandwidth_limit": 1 << 20 });
-    let remote = json!({ "remote": uri, "reserve_iops": 100, "reserve_bandwidth": 4096 });
+    let mut remote = json!({ "remote": uri, "reserve_iops": 100, "reserve_bandwidth": 4096 });
+    (remote["timeout_s"], remote["on_timeout"], remote["qmp"]) =
+        (30.into(), "pause".into(), "/run/vm.qmp".into());
     for (path, form) in [("/v1/exports/published", export), ("/v1/disks/remote", remote)] {
         let (status, answer) = daemon.http("PUT", path, &form.to_string());
         assert_eq!(status, 201, "{path}: {answer}");

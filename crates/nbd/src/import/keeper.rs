@@ -218,7 +218,7 @@ impl Keeper {
     /// Another connection, `None` if the channel is gone before there is one.
     async fn reconnect(&mut self, loss: Option<Loss>) -> Option<Fresh> {
         let since = Instant::now();
-        let (mut attempts, mut failure, mut gave_up) = (0, String::new(), false);
+        let (mut attempts, mut failure) = (0, String::new());
         let mut stop = self.too_many_violations().map(|why| (why, false));
         loop {
             if let Some((why, doubt)) = stop.take() {
@@ -232,9 +232,10 @@ impl Keeper {
                     self.shared.writes.settle();
                 }
                 self.violations = 0;
-                self.link.set_refuse(gave_up);
             }
-            if let Some(loss) = loss {
+            let mut gave_up = self.gives_up(since);
+            self.link.set_refuse(gave_up);
+            if let Some(loss) = loss.or((attempts > 0).then_some(Loss::Unreached)) {
                 let failure = failure.clone();
                 self.link.set_state(ConnectionState::Reconnecting {
                     since,
@@ -247,17 +248,21 @@ impl Keeper {
             if !self.pause(self.delay).await {
                 return None;
             }
-            let give_up_in = self.shared.options.give_up_after.filter(|_| !gave_up);
-            let give_up_in = give_up_in.map(|after| after.saturating_sub(since.elapsed()));
             let result = {
                 let attempt = self.attempt();
                 tokio::pin!(attempt);
                 loop {
+                    let changed = self.shared.give_up_changed.notified();
+                    let left = self.shared.give_up_after().map(|after| after.saturating_sub(since.elapsed()));
                     tokio::select! {
                         result = &mut attempt => break result,
-                        () = sleep(give_up_in.unwrap_or(Duration::MAX)), if give_up_in.is_some() && !gave_up => {
+                        () = sleep(left.unwrap_or(Duration::MAX)), if left.is_some() && !gave_up => {
                             gave_up = true;
                             self.link.set_refuse(true);
+                        }
+                        () = changed => {
+                            gave_up = self.gives_up(since);
+                            self.link.set_refuse(gave_up);
                         }
                         () = self.heard() => if self.link.closing() {
                             return None;
@@ -273,11 +278,12 @@ impl Keeper {
                 Err(Attempt::Doubt(why)) => stop = Some((why, true)),
             }
             self.delay = self.next_delay();
-            if self.shared.options.give_up_after.is_some_and(|after| since.elapsed() >= after) && !gave_up {
-                gave_up = true;
-                self.link.set_refuse(true);
-            }
         }
+    }
+
+    /// Whether requests fail that wait since then.
+    fn gives_up(&self, since: Instant) -> bool {
+        self.shared.give_up_after().is_some_and(|after| since.elapsed() >= after)
     }
 
     async fn attempt(&self) -> Result<Fresh, Attempt> {

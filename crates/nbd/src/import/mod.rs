@@ -17,7 +17,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ioplane_storage::{Backing, BackingInfo, IoChannel, StorageError};
@@ -51,7 +51,7 @@ mod writes;
 
 use channel::ImportChannel;
 use claim::{HeldClaim, ImportClaim};
-use connect::{Reached, reach};
+use connect::{Reached, image_of, reach};
 use facts::Facts;
 use keeper::Keeper;
 use link::Link;
@@ -73,7 +73,7 @@ pub use options::{
 pub use reserve::LentReservation;
 pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
 
-use crate::claim::ClaimReply;
+use crate::claim::{CLAIM, ClaimReply};
 use crate::error::NbdError;
 
 /// Most channels of one import. More queues than any guest has processors here.
@@ -88,6 +88,8 @@ pub struct Import {
     runtime: Handle,
     /// The connection by which the export was looked at, for the first channel.
     spare: Mutex<Option<Reached>>,
+    /// See [`Import::keep_claim`].
+    keeps_claim: AtomicBool,
 }
 
 /// What the keepers of an import share.
@@ -119,6 +121,10 @@ struct Shared {
     links: ArcSwap<Vec<Weak<Link>>>,
     /// A person has decided that what has stopped may go on.
     retry: Notify,
+    /// [`ImportOptions::give_up_after`] in ms, as it is now; [`u64::MAX`] for never.
+    give_up_ms: AtomicU64,
+    /// It has changed.
+    give_up_changed: Notify,
 }
 
 impl Import {
@@ -172,12 +178,20 @@ impl Import {
             channels: Arc::default(),
             links: ArcSwap::default(),
             retry: Notify::new(),
+            give_up_ms: AtomicU64::new(millis(options.give_up_after)),
+            give_up_changed: Notify::new(),
             options,
         };
         // A connection that has claimed no epoch is none for a channel where epochs are claimed.
         let spare = Mutex::new((!shared.fenced).then_some(reached));
         let (shared, runtime) = (Arc::new(shared), Handle::current());
-        let import = Arc::new_cyclic(|me| Import { shared, me: me.clone(), runtime, spare });
+        let import = Arc::new_cyclic(|me| Import {
+            shared,
+            me: me.clone(),
+            runtime,
+            spare,
+            keeps_claim: AtomicBool::new(false),
+        });
         import.catch_up_release();
         Ok(import)
     }
@@ -200,6 +214,7 @@ impl Import {
             rewritten: shared.rewritten.load(Ordering::Relaxed),
             connections: links.iter().filter_map(Weak::upgrade).map(|link| link.status()).collect(),
             closing: !shared.quiet.now(),
+            starts: shared.claim.starts(),
         }
     }
 
@@ -207,6 +222,35 @@ impl Import {
     pub fn retry(&self) {
         self.shared.claim.forget_guest();
         self.shared.retry.notify_waiters();
+    }
+
+    /// Another [`ImportOptions::give_up_after`], for the connection that is lost now, too.
+    pub fn set_give_up_after(&self, after: Option<Duration>) {
+        self.shared.give_up_ms.store(millis(after), Ordering::Release);
+        self.shared.give_up_changed.notify_waiters();
+    }
+
+    /// Whether the claim stays when the guest stops all queues, since it is to start them again.
+    pub fn keep_claim(&self, keeps: bool) {
+        self.keeps_claim.store(keeps, Ordering::Release);
+    }
+
+    /// Whether the exporter can be reached and serves the same disk, by a connection that asks for nothing and ends with that: for a disk whose channels are gone
+    /// and whose guest waits. Takes [`ImportOptions::connect_timeout`] at most.
+    pub async fn probe(&self) -> Result<(), NbdError> {
+        let shared = &self.shared;
+        let reached = reach(&shared.options, CLAIM.to_owned()).await?;
+        let known = shared.instance.load_full();
+        match (known.as_deref(), &reached.instance) {
+            (Some(known), Some(now)) if image_of(known) != image_of(now) => {
+                return Err(NbdError::Unsuitable("the exporter has another disk under this name".into()));
+            }
+            (Some(_), None) => {
+                return Err(NbdError::Unsuitable("the server does not say which instance it is".into()));
+            }
+            _ => {}
+        }
+        shared.facts.misfit(&reached.facts).map_or(Ok(()), |misfit| Err(NbdError::Unsuitable(misfit)))
     }
 
     /// Makes durable what the exporter has acknowledged, by a connection of its own.
@@ -326,6 +370,11 @@ impl Import {
     }
 }
 
+/// In ms, [`u64::MAX`] for never.
+fn millis(time: Option<Duration>) -> u64 {
+    time.map_or(u64::MAX, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// In ns, so that whoever comes later has a greater number.
 fn since_1970() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -365,6 +414,12 @@ impl Shared {
             None if self.claim.is_kept() => None,
             None => Some(format!("{EPOCH}={}/{session}/{channel}/{attempt}", self.options.holder)),
         }
+    }
+
+    /// When requests fail, if they do.
+    fn give_up_after(&self) -> Option<Duration> {
+        let ms = self.give_up_ms.load(Ordering::Acquire);
+        (ms < u64::MAX).then(|| Duration::from_millis(ms))
     }
 
     /// From now on this is a later use of the export than before.
@@ -434,5 +489,14 @@ impl Backing for Import {
 
     fn forget_guest(&self) {
         self.shared.claim.forget_guest();
+    }
+
+    /// While a connection is made again, but not while a guest waits for its claim.
+    fn is_stalled(&self) -> bool {
+        let links = self.shared.links.load();
+        links
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|link| matches!(link.status().state, ConnectionState::Reconnecting { gave_up: false, .. }))
     }
 }

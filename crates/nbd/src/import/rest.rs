@@ -21,7 +21,8 @@ impl Import {
     pub(super) fn begin_rest(&self, migrates: bool) {
         let claim = &self.shared.claim;
         // A front end that has stopped what never ran: another one's rings run.
-        if !claim.is_kept() || self.shared.channels.load(Ordering::Acquire) > 0 {
+        let stays = self.keeps_claim.load(Ordering::Acquire);
+        if !claim.is_kept() || stays || self.shared.channels.load(Ordering::Acquire) > 0 {
             return;
         }
         let address = &self.shared.options.address;

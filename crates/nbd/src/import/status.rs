@@ -27,6 +27,8 @@ pub enum Loss {
     Suspended,
     /// The exporter has become another instance, as another connection has found.
     Instance,
+    /// There was none yet.
+    Unreached,
 }
 
 impl fmt::Display for Loss {
@@ -39,6 +41,7 @@ impl fmt::Display for Loss {
             Loss::ShuttingDown => f.write_str("the server is shutting down"),
             Loss::GuestMemory => f.write_str("the guest took its memory away in the middle of a write"),
             Loss::Suspended => f.write_str("the queue was suspended"),
+            Loss::Unreached => f.write_str("the server has not been reached yet"),
             Loss::Instance => f.write_str("the exporter is another instance now"),
         }
     }
@@ -47,7 +50,7 @@ impl fmt::Display for Loss {
 /// How a connection stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// Its first connection is being made.
+    /// Its first connection is being made, and no attempt has failed yet.
     Connecting,
     /// Requests go to the server.
     Connected {
@@ -156,4 +159,6 @@ pub struct ImportStatus {
     pub connections: Vec<ConnectionStatus>,
     /// Connections of channels that are gone have not been closed by the server yet.
     pub closing: bool,
+    /// How many channels have been opened: queues of guests that have started.
+    pub starts: u64,
 }

@@ -293,8 +293,8 @@ impl Backing for Mirror {
     }
 
     /// A queue that left writes behind has ended the copy ([`MirrorFault::Stopped`]): what still lands in the new backing is of no
-    /// consequence.
+    /// consequence, unless the disk has gone on with that.
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.old.wait_quiet(deadline)
+        (!self.state.is_decided() || self.new.wait_quiet(deadline)) && self.old.wait_quiet(deadline)
     }
 }

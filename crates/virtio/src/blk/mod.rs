@@ -363,6 +363,10 @@ impl VirtioDevice for Blk {
         self.backing.rest(migrates);
     }
 
+    fn is_stalled(&self) -> bool {
+        self.backing.is_stalled()
+    }
+
     /// Of two front ends only the one whose rings ran last has a guest.
     fn forget_guest(&mut self) {
         if self.shared.user.load(Ordering::Relaxed) == self.number {

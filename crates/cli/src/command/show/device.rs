@@ -103,6 +103,12 @@ pub fn reservation(disk: &DiskReport) -> String {
     fact("reserved", words.as_deref().unwrap_or("nothing"))
 }
 
+/// What happens when its server is not reachable.
+pub fn on_timeout(disk: &DiskReport) -> String {
+    let words = disk.backing.remote.as_ref().map(RemoteReport::timeout_words);
+    words.map_or(String::new(), |words| fact("not reachable", words))
+}
+
 /// The same of a NIC, each direction.
 pub fn nic_limits(nic: &NicReport, asked: bool) -> String {
     limits("send limits", nic.tx_limits(), "frames", asked)
@@ -156,6 +162,7 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
             remote.connections, remote.losses, remote.replays, remote.device_errors
         ),
     );
+    text += &fact("", format!("while it is not reachable: {}", remote.timeout_words()));
     if remote.state == RemoteWord::Stopped {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }
@@ -193,6 +200,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
     text.extend(disk.backing.remote.as_ref().map(|one| remote(name, one)));
+    text.extend(disk.vm_pause.as_ref().map(|pause| fact("VM pause", pause.words())));
     text.extend(disk.swap.as_ref().map(|swap| fact("swap", swap.words())));
     text.extend(disk.verify.as_ref().map(|verify| fact("verify", verify.words())));
     text += &fact(

@@ -12,11 +12,12 @@ pub mod tests;
 
 use ioplane_api::report::{
     DeviceQueue, DiskReport, DiskSocket, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
+    VmPauseWord,
 };
 use ioplane_api::size::Size;
 
 pub use cores::{ago, cores, decisions, pool};
-pub use device::{disk, disk_limits, group_of, nic, nic_limits, reservation};
+pub use device::{disk, disk_limits, group_of, nic, nic_limits, on_timeout, reservation};
 pub use explain::explain;
 pub use export::{export, export_limits, exports};
 pub use group::{group, groups};
@@ -104,6 +105,9 @@ pub fn disks(disks: &[DiskReport]) -> String {
         if let Some(door) = disk.waiting {
             let name = &disk.name;
             text.push_str(&format!("{name}: a VM behind {} waits for the other to stop\n", door.words()));
+        }
+        if let Some(pause) = disk.vm_pause.as_ref().filter(|pause| pause.state != VmPauseWord::Armed) {
+            text.push_str(&format!("{}: VM pause: {}\n", disk.name, pause.words()));
         }
         text.push_str(&error_lines(&disk.name, &disk.error, &disk.remedy, disk.retry));
     }
