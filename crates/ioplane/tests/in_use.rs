@@ -79,6 +79,14 @@ fn a_disk_in_use_is_published_and_its_guest_sees_nothing() {
         step_for(&mut load, Duration::from_millis(200));
         assert_eq!(remote(&daemon, "data")["claim"], "held");
     }
+    // It does not move after all: local again, and published again by the same name.
+    let other = daemon.path("other.img");
+    let said = beside(&mut load, &daemon, &["swap", "data", "--to", other.to_str().unwrap()]);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
+    let said = beside(&mut load, &daemon, &["publish", "remove", "web"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = beside(&mut load, &daemon, &publish);
+    assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
     load.settle().unwrap();
     let disk = daemon.disk("data");
     assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
@@ -93,12 +101,15 @@ fn what_cannot_be_published_leaves_the_disk_as_it_was() {
         (&["--disk", "data", "--listen", &taken, "--plain"][..], "listening on"),
         (&["--disk", "none"], "there is no disk none"),
         (&["--disk", "data", "--listen", "127.0.0.1:1"], "in plain text"),
+        (&["--disk", "data", "--connections", "1"], "has 2 queues"),
     ] {
         let said = beside(&mut load, &daemon, &[&["publish", "disk", "web"], args].concat());
         assert!(said.code != 0 && said.err.contains(words), "{args:?}: {}{}", said.out, said.err);
         assert_eq!(daemon.disk("data")["backing"]["kind"], "file");
         assert_eq!(daemon.json(&["publish", "list"]), serde_json::json!([]), "{args:?}");
     }
+    let said = daemon.http("PUT", "/v1/exports/web", r#"{"disk": "data", "read_only": true}"#);
+    assert!(said.0 == 422 || said.0 == 400, "{said:?}");
     // The name of a disk is taken.
     let said = beside(&mut load, &daemon, &["publish", "disk", "data", "--disk", "data"]);
     assert!(said.code != 0 && said.err.contains("data"), "{}", said.err);

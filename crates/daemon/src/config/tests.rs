@@ -263,7 +263,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             disk("path = \"a.img\"") + "[[disk]]\nname = \"e\"\npath = \"link.img\"",
             7,
             format!("{} is the image of disk d already, in line 4", at("link.img")),
-            "give every disk its own copy, or make both read_only".into(),
+            "give each its own copy, or make both read_only; a disk uses an export of its host by remote".into(),
         ),
     ]
     .into();
