@@ -544,6 +544,13 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "remote",
+        "link_1g_vs_iperf3",
+        "reads of 4 KiB, depth 32, over a link of 1 Gbit/s without delay or loss, against one connection of iperf3 on it",
+        AtLeast(0.8),
+        Some(AtLeast(0.7)),
+    ),
+    goal(
+        "remote",
         "tls_cost_percent",
         "requests per second that TLS 1.3 costs, importer and exporter on one processor, 4 KiB reads, depth 32, percent (no issue names a bound: 50 is ours)",
         AtMost(50.0),

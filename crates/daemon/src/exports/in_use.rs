@@ -119,7 +119,7 @@ impl Registry<PublishedDisk> {
         }
         // What the guest has written before and not flushed no import knows of.
         let flushed = blocking(move || {
-            let synced = image.file().map_or(Ok(()), |file| rustix::fs::fdatasync(file));
+            let synced = image.file().map_or(Ok(()), rustix::fs::fdatasync);
             synced.map_err(|error| Refusal::failed(error.to_string(), "see to the image"))
         });
         if let Err(refused) = flushed.await {
