@@ -80,7 +80,8 @@ pub(crate) enum Refusal {
     Os(io::Error),
 }
 
-/// How long somebody alive may hold the image and still be waited for: udev looks at new devices, `qemu-img info` at images.
+/// How long somebody alive may hold the image and still be waited for: udev looks at new devices, `qemu-img info` at images. It is counted from when
+/// somebody alive was first seen: what has just been closed here looks alive for a moment, when its lock is gone already.
 const PASSING: Duration = Duration::from_millis(400);
 
 /// Takes `claim` on `file`, waiting up to `timeout` for the I/O of dead processes. `alive` says of a lock of this very process
@@ -96,6 +97,7 @@ pub(crate) fn take(
     let identity = rustix::fs::fstat(file).map_err(|e| Refusal::Os(e.into()))?;
     let ours = file.as_raw_fd() as u32;
     let mut pause = Duration::from_millis(2);
+    let mut alive_since = None::<Instant>;
     loop {
         let Some(held) = attempt(file, claim).map_err(Refusal::Os)? else { return Ok(()) };
         let found = holders(identity.st_dev, identity.st_ino, held, ours);
@@ -105,8 +107,11 @@ pub(crate) fn take(
         if living.is_none() && removed(Promise::Fence) {
             return Ok(());
         }
+        alive_since = living.map(|_| alive_since.unwrap_or_else(Instant::now));
         match living {
-            Some(holder) if waited >= PASSING => return Err(Refusal::Held(holder.to_string())),
+            Some(holder) if alive_since.is_some_and(|since| since.elapsed() >= PASSING) => {
+                return Err(Refusal::Held(holder.to_string()));
+            }
             None if waited >= timeout.max(PASSING) => {
                 // Every ioplane holds the flock, and its byte locks stay with it.
                 return Err(
@@ -239,4 +244,35 @@ fn has_flock(file: impl AsFd) -> bool {
         let kind = system.f_type as u32;
         kind != NFS && !SMB.contains(&kind)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// The last I/O of a dropped backing ends between the look at the lock and the question who has it.
+    #[test]
+    fn what_is_closed_just_now_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let (claim, first, second) = (Claim::disk(false, None), open(), open());
+        take(first.as_fd(), &claim, Duration::ZERO, &|| true, &mut |_| {}).unwrap();
+        let (first, begun) = (Cell::new(Some(first)), Instant::now());
+        let alive = || {
+            let closes = begun.elapsed() > 2 * PASSING;
+            closes && first.take().is_some()
+        };
+        take(second.as_fd(), &claim, Duration::from_secs(60), &alive, &mut |_| {}).unwrap();
+        assert!(first.take().is_none());
+        // Who stays is named.
+        let third = open();
+        let refused = take(third.as_fd(), &claim, Duration::from_secs(60), &|| true, &mut |_| {});
+        assert!(matches!(refused, Err(Refusal::Held(_))), "{refused:?}");
+    }
 }
