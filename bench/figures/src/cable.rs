@@ -7,7 +7,7 @@ use std::process::Command;
 /// The far host's address. Nothing else is in its network.
 pub const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 7, 2);
 /// This host's.
-pub const NEAR: Ipv4Addr = Ipv4Addr::new(198, 18, 7, 1);
+const NEAR: Ipv4Addr = Ipv4Addr::new(198, 18, 7, 1);
 /// What the far end is called there.
 const FAR_END: &str = "far0";
 

@@ -289,16 +289,16 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
     turns.close()
 }
 
-/// What is added to network and disk at depth 1.
-fn extra(single: &Samples, pings: &[f64]) -> Figure {
+/// What is added to network and disk at depth 1, in each round, us.
+fn added(single: &Samples, pings: &[f64]) -> Vec<f64> {
     let (remote, local) = (single.of("remote"), single.of("local"));
-    let extra: Vec<f64> = remote
-        .iter()
-        .zip(local)
-        .zip(pings)
-        .map(|((remote, local), ping)| remote.p50_us - ping - local.p50_us)
-        .collect();
-    let mut figure = Figure::median(&extra).beside("ping_pong_us", median(pings.iter().copied()));
+    let rounds = remote.iter().zip(local).zip(pings);
+    rounds.map(|((remote, local), ping)| remote.p50_us - ping - local.p50_us).collect()
+}
+
+fn extra(single: &Samples, pings: &[f64]) -> Figure {
+    let mut figure =
+        Figure::median(&added(single, pings)).beside("ping_pong_us", median(pings.iter().copied()));
     for name in single.names() {
         figure = figure.beside(&format!("{name}_us"), median(single.of(name).iter().map(|one| one.p50_us)));
     }
@@ -309,14 +309,10 @@ fn extra(single: &Samples, pings: &[f64]) -> Figure {
 /// (a ping-pong), and what is left, importer and exporter.
 fn stages(single: &Samples, pings: &[f64]) -> Figure {
     let of = |name: &str| single.of(name).iter().map(|one| one.p50_us);
-    let disk: Vec<f64> = of("local").collect();
-    let total: Vec<f64> = of("remote").collect();
-    let bus = total.iter().zip(&disk).zip(pings).map(|((total, disk), ping)| total - disk - ping);
-    Figure::median(&total)
-        .beside("front_end_and_disk", median(disk.iter().copied()))
+    Figure::median(&of("remote").collect::<Vec<_>>())
+        .beside("front_end_and_disk", median(of("local")))
         .beside("network", median(pings.iter().copied()))
-        .beside("importer_and_exporter", median(bus))
-        .beside("local", median(disk.iter().copied()))
+        .beside("importer_and_exporter", median(added(single, pings)))
 }
 
 /// A disk that takes only so many requests per second.

@@ -168,7 +168,7 @@ impl<K: ServedKind> Registry<K> {
                 Err(refused)
             }
             Err(refused) => {
-                self.forget(&name);
+                self.drop_slot(&name);
                 self.context.state_file.change(|entries| {
                     K::records(entries).remove(&name);
                 })?;
@@ -177,15 +177,10 @@ impl<K: ServedKind> Registry<K> {
         }
     }
 
-    /// Takes the place of one that is asked for just now, and is opened by somebody else: [`Registry::opened`] or [`Registry::forget`] is to follow.
+    /// Takes the place of one that is asked for just now, and is opened by somebody else: [`Registry::opened`] or [`Registry::drop_slot`] is to follow.
     pub fn reserve_new(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
         self.check_names(&record.now)?;
         self.reserve(record, true)
-    }
-
-    /// It could not be opened: its place is free.
-    pub fn forget(&self, name: &str) {
-        self.drop_slot(name);
     }
 
     /// It has been opened. Whoever has taken its place away meanwhile does not want it.
@@ -381,7 +376,8 @@ impl<K: ServedKind> Registry<K> {
         }
     }
 
-    fn drop_slot(&self, name: &str) {
+    /// Its name, its place and its socket are free.
+    pub fn drop_slot(&self, name: &str) {
         self.slots().remove(name);
         self.context.release(name);
     }

@@ -40,7 +40,7 @@ struct Inside {
     before: DiskRecord,
     from: BackingSpec,
     to: BackingSpec,
-    /// Held while the state file is written for this. From then on, no more.
+    /// Whether it has been undone, and so notes nothing more. Locked while the state file is written.
     undone: Mutex<bool>,
 }
 

@@ -70,7 +70,7 @@ impl Registry<PublishedDisk> {
         match self.lend(record, disk, changing).await {
             Ok(published) => self.opened(name, published).await,
             Err(refused) => {
-                self.forget(&name);
+                self.drop_slot(&name);
                 Err(refused)
             }
         }

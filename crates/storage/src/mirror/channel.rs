@@ -223,7 +223,9 @@ impl MirrorChannel {
             && !slot.only_new
             && slot.kind != Kind::Read
             && state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
-        choosing.take_if(|_| slot.both);
+        if slot.both {
+            choosing = None;
+        }
         if slot.kind == Kind::Flush && removed(SwapRule::FlushBoth) {
             slot.both = false;
         }
