@@ -27,6 +27,7 @@ pub mod igb;
 pub mod inner;
 pub mod l1;
 pub mod l2;
+pub mod libvirt;
 pub mod logwrites;
 pub mod migration;
 pub mod module;
