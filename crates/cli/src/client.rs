@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use http_body_util::{BodyExt, Full, Limited};
+pub use hyper::Method;
+use hyper::Request;
 use hyper::body::{Bytes, Incoming};
-use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use ioplane_api::refusal::{Code, RefusalBody, RefusalKind};
 use serde::Serialize;

@@ -16,6 +16,7 @@ mod inventory;
 mod log;
 mod model;
 mod move_function;
+mod move_prepare;
 mod move_vm;
 mod preload;
 
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MoveVm, PciMove, RunArgs};
+use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MovePrepare, MoveVm, PciMove, RunArgs};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -58,6 +59,10 @@ impl Host for ThisHost {
 
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         move_vm::run(client, args, json)
+    }
+
+    fn move_prepare(&self, client: &Client, args: &MovePrepare, json: bool) -> Result<()> {
+        move_prepare::run(client, args, json)
     }
 
     fn run(&self, args: &RunArgs) -> Result<ExitCode> {

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{ClaimWord, DiskReport, RemoteReport, RemoteWord, ServedState, StatusReport};
+use ioplane_api::report::{
+    ClaimWord, DiskReport, NicReport, RemoteReport, RemoteWord, ServedState, StatusReport,
+};
 use ioplane_api::size::Size;
 use ioplane_cli::args::MoveVm;
 use ioplane_cli::client::Client;
@@ -101,20 +103,25 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
 /// The disks that a VM uses.
 fn disks_of(client: &Client, vm: &str) -> Result<Vec<DiskReport>> {
     let status: StatusReport = client.get("/v1/status")?;
+    devices_of(status, vm).map(|(disks, _)| disks)
+}
+
+/// The disks and NICs of this daemon that a VM uses; an error if there are none.
+pub(crate) fn devices_of(status: StatusReport, vm: &str) -> Result<(Vec<DiskReport>, Vec<NicReport>)> {
     let of_it = |report: &Option<ioplane_api::report::VmReport>| {
         report.as_ref().is_some_and(|report| report.name == vm)
     };
-    let uses_nic = status.nics.iter().any(|nic| of_it(&nic.vm));
+    let nics: Vec<NicReport> = status.nics.into_iter().filter(|nic| of_it(&nic.vm)).collect();
     let disks: Vec<DiskReport> = status.disks.into_iter().filter(|disk| of_it(&disk.vm)).collect();
-    if disks.is_empty() && !uses_nic {
+    if disks.is_empty() && nics.is_empty() {
         let error = format!("no VM {vm} uses a disk or a NIC of this daemon");
         return Err(CommandError::new(Code::NotFound, error, "`ioplane status` shows the VMs").into());
     }
-    Ok(disks)
+    Ok((disks, nics))
 }
 
 /// The part of a disk's report that says how it stands with its server.
-fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
+pub(crate) fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
     let name = &disk.name;
     disk.backing.remote.as_ref().ok_or_else(|| {
         let (error, remedy) = match disk.backing.kind.as_str() {
@@ -137,7 +144,7 @@ fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
 }
 
 /// Whether the guest may stop using this disk here and go on with it elsewhere.
-fn may_go(disk: &DiskReport) -> Result<()> {
+pub(crate) fn may_go(disk: &DiskReport) -> Result<()> {
     let name = &disk.name;
     if disk.state != ServedState::Served {
         return Err(refused(format!("disk {name} is not served"), format!("see `ioplane disk show {name}`")));
@@ -170,6 +177,33 @@ fn may_go(disk: &DiskReport) -> Result<()> {
     }
 }
 
+/// Whether a disk of the other daemon is the same disk for a guest, and another importer of the same image.
+pub(crate) fn is_same(disk: &DiskReport, other: &DiskReport) -> Result<()> {
+    let name = &disk.name;
+    let here = remote(disk)?;
+    let same = |remote: &RemoteReport| {
+        // The boot of the exporter's host is behind the `@`, and may have changed between two looks.
+        let image = |remote: &RemoteReport| {
+            let instance = remote.instance.clone()?;
+            instance.split_once('@').map(|(image, _)| image.to_owned())
+        };
+        image(remote) == image(here)
+    };
+    if other.size != disk.size || !other.backing.remote.as_ref().is_some_and(same) {
+        return Err(refused(
+            format!("disk {name} of the other host is another one"),
+            format!("compare `ioplane disk show {name}` on both hosts"),
+        ));
+    }
+    if other.read_only != disk.read_only || other.queues.len() != disk.queues.len() {
+        return Err(refused(
+            format!("disk {name} of the other host has other options"),
+            "give it the same queues and the same --read-only on both hosts",
+        ));
+    }
+    Ok(())
+}
+
 /// Whether the other daemon has the same disks, with a QEMU that waits for them.
 fn is_ready(there: &Client, disks: &[DiskReport]) -> Result<()> {
     let status: StatusReport = there.get("/v1/status")?;
@@ -178,30 +212,10 @@ fn is_ready(there: &Client, disks: &[DiskReport]) -> Result<()> {
         let Some(other) = status.disks.iter().find(|other| other.name == *name) else {
             return Err(refused(
                 format!("the other host has no disk {name}"),
-                format!("add it there: ioplane disk add {name} --remote ..., then start QEMU with -incoming"),
+                "add it there: ioplane move prepare, then start QEMU with -incoming",
             ));
         };
-        let here = remote(disk)?;
-        let same = |remote: &RemoteReport| {
-            // The boot of the exporter's host is behind the `@`, and may have changed between two looks.
-            let image = |remote: &RemoteReport| {
-                let instance = remote.instance.clone()?;
-                instance.split_once('@').map(|(image, _)| image.to_owned())
-            };
-            image(remote) == image(here)
-        };
-        if other.size != disk.size || !other.backing.remote.as_ref().is_some_and(same) {
-            return Err(refused(
-                format!("disk {name} of the other host is another one"),
-                format!("compare `ioplane disk show {name}` on both hosts"),
-            ));
-        }
-        if other.read_only != disk.read_only || other.queues.len() != disk.queues.len() {
-            return Err(refused(
-                format!("disk {name} of the other host has other options"),
-                "give it the same queues and the same --read-only on both hosts",
-            ));
-        }
+        is_same(disk, other)?;
         if !other.connected {
             return Err(refused(
                 format!("no QEMU of the other host uses disk {name} yet"),

@@ -309,3 +309,102 @@ fn what_cannot_go_along_is_found_before_anything_stops() {
     let said = local.refused(&plain);
     assert!(said.contains("is an image of this host") && said.contains("ioplane swap data --to"), "{said}");
 }
+
+/// What `move prepare` says of each device: kind, name, whether it was added.
+fn prepared(here: &TestDaemon, vm: &str, there: &TestDaemon) -> Vec<(String, String, bool)> {
+    let control = there.path("control.sock").display().to_string();
+    let said = here.json(&["move", "prepare", vm, "--there", &control]);
+    let device = |device: &Value| {
+        let word = |field: &str| device[field].as_str().unwrap().to_owned();
+        (word("kind"), word("name"), device["added"].as_bool().unwrap())
+    };
+    said["devices"].as_array().unwrap().iter().map(device).collect()
+}
+
+#[test]
+fn what_a_vm_uses_is_made_on_the_other_host() {
+    let [_exporter, here, there] = hosts();
+    assert_eq!(here.cli(&["disk", "set", "data", "--iops-limit", "5000", "--timeout-s", "7"]).code, 0);
+    assert_eq!(there.cli(&["disk", "remove", "data"]).code, 0);
+    assert_eq!(here.cli(&["switch", "add", "lan"]).code, 0);
+    let nic = ["nic", "add", "eth", "--switch", "lan", "--vlan", "7", "--pairs", "2"];
+    assert_eq!(here.cli(&nic).code, 0);
+    let mut vm = Vm::start(&here);
+    let _nic = FrontEnd::connect(&here.path("eth.sock"), Wants::default()).unwrap();
+    here.until(|| here.json(&["nic", "list"])[0]["connected"] == true);
+    let name = name_of_vm(&here);
+    let control = there.path("control.sock").display().to_string();
+
+    let said = here.refused(&["move", "prepare", &name, "--there", &control]);
+    assert!(said.contains("no switch lan"), "{said}");
+    assert_eq!(there.json(&["disk", "list"]), json!([]), "nothing is made before all was looked at");
+    assert_eq!(there.cli(&["switch", "add", "lan"]).code, 0);
+
+    let device = |kind: &str, name: &str, added| (kind.to_owned(), name.to_owned(), added);
+    assert_eq!(prepared(&here, &name, &there), [device("nic", "eth", true), device("disk", "data", true)]);
+    let of = |host: &TestDaemon| {
+        let disk = host.disk("data");
+        let remote = &disk["backing"]["remote"];
+        let words = ["uri", "timeout_s", "on_timeout"].map(|field| remote[field].clone());
+        (["size", "serial", "queue_size", "iops_limit", "read_only"].map(|field| disk[field].clone()), words)
+    };
+    assert_eq!(of(&there), of(&here));
+    let of = |host: &TestDaemon| {
+        let nic = &host.json(&["nic", "list"])[0];
+        ["mac", "vlan", "pairs", "queue_size", "mtu", "isolated"].map(|field| nic[field].clone())
+    };
+    assert_eq!(of(&there), of(&here));
+    // What is there is left as it is, and a QEMU finds it.
+    assert_eq!(prepared(&here, &name, &there), [device("nic", "eth", false), device("disk", "data", false)]);
+    vm.is_expected(&there);
+    vm.migrate();
+    vm.write();
+    until_held(&there);
+}
+
+fn until_held(host: &TestDaemon) {
+    host.until(|| remote(host)["claim"] == "held");
+}
+
+#[test]
+fn a_disk_of_this_host_that_is_published_is_made_by_the_address_of_its_export() {
+    let here = TestDaemon::open(CONFIG);
+    let there = TestDaemon::open(CONFIG);
+    let image = here.image("local.img", 4 * MIB).display().to_string();
+    assert_eq!(here.cli(&["disk", "add", "data", "--path", &image]).code, 0);
+    let mut vm = Vm::start(&here);
+    let name = name_of_vm(&here);
+    let control = there.path("control.sock").display().to_string();
+    let prepare = ["move", "prepare", &name, "--there", &control];
+    let said = here.refused(&prepare);
+    assert!(said.contains("is an image of this host"), "{said}");
+
+    let listen = format!("0.0.0.0:{}", free_port());
+    let said = here.cli(&["publish", "disk", "web-data", "--disk", "data", "--listen", &listen, "--plain"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let said = here.refused(&prepare);
+    assert!(said.contains("listens at all addresses") && said.contains("--via"), "{said}");
+    // A machine that is not there, and one that is.
+    let said = here.refused(&[&prepare[..], &["--via", "ioplane.invalid"]].concat());
+    assert!(said.contains("ioplane.invalid"), "{said}");
+    assert_eq!(there.json(&["disk", "list"]), json!([]));
+    let said = here.cli(&[&prepare[..], &["--via", "127.0.0.1"]].concat());
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(remote(&there)["uri"], format!("nbd://127.0.0.1:{}/web-data", &listen[8..]));
+    vm.is_expected(&there);
+    vm.migrate();
+    vm.write();
+    until_held(&there);
+}
+
+#[test]
+fn another_disk_of_that_name_is_no_preparation() {
+    let [_exporter, here, there] = hosts();
+    let _vm = Vm::start(&here);
+    let name = name_of_vm(&here);
+    let control = there.path("control.sock").display().to_string();
+    assert_eq!(there.cli(&["disk", "remove", "data"]).code, 0);
+    assert_eq!(there.cli(&["disk", "add", "data", "--memory", "4M"]).code, 0);
+    let said = here.refused(&["move", "prepare", &name, "--there", &control]);
+    assert!(said.contains("disk data of the other host is another one"), "{said}");
+}

@@ -8,6 +8,21 @@ use clap::{Args, Subcommand};
 pub enum MoveCommand {
     /// Move a VM to a QEMU on another host that waits for it (-incoming), with its disks of other machines; Ctrl-C cancels
     Vm(MoveVm),
+    /// Add the disks and NICs that a VM uses here on the other host, as far as they are not there: before its QEMU is started there
+    Prepare(MovePrepare),
+}
+
+/// A VM that is going to move.
+#[derive(Debug, Args)]
+pub struct MovePrepare {
+    /// Name of the VM, as `ioplane status` shows it
+    pub name: String,
+    /// The control socket of the other host's daemon, such as one that ssh -L forwards
+    #[arg(long, value_name = "SOCKET")]
+    pub there: PathBuf,
+    /// A host name or address by which the other host reaches this one: for disks that this host publishes at all its addresses
+    #[arg(long, value_name = "HOST")]
+    pub via: Option<String>,
 }
 
 /// A VM that is to move.
