@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use ioplane_figures::machine;
 
-use crate::core::drive::{Completion, Flow, drive};
+use crate::core::drive::{Completion, Flow, drive_while};
 use crate::core::offered::Offered;
 use crate::exitless::load::BLOCK;
 use crate::guest::Guest;
@@ -48,15 +48,13 @@ pub fn while_busy<T: Send>(
             over.store(true, Ordering::Release);
             done
         });
-        // In slices, to see that the other thread is done; a slice begins without a gap.
-        let mut driven = Ok(());
-        while driven.is_ok() && !over.load(Ordering::Acquire) {
-            let flow = Flow::new(guest, 0, Offered::Backlog(DEPTH), BLOCK, 1);
-            gaps.last = None;
-            driven = drive(&mut [flow], Duration::from_secs(1), |completion| {
-                gaps.see(completion, windows.0.load(Ordering::Relaxed));
-            });
-        }
+        let flow = Flow::new(guest, 0, Offered::Backlog(DEPTH), BLOCK, 1);
+        let driven = drive_while(
+            &mut [flow],
+            |_| !over.load(Ordering::Acquire),
+            |completion| gaps.see(completion, windows.0.load(Ordering::Relaxed)),
+            |_, _| {},
+        );
         let done = actor.join().map_err(|_| anyhow!("the thread beside the generator panicked"))?;
         driven.and(done)
     })?;

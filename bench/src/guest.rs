@@ -35,7 +35,7 @@ pub struct Guest {
     pub queues: Vec<Disk>,
     /// Size of the disk, bytes.
     pub capacity: u64,
-    _memory: GuestMemory,
+    memory: GuestMemory,
 }
 
 impl Guest {
@@ -56,7 +56,27 @@ impl Guest {
         for (index, disk) in queues.iter().enumerate() {
             front.start(index as u16, &memory, disk.place(), 0)?;
         }
-        Ok(Guest { front, queues, capacity, _memory: memory })
+        Ok(Guest { front, queues, capacity, memory })
+    }
+
+    /// A front end of another VMM, which waits at `socket` for this guest: with the same memory, and no ring started.
+    pub fn expected_at(&self, socket: &Path) -> Result<FrontEnd> {
+        let mut front = FrontEnd::connect(socket, Wants::default())?;
+        if front.has(protocol::INFLIGHT_SHMFD)
+            && let Some(disk) = self.queues.first()
+        {
+            front.track_inflight(self.queues.len() as u16, disk.place().size)?;
+        }
+        front.share(&self.memory)?;
+        Ok(front)
+    }
+
+    /// Goes on behind `next`, at the places where the rings have stopped; returns the front end that it has left.
+    pub fn go_on(&mut self, mut next: FrontEnd, bases: &[u32]) -> Result<FrontEnd> {
+        for ((index, disk), base) in self.queues.iter().enumerate().zip(bases) {
+            next.start(index as u16, &self.memory, disk.place(), *base)?;
+        }
+        Ok(std::mem::replace(&mut self.front, next))
     }
 
     /// Tells the device of what was pushed into queue `index`, if it wants to be told.

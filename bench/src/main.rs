@@ -16,6 +16,7 @@ mod measured;
 mod mode;
 mod neighbour;
 mod network;
+mod plot;
 mod remote;
 mod served;
 

@@ -12,6 +12,8 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, Default)]
 pub struct Figure {
     value: Option<f64>,
+    /// In place of a value.
+    rows: Option<Vec<Value>>,
     interval: Option<[f64; 2]>,
     pairs: Option<usize>,
     why_not: Option<String>,
@@ -44,6 +46,11 @@ impl Figure {
         Self::median(&ratios.filter(|ratio| ratio.is_finite()).collect::<Vec<_>>())
     }
 
+    /// Not one number: a row for each case.
+    pub fn table(rows: Vec<Value>) -> Self {
+        Figure { rows: Some(rows), ..Figure::default() }
+    }
+
     pub fn missing(why: impl Into<String>) -> Self {
         Figure { why_not: Some(why.into()), ..Figure::default() }
     }
@@ -68,6 +75,12 @@ impl Figure {
 
     pub fn value(&self) -> Option<f64> {
         self.value
+    }
+
+    /// The value or the table, if there is one.
+    fn shown(&self) -> Option<String> {
+        let rows = self.rows.as_ref().map(|rows| format!("{} rows", rows.len()));
+        self.value.map(|value| rounded(value).to_string()).or(rows)
     }
 
     /// Value, interval and pairs of one of several from which a figure is chosen.
@@ -111,10 +124,7 @@ impl Report {
 
     pub fn add(&mut self, figures: impl IntoIterator<Item = (&'static str, Figure)>) {
         for (name, figure) in figures {
-            eprintln!(
-                "{name}: {}",
-                figure.value.map_or("not measured".into(), |value| rounded(value).to_string())
-            );
+            eprintln!("{name}: {}", figure.shown().unwrap_or_else(|| "not measured".into()));
             self.figures.insert(name, figure);
         }
     }
@@ -127,7 +137,8 @@ impl Report {
         let (mut figures, mut details) = (Map::new(), Map::new());
         for &name in self.keys {
             let figure = self.figure(name);
-            figures.insert(name.into(), json!(figure.value.map(rounded)));
+            let rows = figure.rows.clone().map(Value::from);
+            figures.insert(name.into(), rows.unwrap_or_else(|| json!(figure.value.map(rounded))));
             details.insert(name.into(), figure.details());
         }
         figures.insert("details".into(), details.into());
@@ -152,10 +163,11 @@ impl Report {
             let mut beside: Vec<_> =
                 figure.beside.iter().map(|(name, value)| format!("{name} {value}")).collect();
             beside.extend(figure.why_not.clone());
+            beside.extend(figure.rows.iter().flatten().map(Value::to_string));
             let _ = writeln!(
                 out,
                 "{name:28}{:>12}  {:22}{:>6}  {goal:24}  {}",
-                figure.value.map_or("null".into(), |value| rounded(value).to_string()),
+                figure.shown().unwrap_or_else(|| "null".into()),
                 ends.map_or(String::new(), |[low, high]| format!("{low} to {high}")),
                 figure.pairs.map_or(String::new(), |pairs| pairs.to_string()),
                 beside.join(", ")
@@ -185,6 +197,15 @@ mod tests {
         assert_eq!(json["figures"]["details"]["weight_error_percent"]["not_measured"], "no groups");
         assert!(json["figures"]["details"]["move_pause_us"]["not_measured"].is_string());
         assert!(report.table().contains("no groups"));
+    }
+
+    #[test]
+    fn a_table_is_an_array_and_has_no_value() {
+        let mut report = Report::new("core", &KEYS);
+        report.add([("wakeup_ratio", Figure::table(vec![json!({ "readers": 1 })]))]);
+        assert_eq!(report.json()["figures"]["wakeup_ratio"], json!([{ "readers": 1 }]));
+        assert!(report.json()["figures"]["details"]["wakeup_ratio"].as_object().unwrap().is_empty());
+        assert!(report.table().contains("1 rows") && report.table().contains("{\"readers\":1}"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod clustering;
 pub mod daemon;
 pub mod exchange;
 pub mod high;
+pub mod hosts;
 pub mod igb;
 pub mod inner;
 pub mod l1;

@@ -1,8 +1,9 @@
 //! A VM whose disks are on a third host moves from one host to another and back, by QEMU's own migration: the claims to its disks go along.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ioplane_e2e::assets::host_version;
 use ioplane_e2e::daemon::Daemon;
+use ioplane_e2e::hosts::{holds, holds_none, import, publish};
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_quiet, expect_right, finish, mixed, play};
 use ioplane_e2e::{Qemu, Version, Vm};
@@ -17,59 +18,21 @@ fn machine() -> Result<String> {
     Ok(format!("pc-q35-{major}.{minor}"))
 }
 
-/// Publishes the images of the stage, for programs of this machine.
-fn exporter(stage: &Stage) -> Result<Daemon> {
-    stage.guest.copy_to(&stage.image("root"))?;
-    stage.blank("data", 64 << 20)?;
-    let exporter = Daemon::start(CONFIG)?;
-    for disk in DISKS {
-        let path = stage.image(disk).display().to_string();
-        exporter.cli(&["publish", "disk", disk, "--path", &path])?;
-    }
-    Ok(exporter)
-}
-
-fn socket_of(exporter: &Daemon, disk: &str) -> Result<String> {
-    let export = exporter.cli(&["publish", "show", disk])?;
-    Ok(export["socket"].as_str().context("an export without a socket")?.to_owned())
-}
-
-/// The same disks on a host.
-fn import(host: &Daemon, exporter: &Daemon) -> Result<()> {
-    for disk in DISKS {
-        let uri = format!("nbd+unix:///{disk}?socket={}", socket_of(exporter, disk)?);
-        host.cli(&["disk", "add", disk, "--remote", &uri])?;
-    }
-    Ok(())
-}
-
-fn claim(host: &Daemon, disk: &str) -> Result<String> {
-    let disks = host.cli(&["disk", "list"])?;
-    let disk = disks.as_array().and_then(|disks| disks.iter().find(|found| found["name"] == disk));
-    let claim = &disk.context("no such disk")?["backing"]["remote"]["claim"];
-    Ok(claim.as_str().unwrap_or_default().to_owned())
-}
-
-fn holds(host: &Daemon) -> Result<bool> {
-    Ok(claim(host, "root")? == "held" && claim(host, "data")? == "held")
-}
-
-fn holds_none(host: &Daemon) -> Result<bool> {
-    Ok(claim(host, "root")? == "free" && claim(host, "data")? == "free")
-}
-
 /// Moves the guest to a QEMU of the other host, and lets it go on there.
 fn travel(stage: &Stage, mut vm: Vm, name: &str, (here, there): (&Daemon, &Daemon)) -> Result<Vm> {
-    ensure!(holds(here)? && holds_none(there)?, "before it moves");
+    ensure!(holds(here, &DISKS)? && holds_none(there, &DISKS)?, "before it moves");
     let args = there.qemu_args(Version::Host, MEMORY_MIB, &DISKS)?;
     let qemu = Qemu::new(name).version(Version::Host).memory_mib(MEMORY_MIB).args(&args).incoming();
     let mut next = qemu.machine(&machine()?).launch(&stage.guest)?;
     // It is connected, has read the sizes, and has claimed nothing.
-    ensure!(holds(here)? && holds_none(there)?, "before it moves, with a QEMU that waits for it");
+    ensure!(
+        holds(here, &DISKS)? && holds_none(there, &DISKS)?,
+        "before it moves, with a QEMU that waits for it"
+    );
     let travelled = vm.send_to(&mut next).map_err(|error| next.explain(vm.explain(error)))?;
     next.go_on_from(vm)?;
-    stage.until("the other host holds the disks", || holds(there))?;
-    stage.until("this one does not", || holds_none(here))?;
+    stage.until("the other host holds the disks", || holds(there, &DISKS))?;
+    stage.until("this one does not", || holds_none(here, &DISKS))?;
     stage.say(format!("to {name} in {:.2?}, stood still for {:.2?}", travelled.total, travelled.downtime));
     Ok(next)
 }
@@ -77,10 +40,12 @@ fn travel(stage: &Stage, mut vm: Vm, name: &str, (here, there): (&Daemon, &Daemo
 #[test]
 fn a_guest_moves_to_another_host_and_back_under_load() -> Result<()> {
     play(CONFIG, |stage| {
-        let exporter = exporter(stage)?;
+        stage.guest.copy_to(&stage.image("root"))?;
+        stage.blank("data", 64 << 20)?;
+        let exporter = publish(stage, CONFIG, &DISKS)?;
         let other = Daemon::start(CONFIG)?;
         for host in [&stage.daemon, &other] {
-            import(host, &exporter)?;
+            import(host, &exporter, &DISKS)?;
         }
         let mut vm = stage.boot(stage.qemu("first", Version::Host, &DISKS)?.machine(&machine()?))?;
         let agent = vm.share_agent();
@@ -97,7 +62,7 @@ fn a_guest_moves_to_another_host_and_back_under_load() -> Result<()> {
         expect_quiet(&agent).map_err(|error| vm.explain(error))?;
         stage.say(format!("{} requests, {} blocks are right", report.requests, verified.blocks));
         vm.poweroff()?;
-        stage.until("nobody holds the disks", || holds_none(&stage.daemon))?;
+        stage.until("nobody holds the disks", || holds_none(&stage.daemon, &DISKS))?;
         stage.expect_clean()
     })
 }

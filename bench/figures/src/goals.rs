@@ -570,6 +570,41 @@ pub const GOALS: &[Goal] = &[
         AtMost(1.0),
         Some(AtMost(50.0)),
     ),
+    goal(
+        "remote",
+        "swap_pause_slow_p99_ms",
+        "longest time without a completion while a busy disk each of whose requests takes 5 ms is swapped to another such disk, p99, ms",
+        AtMost(1.0),
+        Some(AtMost(200.0)),
+    ),
+    goal(
+        "remote",
+        "per_cpu_open_vs_qemu_nbd",
+        "requests per second of the whole machine's busy time at the same open-loop rate (the worse of 2,000 and 10,000 per second), front end sleeping, against qemu-storage-daemon and qemu-nbd (unequal work: a copy in memory against system calls on tmpfs)",
+        AtLeast(1.3),
+        Some(AtLeast(1.0)),
+    ),
+    goal(
+        "remote",
+        "per_cpu_open_vs_nbdkit",
+        "the same against qemu-storage-daemon and nbdkit with its plugin memory (equal work)",
+        AtLeast(1.3),
+        Some(AtLeast(0.9)),
+    ),
+    goal(
+        "remote",
+        "move_downtime_ms",
+        "median time without a completion while a VM in QEMU moves between two hosts of a remote disk, under whatever the processor has (translated: QEMU is most of it), ms (no issue names a bound: the paper's stop-and-copy phase has 115)",
+        AtMost(115.0),
+        Some(AtMost(5000.0)),
+    ),
+    goal(
+        "remote",
+        "move_device_ms",
+        "of a move without a VM, median: from the source's last GET_VRING_BASE to the first completion at the destination, flush, release and claim included, the image on a disk, ms (no issue names a bound: the paper's disk takes 7)",
+        AtMost(7.0),
+        Some(AtMost(200.0)),
+    ),
 ];
 
 /// In place of a figure: it was measured, and the noise was too much for a number.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -37,6 +37,17 @@ pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("pinning to processor {cpu}"))
+}
+
+/// Lets the calling thread, and whatever it starts from now on, run on both.
+///
+/// # Errors
+/// When this process may not use them.
+pub fn spread(cpus: Cpus) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpus.front);
+    set.set(cpus.back);
+    sched_setaffinity(None, &set).context("leaving a processor")
 }
 
 /// A cpuset of the kernel's, for the threads that an affinity does not bind: io_uring's workers follow their cpuset.
@@ -237,6 +248,61 @@ fn busy() -> u64 {
     [0, 1, 2, 7].iter().filter_map(|at| fields.get(*at)).sum::<u64>() * 10_000_000
 }
 
+/// How long the processors of this machine have had nothing to do.
+pub struct Idle {
+    at: Instant,
+    idle: Duration,
+}
+
+/// How long they have had something to do between two moments.
+#[derive(Debug, Clone, Copy)]
+pub struct Busy {
+    /// The time between, s.
+    pub seconds: f64,
+    /// Busy time of all processors together: whatever is not idle, interrupts and what the hypervisor took included; s.
+    pub busy: f64,
+}
+
+impl Idle {
+    /// Until now.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read.
+    pub fn now() -> Result<Self> {
+        Ok(Idle {
+            at: Instant::now(),
+            idle: Duration::from_nanos(idle(&fs::read_to_string("/proc/stat")?).1),
+        })
+    }
+
+    /// From then until now.
+    ///
+    /// # Errors
+    /// As [`Idle::now`].
+    pub fn busy_since(&self) -> Result<Busy> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let seconds = self.at.elapsed().as_secs_f64();
+        let (processors, now) = idle(&text);
+        let idle = Duration::from_nanos(now).saturating_sub(self.idle).as_secs_f64();
+        Ok(Busy { seconds, busy: seconds * processors as f64 - idle })
+    }
+}
+
+/// How many processors there are, and how long all of them together have been idle, ns. With ticks that stop while a processor is idle
+/// (NO_HZ) the kernel counts this by the clock; the steps are those of USER_HZ.
+fn idle(stat: &str) -> (usize, u64) {
+    let processors = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    // user, nice, system, idle, iowait.
+    (processors, fields.iter().skip(3).take(2).sum::<u64>() * 10_000_000)
+}
+
 /// The threads of `pid` that are io_uring workers, and the processors they may use.
 pub fn io_workers(pid: u32) -> Vec<String> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
@@ -311,6 +377,13 @@ pub fn date() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_time_is_that_of_all_processors_waiting_for_disks_included() {
+        let text = "cpu  10 20 30 400 5 6 7 8 0 0\ncpu0 5 10 15 200 5 6 7 8 0 0\ncpu1 5 10 15 200 0 0 0 0 0 0\nintr 1 2\n";
+        assert_eq!(idle(text), (2, 4_050_000_000));
+        assert_eq!(idle(""), (0, 0));
+    }
 
     #[test]
     fn interrupts_between_processors_are_those_of_both_lines_and_all_processors() {

@@ -156,17 +156,26 @@ pub fn drive(flows: &mut [Flow<'_>], time: Duration, done: impl FnMut(Completion
 pub fn drive_and_watch(
     flows: &mut [Flow<'_>],
     time: Duration,
+    done: impl FnMut(Completion),
+    turn: impl FnMut(u64, u64),
+) -> Result<()> {
+    drive_while(flows, |now| now < ns(time), done, turn)
+}
+
+/// The same for as long as `goes_on` says so of the time, ns.
+pub fn drive_while(
+    flows: &mut [Flow<'_>],
+    mut goes_on: impl FnMut(u64) -> bool,
     mut done: impl FnMut(Completion),
     mut turn: impl FnMut(u64, u64),
 ) -> Result<()> {
     flows.iter_mut().for_each(Flow::begin);
     let begin = Instant::now();
-    let (end, mut progress) = (ns(time), 0);
-    let mut last = 0;
-    loop {
+    let (mut last, mut progress) = (0, 0);
+    let end = loop {
         let now = ns(begin.elapsed());
-        if now >= end {
-            break;
+        if !goes_on(now) {
+            break now;
         }
         turn(now, last);
         last = now;
@@ -182,7 +191,7 @@ pub fn drive_and_watch(
             progress = now;
         }
         ensure!(now - progress < ns(PATIENCE), "nothing completed for {PATIENCE:?} with {waiting} in flight");
-    }
+    };
     for flow in flows {
         flow.interrupts = false;
         flow.begin();

@@ -14,7 +14,6 @@
 
 mod load;
 mod page;
-mod plot;
 mod report;
 
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::load::Work;
-use super::plot::{self, Panel};
+use crate::plot::{self, Panel};
 
 const CORES: [&str; 3] = ["polled", "adaptive", "notified"];
 
@@ -83,6 +83,11 @@ pub fn plot(figures: &Value, path: &Path) -> Result<()> {
     let panel = |title, unit, load, what| Panel {
         title,
         unit,
+        across: "guests",
+        from: 1.0,
+        step: 1.0,
+        width: 300.0,
+        marks: Vec::new(),
         lines: vec![
             ("polling", line("polled", load, what)),
             ("notification", line("notified", load, what)),

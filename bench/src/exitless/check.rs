@@ -1,6 +1,9 @@
 //! Is it a disk? Blocks are stamped with their number and read back through queue 0, all of them before anything is timed and
 //! some after.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -13,11 +16,30 @@ use crate::guest::Guest;
 /// stamps are others.
 pub fn stamp_and_read(guest: &mut Guest, blocks: u64, count: u64, salt: u64) -> Result<()> {
     let stride = (blocks / count).max(1);
+    guest.queues[0].ring().disable_interrupts();
+    pass(guest, DiskOp::Write, (0..count).map(|turn| turn * stride), salt)?;
+    read(guest, blocks, count, salt)
+}
+
+/// Reads `count` of `blocks` blocks, evenly spread, and not in their order; they hold stamps with this `salt`.
+pub fn read(guest: &mut Guest, blocks: u64, count: u64, salt: u64) -> Result<()> {
+    let stride = (blocks / count).max(1);
     // A step that has no factor in common with the count visits each block once.
     let step = (count / 2 + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
     guest.queues[0].ring().disable_interrupts();
-    pass(guest, DiskOp::Write, (0..count).map(|turn| turn * stride), salt)?;
     pass(guest, DiskOp::Read, (0..count).map(|turn| turn * step % count * stride), salt)
+}
+
+/// Stamps every block of a file, as [`stamp_and_read`] does through a disk.
+pub fn fill(file: &Path, salt: u64) -> Result<()> {
+    let blocks = std::fs::metadata(file)?.len() / u64::from(BLOCK);
+    let mut out = BufWriter::new(File::options().write(true).open(file)?);
+    let mut bytes = [0u8; BLOCK as usize];
+    for block in 0..blocks {
+        stamp(block, salt, &mut bytes);
+        out.write_all(&bytes)?;
+    }
+    Ok(out.flush()?)
 }
 
 fn pass(guest: &mut Guest, op: DiskOp, mut blocks: impl Iterator<Item = u64>, salt: u64) -> Result<()> {

@@ -99,6 +99,15 @@ impl Session {
         Ok(outcome)
     }
 
+    /// Lets `act` drive its guest between thaw and freeze; the numbers are those of the processes that serve it. Nothing is to be in flight afterwards.
+    pub fn turn<R>(&mut self, act: impl FnOnce(&mut Guest, &[u32]) -> Result<R>) -> Result<R> {
+        self.served.thaw();
+        let done = act(&mut self.guest, &self.served.pids());
+        let done = done.with_context(|| format!("{}\n{}", self.name, self.served.log_tail()))?;
+        self.served.freeze();
+        Ok(done)
+    }
+
     /// A sample of blocks once more, and the one request that no load makes. Returns what its io_uring workers may run on.
     pub fn close(mut self) -> Result<Vec<String>> {
         self.served.thaw();

@@ -81,7 +81,7 @@ fn far() -> SocketAddr {
 }
 
 /// Where an exporter listens.
-enum Listener {
+pub enum Listener {
     Unix(PathBuf),
     Tcp(SocketAddr),
     Tls(SocketAddr),
@@ -91,14 +91,28 @@ impl Listener {
     fn choose(wire: Wire, directory: &Path) -> Result<Self> {
         Ok(match wire {
             Wire::Unix => Listener::Unix(directory.join("nbd.sock")),
-            Wire::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
+            Wire::Tcp => Listener::tcp()?,
             Wire::Tls => Listener::Tls(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
             Wire::Cable { tls: false } => Listener::Tcp(far()),
             Wire::Cable { tls: true } => Listener::Tls(far()),
         })
     }
 
-    fn uri(&self) -> String {
+    /// At a port of loopback that nobody uses.
+    pub fn tcp() -> Result<Self> {
+        Ok(Listener::Tcp(TcpListener::bind("127.0.0.1:0")?.local_addr()?))
+    }
+
+    /// Where it is, if that is an address.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Listener::Unix(_) => None,
+            Listener::Tcp(address) | Listener::Tls(address) => Some(*address),
+        }
+    }
+
+    /// What an importer calls it.
+    pub fn uri(&self) -> String {
         match self {
             Listener::Unix(path) => format!("nbd+unix:///{EXPORT}?socket={}", path.display()),
             Listener::Tcp(address) => format!("nbd://{address}/{EXPORT}"),
@@ -116,7 +130,8 @@ impl Listener {
         };
     }
 
-    fn wait(&self, served: &mut Served) -> Result<()> {
+    /// Until `served` accepts connections there.
+    pub fn wait(&self, served: &mut Served) -> Result<()> {
         match self {
             Listener::Unix(path) => served.await_socket(path),
             Listener::Tcp(address) | Listener::Tls(address) => served.await_tcp(*address),

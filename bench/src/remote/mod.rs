@@ -10,10 +10,16 @@
 //! threads. Ratios are medians over rounds in which each contender has a turn, with the interval of [`ioplane_figures::compare`].
 
 mod contender;
+mod database;
 mod link;
+mod moving;
+mod open;
 mod ping;
+mod readers;
+mod slow;
 mod swap;
 mod turns;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,7 +40,7 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 23] = [
+const FIGURES: [&str; 32] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
@@ -58,9 +64,20 @@ const FIGURES: [&str; 23] = [
     "link_10g_vs_iperf3",
     "congestion",
     "stage_us",
+    "move_downtime_ms",
+    "move_device_ms",
+    "per_cpu_open_vs_qemu_nbd",
+    "per_cpu_open_vs_nbdkit",
+    "readers",
+    "readers_7_vs_local",
+    "readers_7_min_share",
+    "swap_pause_slow_p99_ms",
+    "database",
 ];
 
 const DEEP: u16 = 32;
+/// Moves of a VM in QEMU: each starts a QEMU.
+const VM_MOVES: usize = 20;
 /// Ways of qemu-nbd that might be the cheapest on tmpfs.
 const WAYS: [(&str, Aio); 3] = [
     ("qemu_nbd_threads", Aio::Threads),
@@ -86,6 +103,9 @@ pub struct Options {
     /// Measures this part alone; may be given several times. Figures of other parts are null.
     #[arg(long, value_enum)]
     only: Vec<Part>,
+    /// Write the plot of the database there, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Another build of ioplane, for its remote disk with TLS beside that of this one.
     #[arg(long, value_name = "BINARY")]
     baseline: Option<PathBuf>,
@@ -105,6 +125,18 @@ enum Part {
     Swaps,
     /// A link of 1 and 10 Gbit/s, what goes over it, and others on it. Needs root, for a network namespace.
     Link,
+    /// A guest that moves between two importers, without a VM.
+    Moves,
+    /// A VM in QEMU that moves between them.
+    Vm,
+    /// Requests at a rate of their own from a front end that sleeps, by the busy time of the machine: nobody else may use it.
+    Open,
+    /// One to seven readers of one export.
+    Readers,
+    /// A busy disk each of whose requests takes 5 ms, and is swapped.
+    Slow,
+    /// A VM with a PostgreSQL that moves, and whose disk follows.
+    Database,
 }
 
 /// How much of everything.
@@ -118,6 +150,7 @@ pub struct Pace {
     time: Duration,
     memory: u64,
     swaps: usize,
+    moves: usize,
 }
 
 impl Options {
@@ -126,9 +159,25 @@ impl Options {
         let swaps = |usual| self.swaps.unwrap_or(usual);
         if self.quick {
             let memory = 32 << 20;
-            return Pace { rounds: 8, repeats: 10, warm: ms(40), time: ms(150), memory, swaps: swaps(50) };
+            return Pace {
+                rounds: 8,
+                repeats: 10,
+                warm: ms(40),
+                time: ms(150),
+                memory,
+                swaps: swaps(50),
+                moves: 40,
+            };
         }
-        Pace { rounds: 20, repeats: 40, warm: ms(80), time: ms(300), memory: 256 << 20, swaps: swaps(500) }
+        Pace {
+            rounds: 20,
+            repeats: 40,
+            warm: ms(80),
+            time: ms(300),
+            memory: 256 << 20,
+            swaps: swaps(500),
+            moves: 200,
+        }
     }
 }
 
@@ -201,6 +250,25 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if wanted(Part::Link) {
         report.add(link::measure(&bench)?);
+    }
+    if wanted(Part::Moves) {
+        report.add(moving::measure(&bench)?);
+    }
+    if wanted(Part::Vm) {
+        report.add(vm::measure(&bench, VM_MOVES)?);
+    }
+    if wanted(Part::Open) {
+        open::measure(&bench, &mut report)?;
+    }
+    if wanted(Part::Readers) {
+        report.add(readers::measure(&bench)?);
+    }
+    if wanted(Part::Slow) {
+        report.add(slow::measure(&bench)?);
+    }
+    if wanted(Part::Database) {
+        let stay = Duration::from_secs(if options.quick { 8 } else { 20 });
+        report.add(database::measure(&bench, stay, options.plot.as_deref())?);
     }
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)

@@ -52,7 +52,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     Ok(figures.into_iter().chain([("swap_pause_image_p99_ms", image)]).collect())
 }
 
-fn pause(gaps: &Gaps) -> Figure {
+/// The pauses of swaps, in ms, beside the gaps without any.
+pub fn pause(gaps: &Gaps) -> Figure {
     let ms = |happens| -> Vec<f64> { gaps.us(happens).into_iter().map(|us| us / 1e3).collect() };
     let (swaps, quiet) = (ms(true), ms(false));
     Figure::of(p99(&swaps))
@@ -62,7 +63,8 @@ fn pause(gaps: &Gaps) -> Figure {
         .beside("depth", DEPTH)
 }
 
-fn p99(values: &[f64]) -> f64 {
+/// The value that one in a hundred exceeds.
+pub fn p99(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
@@ -91,7 +93,7 @@ fn swapped(
 }
 
 /// Swaps the disk; for how long the daemon let nothing begin at the switch, ms.
-fn swap(control: &Path, target: &Value) -> Result<f64> {
+pub fn swap(control: &Path, target: &Value) -> Result<f64> {
     call(control, "POST", "/v1/disks/disk/swap", &target.to_string())?;
     let begun = Instant::now();
     let report = loop {

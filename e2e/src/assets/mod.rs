@@ -7,6 +7,7 @@
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
+//!   database: this host's PostgreSQL and a database, a root disk for the guest's kernel
 //!   linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
 //! ```
 //!
@@ -16,6 +17,7 @@
 //! differ or `IOPLANE_VERIFY_ASSETS` is set; what does not fit is built again.
 
 mod batch;
+mod database;
 mod disk;
 mod initrd;
 mod kernel;
@@ -26,6 +28,7 @@ mod program;
 mod tree;
 
 pub use batch::BATCH_MODULES;
+pub use database::database;
 pub use kernel::Kernel;
 pub use l1::Host;
 pub use linux32::{Linux32, Paging32};

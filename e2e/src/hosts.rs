@@ -1,0 +1,47 @@
+//! Several hosts on one machine, each a daemon: one publishes images, others have them as disks, and one of these at a time holds the claims.
+
+use crate::daemon::Daemon;
+use crate::stage::Stage;
+use anyhow::{Context, Result};
+
+/// A host that publishes these images of the stage, for programs of this machine.
+pub fn publish(stage: &Stage, config: &str, disks: &[&str]) -> Result<Daemon> {
+    let exporter = Daemon::start(config)?;
+    for disk in disks {
+        let path = stage.image(disk).display().to_string();
+        exporter.cli(&["publish", "disk", disk, "--path", &path])?;
+    }
+    Ok(exporter)
+}
+
+/// Gives `host` what `exporter` publishes as these disks.
+pub fn import(host: &Daemon, exporter: &Daemon, disks: &[&str]) -> Result<()> {
+    for disk in disks {
+        let export = exporter.cli(&["publish", "show", disk])?;
+        let socket = export["socket"].as_str().context("an export without a socket")?;
+        host.cli(&["disk", "add", disk, "--remote", &format!("nbd+unix:///{disk}?socket={socket}")])?;
+    }
+    Ok(())
+}
+
+/// How the claim of a disk of another host stands.
+pub fn claim(host: &Daemon, disk: &str) -> Result<String> {
+    let disks = host.cli(&["disk", "list"])?;
+    let disk = disks.as_array().and_then(|disks| disks.iter().find(|found| found["name"] == disk));
+    let claim = &disk.context("no such disk")?["backing"]["remote"]["claim"];
+    Ok(claim.as_str().unwrap_or_default().to_owned())
+}
+
+fn all_are(host: &Daemon, disks: &[&str], word: &str) -> Result<bool> {
+    disks.iter().try_fold(true, |so, disk| Ok(so && claim(host, disk)? == word))
+}
+
+/// Whether `host` has the claims of all these disks.
+pub fn holds(host: &Daemon, disks: &[&str]) -> Result<bool> {
+    all_are(host, disks, "held")
+}
+
+/// Whether it has none of them.
+pub fn holds_none(host: &Daemon, disks: &[&str]) -> Result<bool> {
+    all_are(host, disks, "free")
+}
