@@ -275,7 +275,7 @@ impl Course {
             .beside("phases", phases.collect::<Vec<_>>())
             .beside("slowest_second_transactions_per_s", slowest)
             .beside("database", "PostgreSQL under pgbench -c 4, scale 2, fsync, one vCPU")
-            .beside("guest", format!("{:?}, {MEMORY_MIB} MiB", Accelerator::detect()))
+            .beside("guest", format!("{}, {MEMORY_MIB} MiB", Accelerator::detect()))
     }
 
     fn plot(&self) -> String {

@@ -17,10 +17,11 @@ use ioplane_testkit::driver::DiskOp;
 use serde_json::{Map, json};
 
 use super::contender::{Exporter, Importer, Way, Wire};
-use super::{Bench, cheapest_qemu_nbd};
+use super::{Bench, WAYS};
 use crate::core::drive::ns;
 use crate::core::offered::Arrivals;
 use crate::exitless::load::{BLOCK, SECTORS, Scatter};
+use crate::exitless::qsd::Aio;
 use crate::exitless::session::Session;
 use crate::guest::{Guest, PATIENCE};
 use crate::measured::{Figure, Report};
@@ -37,7 +38,8 @@ pub fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut sessions = vec![
         bench.open(&bench.contender(REMOTE, Way::Remote(Importer::Ioplane, Wire::Tcp, Exporter::Ioplane)))?,
     ];
-    let (aio, _) = cheapest_qemu_nbd(bench);
+    let (aio, probes) = best_qemu_nbd(bench);
+    report.setup.insert("open_qemu_nbd_by_way".into(), probes.into());
     let mut absent = BTreeMap::new();
     for ((name, _), exporter) in OTHERS.into_iter().zip([Exporter::QemuNbd(aio), Exporter::Nbdkit]) {
         let way = Way::Remote(Importer::Qsd, Wire::Tcp, exporter);
@@ -70,6 +72,8 @@ pub fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// With more than this of a processor busy with nobody, what a contender adds cannot be told.
 const QUIET: f64 = 0.15;
+/// What a contender is to keep of the rate, so that all do the same work.
+const KEPT: f64 = 0.95;
 
 /// One turn of one contender.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +82,8 @@ struct Turn {
     requests: u64,
     /// Of those that were to come.
     kept: f64,
+    /// How long it took, s.
+    seconds: f64,
     /// Of the whole machine, less what it does by itself; s. Zero or less where others were too busy to tell.
     busy: f64,
     /// Processor time of the generator, of the processes that serve, and of kernel threads; s.
@@ -92,6 +98,62 @@ struct AtRate {
     nobody: Vec<f64>,
 }
 
+/// A way of qemu-nbd that keeps [`KEPT`] of the lower rate with the least processor time, behind qemu-storage-daemon; where none does, the one that keeps most.
+/// And what each does.
+fn best_qemu_nbd(bench: &Bench) -> (Aio, Map<String, serde_json::Value>) {
+    let (mut best, mut probes) = ((Aio::Threads, (false, f64::INFINITY)), Map::new());
+    for (name, aio) in WAYS {
+        let probe = || -> Result<Turn> {
+            let way = Way::Remote(Importer::Qsd, Wire::Tcp, Exporter::QemuNbd(aio));
+            let mut session = bench.open(&bench.contender(name, way))?;
+            let turn = turn(bench, &mut session, RATES[0], 0, bench.pace.time * 8)?;
+            session.close().map(|_| turn)
+        };
+        match probe() {
+            Ok(turn) => {
+                let own = turn.own * 1e6 / turn.requests.max(1) as f64;
+                probes.insert(
+                    name.into(),
+                    json!({"processor_us_per_request": rounded(own), "part_of_the_rate": rounded(turn.kept)}),
+                );
+                let kept = turn.kept >= KEPT;
+                let better = match best.1.0 {
+                    true => kept && own < best.1.1,
+                    // The most that is kept is the least that is not.
+                    false => kept || 1.0 - turn.kept < best.1.1,
+                };
+                if better {
+                    best = (aio, (kept, if kept { own } else { 1.0 - turn.kept }));
+                }
+            }
+            Err(error) => {
+                probes.insert(name.into(), format!("{error:#}").into());
+            }
+        }
+    }
+    (best.0, probes)
+}
+
+/// One turn of a contender; the busy time is that of the whole machine.
+fn turn(bench: &Bench, session: &mut Session, rate: u32, seed: u64, time: Duration) -> Result<Turn> {
+    session.turn(|guest, pids| {
+        // Not counted: who was frozen has a cold cache.
+        offer(guest, rate, seed, bench.pace.warm)?;
+        let (books, idle) = (Books::open(pids), Idle::now()?);
+        let (requests, latency) = offer(guest, rate, seed, time)?;
+        let busy = idle.busy_since()?;
+        let account = books.close(pids);
+        Ok(Turn {
+            requests,
+            kept: requests as f64 / (f64::from(rate) * time.as_secs_f64()),
+            seconds: busy.seconds,
+            busy: busy.busy,
+            own: (account.cpu_ns + account.own_ns + account.kernel_ns) as f64 / 1e9,
+            p50_us: latency.value_at_quantile(0.5) as f64 / 1e3,
+        })
+    })
+}
+
 fn rounds(bench: &Bench, sessions: &mut [Session], rate: u32) -> Result<AtRate> {
     // The idle time of /proc/stat has steps of 10 ms.
     let time = bench.pace.time * 8;
@@ -103,25 +165,12 @@ fn rounds(bench: &Bench, sessions: &mut [Session], rate: u32) -> Result<AtRate> 
         std::thread::sleep(time);
         let nobody = idle.busy_since()?;
         all.nobody.push(nobody.busy / nobody.seconds);
-        for turn in 0..sessions.len() {
-            let at = (turn + round as usize) % sessions.len();
+        for place in 0..sessions.len() {
+            let at = (place + round as usize) % sessions.len();
             let session = &mut sessions[at];
             let name = session.name;
-            let turn = session.turn(|guest, pids| {
-                // Not counted: who was frozen has a cold cache.
-                offer(guest, rate, u64::from(round), bench.pace.warm)?;
-                let (books, idle) = (Books::open(pids), Idle::now()?);
-                let (requests, latency) = offer(guest, rate, u64::from(round), time)?;
-                let busy = idle.busy_since()?;
-                let account = books.close(pids);
-                Ok(Turn {
-                    requests,
-                    kept: requests as f64 / (f64::from(rate) * time.as_secs_f64()),
-                    busy: busy.busy - nobody.busy * busy.seconds / nobody.seconds,
-                    own: (account.cpu_ns + account.own_ns + account.kernel_ns) as f64 / 1e9,
-                    p50_us: latency.value_at_quantile(0.5) as f64 / 1e3,
-                })
-            })?;
+            let mut turn = turn(bench, session, rate, u64::from(round), time)?;
+            turn.busy -= nobody.busy * turn.seconds / nobody.seconds;
             all.turns.entry(name).or_default().push(turn);
         }
     }
@@ -176,7 +225,16 @@ fn worst(measured: &[AtRate], other: &str) -> Figure {
     let rates: Vec<serde_json::Value> = rates.collect();
     let others = measured.iter().flat_map(|at| &at.nobody).copied();
     let others = median(others);
-    let figure = if others > QUIET {
+    let slow = measured.iter().flat_map(|at| [REMOTE, other].map(|name| (at, name))).find(|(at, name)| {
+        let kept = median(at.of(name).iter().map(|turn| turn.kept));
+        kept < KEPT
+    });
+    let figure = if let Some((at, name)) = slow {
+        Figure::missing(format!(
+            "{name} does not keep {} requests per second: the work is not the same",
+            at.rate
+        ))
+    } else if others > QUIET {
         Figure::missing(format!(
             "others kept {others:.2} processors busy: stop them, or look at by_processor_time"
         ))
@@ -244,7 +302,8 @@ mod tests {
     use super::*;
 
     fn at(rate: u32, ours: f64, theirs: f64) -> AtRate {
-        let turn = |busy| Turn { requests: 1000, kept: 1.0, busy, own: busy / 2.0, p50_us: 1.0 };
+        let turn =
+            |busy| Turn { requests: 1000, kept: 1.0, seconds: 1.0, busy, own: busy / 2.0, p50_us: 1.0 };
         let turns = [(REMOTE, vec![turn(ours); 6]), ("other", vec![turn(theirs); 6])];
         AtRate { rate, turns: turns.into_iter().collect(), nobody: vec![0.0; 6] }
     }
@@ -255,6 +314,15 @@ mod tests {
         assert_eq!(figure.value(), Some(1.5));
         assert_eq!(figure.details()["rates"][0]["by_busy_time"]["ratio"], 3.0);
         assert_eq!(figure.details()["rates"][1]["requests_per_second"], 10_000);
+    }
+
+    #[test]
+    fn who_does_not_keep_the_rate_is_not_compared() {
+        let mut slow = at(2_000, 0.1, 0.3);
+        slow.turns.get_mut("other").unwrap().iter_mut().for_each(|turn| turn.kept = 0.3);
+        let figure = worst(&[slow], "other");
+        assert_eq!(figure.value(), None);
+        assert!(figure.details()["not_measured"].as_str().unwrap().contains("other does not keep 2000"));
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn moved(moves: usize) -> Result<Figure> {
         .beside("longest_ms", still.iter().copied().fold(0.0, f64::max))
         .beside("qemu_says_ms", median(qemu))
         .beside("longest_gap_without_a_move_ms", median(quiet))
-        .beside("guest", format!("{:?}, {MEMORY_MIB} MiB", Accelerator::detect()))
+        .beside("guest", format!("{}, {MEMORY_MIB} MiB", Accelerator::detect()))
         .beside("resolution", "the exporter is asked every millisecond"))
 }
 
