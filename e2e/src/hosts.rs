@@ -1,11 +1,35 @@
 //! Several hosts on one machine, each a daemon: one publishes images, others have them as disks, and one of these at a time holds the claims.
 
+use crate::assets::host_version;
 use crate::daemon::Daemon;
 use crate::stage::Stage;
 use anyhow::{Context, Result};
 
+/// What the guest of [`three`] has: what it boots, and what it works on.
+pub const DISKS: [&str; 2] = ["root", "data"];
+/// Of the latter.
+const DATA_BYTES: u64 = 64 << 20;
+
+/// A host that publishes [`DISKS`], and another one beside the stage's own; both of the latter have them as disks.
+pub fn three(stage: &Stage, config: &str) -> Result<(Daemon, Daemon)> {
+    stage.guest.copy_to(&stage.image(DISKS[0]))?;
+    stage.blank(DISKS[1], DATA_BYTES)?;
+    let exporter = publish(stage, config, &DISKS)?;
+    let other = Daemon::start(config)?;
+    for host in [&stage.daemon, &other] {
+        import(host, &exporter, &DISKS)?;
+    }
+    Ok((exporter, other))
+}
+
+/// The machine of this host's own QEMU by its full name, so that both ends of a migration have the same.
+pub fn machine() -> Result<String> {
+    let (major, minor) = host_version()?;
+    Ok(format!("pc-q35-{major}.{minor}"))
+}
+
 /// A host that publishes these images of the stage, for programs of this machine.
-pub fn publish(stage: &Stage, config: &str, disks: &[&str]) -> Result<Daemon> {
+fn publish(stage: &Stage, config: &str, disks: &[&str]) -> Result<Daemon> {
     let exporter = Daemon::start(config)?;
     for disk in disks {
         let path = stage.image(disk).display().to_string();
@@ -15,7 +39,7 @@ pub fn publish(stage: &Stage, config: &str, disks: &[&str]) -> Result<Daemon> {
 }
 
 /// Gives `host` what `exporter` publishes as these disks.
-pub fn import(host: &Daemon, exporter: &Daemon, disks: &[&str]) -> Result<()> {
+fn import(host: &Daemon, exporter: &Daemon, disks: &[&str]) -> Result<()> {
     for disk in disks {
         let export = exporter.cli(&["publish", "show", disk])?;
         let socket = export["socket"].as_str().context("an export without a socket")?;
@@ -25,7 +49,7 @@ pub fn import(host: &Daemon, exporter: &Daemon, disks: &[&str]) -> Result<()> {
 }
 
 /// How the claim of a disk of another host stands.
-pub fn claim(host: &Daemon, disk: &str) -> Result<String> {
+fn claim(host: &Daemon, disk: &str) -> Result<String> {
     let disks = host.cli(&["disk", "list"])?;
     let disk = disks.as_array().and_then(|disks| disks.iter().find(|found| found["name"] == disk));
     let claim = &disk.context("no such disk")?["backing"]["remote"]["claim"];

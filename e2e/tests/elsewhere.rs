@@ -1,22 +1,14 @@
 //! A VM whose disks are on a third host moves from one host to another and back, by QEMU's own migration: the claims to its disks go along.
 
 use anyhow::{Result, ensure};
-use ioplane_e2e::assets::host_version;
 use ioplane_e2e::daemon::Daemon;
-use ioplane_e2e::hosts::{holds, holds_none, import, publish};
+use ioplane_e2e::hosts::{DISKS, holds, holds_none, machine, three};
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_quiet, expect_right, finish, mixed, play};
 use ioplane_e2e::{Qemu, Version, Vm};
 
 const CONFIG: &str = "[[core]]\nspin_us = 200\n";
-const DISKS: [&str; 2] = ["root", "data"];
 const BYTES: u64 = 16 << 20;
-
-/// The machine of the host's own QEMU by its full name.
-fn machine() -> Result<String> {
-    let (major, minor) = host_version()?;
-    Ok(format!("pc-q35-{major}.{minor}"))
-}
 
 /// Moves the guest to a QEMU of the other host, and lets it go on there.
 fn travel(stage: &Stage, mut vm: Vm, name: &str, (here, there): (&Daemon, &Daemon)) -> Result<Vm> {
@@ -40,13 +32,7 @@ fn travel(stage: &Stage, mut vm: Vm, name: &str, (here, there): (&Daemon, &Daemo
 #[test]
 fn a_guest_moves_to_another_host_and_back_under_load() -> Result<()> {
     play(CONFIG, |stage| {
-        stage.guest.copy_to(&stage.image("root"))?;
-        stage.blank("data", 64 << 20)?;
-        let exporter = publish(stage, CONFIG, &DISKS)?;
-        let other = Daemon::start(CONFIG)?;
-        for host in [&stage.daemon, &other] {
-            import(host, &exporter, &DISKS)?;
-        }
+        let (_exporter, other) = three(stage, CONFIG)?;
         let mut vm = stage.boot(stage.qemu("first", Version::Host, &DISKS)?.machine(&machine()?))?;
         let agent = vm.share_agent();
         let mix = Mix { read: 40, write: 50, sync: 4, discard: 3, zero: 3 };

@@ -22,9 +22,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ioplane_e2e::assets::{Guest, database, host_version};
 use ioplane_e2e::daemon::Daemon;
+use ioplane_e2e::hosts::machine;
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, play};
 use ioplane_e2e::{Accelerator, Qemu, Version, Vm};
-use ioplane_figures::machine;
+use ioplane_figures::machine::{pin, spread};
 use ioplane_figures::report::{median, rounded};
 use serde_json::{Map, Value, json};
 
@@ -54,9 +55,9 @@ pub fn measure(bench: &Bench, stay: Duration, plot: Option<&Path>) -> Result<Vec
         }
     };
     // Translation needs a processor of its own, beside the daemons.
-    machine::spread(bench.place.cpus)?;
+    spread(bench.place.cpus)?;
     let course = run(&image, stay);
-    machine::pin(bench.place.cpus.front)?;
+    pin(bench.place.cpus.front)?;
     let course = course?;
     if let Some(path) = plot {
         std::fs::write(path, course.plot()).with_context(|| format!("writing {}", path.display()))?;
@@ -102,9 +103,8 @@ fn run(image: &Path, stay: Duration) -> Result<Course> {
 /// A QEMU of this host for the guest.
 fn qemu(name: &str, host: &Daemon) -> Result<Qemu<'static>> {
     let args = host.qemu_args(Version::Host, MEMORY_MIB, &[DISK])?;
-    let (major, minor) = host_version()?;
     let qemu = Qemu::new(name).version(Version::Host).memory_mib(MEMORY_MIB).args(&args);
-    Ok(qemu.machine(&format!("pc-q35-{major}.{minor}")))
+    Ok(qemu.machine(&machine()?))
 }
 
 /// Goes through all phases; when each began, and when the last one ended.

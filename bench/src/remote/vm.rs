@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use ioplane_e2e::assets::{Guest, host_version};
 use ioplane_e2e::daemon::Daemon;
-use ioplane_e2e::hosts::{holds, holds_none, import, publish};
+use ioplane_e2e::hosts::{self, DISKS, holds, holds_none, three};
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_right, finish, mixed, play};
 use ioplane_e2e::{Accelerator, Qemu, Version, Vm};
@@ -25,7 +25,6 @@ use crate::control::call;
 use crate::measured::Figure;
 
 const CONFIG: &str = "[[core]]\nspin_us = 200\n";
-const DISKS: [&str; 2] = ["root", "data"];
 /// What the guest works on.
 const BYTES: u64 = 16 << 20;
 /// Between two looks.
@@ -66,14 +65,8 @@ fn moved(moves: usize) -> Result<Figure> {
     eprintln!("{moves} moves of a VM in QEMU");
     let mut all = Vec::new();
     play(CONFIG, |stage| {
-        stage.guest.copy_to(&stage.image("root"))?;
-        stage.blank("data", 64 << 20)?;
-        let exporter = publish(stage, CONFIG, &DISKS)?;
-        let other = Daemon::start(CONFIG)?;
-        for host in [&stage.daemon, &other] {
-            import(host, &exporter, &DISKS)?;
-        }
-        let mut vm = stage.boot(stage.qemu("place0", Version::Host, &DISKS)?.machine(&fixed_machine()?))?;
+        let (exporter, other) = three(stage, CONFIG)?;
+        let mut vm = stage.boot(stage.qemu("place0", Version::Host, &DISKS)?.machine(&hosts::machine()?))?;
         let agent = vm.share_agent();
         let mix = Mix { read: 60, write: 38, sync: 2, discard: 0, zero: 0 };
         let load = LoadSpec { mix, direct: true, block_sizes: vec![4096], ..mixed("data", BYTES) };
@@ -103,12 +96,6 @@ fn moved(moves: usize) -> Result<Figure> {
         .beside("resolution", "the exporter is asked every millisecond"))
 }
 
-/// The machine of the host's own QEMU by its full name.
-fn fixed_machine() -> Result<String> {
-    let (major, minor) = host_version()?;
-    Ok(format!("pc-q35-{major}.{minor}"))
-}
-
 /// The guest works here for [`STAY`], and moves to a QEMU of the other host, which has its disks when this returns.
 fn travel(
     stage: &Stage,
@@ -119,7 +106,7 @@ fn travel(
 ) -> Result<(Vm, Moved)> {
     let args = there.qemu_args(Version::Host, MEMORY_MIB, &DISKS)?;
     let qemu = Qemu::new(&format!("place{number}")).version(Version::Host).memory_mib(MEMORY_MIB);
-    let mut next = qemu.args(&args).incoming().machine(&fixed_machine()?).launch(&stage.guest)?;
+    let mut next = qemu.args(&args).incoming().machine(&hosts::machine()?).launch(&stage.guest)?;
     // It goes on as soon as it has arrived, and does not wait for us.
     next.qmp().execute("cont", json!({}))?;
     let ((next, begun, qemu), answered) = watched(exporter, || {
