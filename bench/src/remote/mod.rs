@@ -91,7 +91,7 @@ pub struct Options {
     /// Print one JSON object in place of the table.
     #[arg(long)]
     pub json: bool,
-    /// Fewer and shorter rounds on smaller disks: below one minute, and noisier.
+    /// Fewer and shorter rounds on smaller disks: some minutes, of which VMs take most, and noisier.
     #[arg(long)]
     quick: bool,
     /// How the cores of importer, exporter and local disk learn of requests.
