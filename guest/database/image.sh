@@ -43,6 +43,7 @@ END
 $as /postgres/bin/postgres -D /data -c fsync=off -c dynamic_shared_memory_type=mmap &
 server=$!
 trap 'kill -INT $server; wait $server || true' EXIT
+trap 'exit 1' INT TERM HUP
 tries=0
 until $as /postgres/bin/pg_isready -q -h /tmp; do
     tries=$((tries + 1))
@@ -52,7 +53,7 @@ done
 $as /postgres/bin/pgbench -h /tmp -U postgres -i -s 2 -q postgres
 kill -INT $server
 wait $server
-trap - EXIT
+trap - EXIT INT TERM HUP
 truncate -s 512M "$image"
 # The initial RAM disk finds it by this name.
 mke2fs -q -t ext4 -L ioplane-root -d "$root" "$image"

@@ -573,7 +573,7 @@ pub const GOALS: &[Goal] = &[
     goal(
         "remote",
         "swap_pause_slow_p99_ms",
-        "longest time without a completion while a busy disk each of whose requests takes 5 ms is swapped to another such disk, p99, ms",
+        "longest time without a completion while a busy disk each of whose reads and writes takes 5 ms is swapped to another such disk, p99, ms",
         AtMost(1.0),
         Some(AtMost(200.0)),
     ),
@@ -594,14 +594,14 @@ pub const GOALS: &[Goal] = &[
     goal(
         "remote",
         "move_downtime_ms",
-        "median time without a completion while a VM in QEMU moves between two hosts of a remote disk, under whatever the processor has (translated: QEMU is most of it), ms (no issue names a bound: the paper's stop-and-copy phase has 115)",
+        "median of the longest time without a completion, from the command on, while a VM in QEMU moves between two hosts of a remote disk, under whatever the processor has (translated: QEMU is most of it), ms (no issue names a bound: the paper's stop-and-copy phase has 115)",
         AtMost(115.0),
         Some(AtMost(5000.0)),
     ),
     goal(
         "remote",
         "move_device_ms",
-        "of a move without a VM, median: from the source's last GET_VRING_BASE to the first completion at the destination, flush, release and claim included, the image on a disk, ms (no issue names a bound: the paper's disk takes 7)",
+        "of a move without a VM, median: from the answer to the source's last GET_VRING_BASE to the first completion at the destination, flush, release and claim included, the image on a disk, ms (no issue names a bound: the paper's disk takes 7)",
         AtMost(7.0),
         Some(AtMost(200.0)),
     ),

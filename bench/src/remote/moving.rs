@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ioplane_figures::report::median;
 use ioplane_testkit::driver::{Disk, DiskOp, Token};
+use ioplane_testkit::front::FrontEnd;
 
 use super::Bench;
 use super::contender::Listener;
@@ -106,8 +107,10 @@ impl Hosts {
     fn moves(self, bench: &Bench, moves: usize, writes: bool) -> Result<Vec<Moved>> {
         let mut traveller = Traveller::begin(&self.sockets[0], writes)?;
         let moved = (1..=moves).map(|number| {
+            // The destination's VMM is there before the guest stops, as with QEMU.
+            let next = traveller.guest.expected_at(&self.sockets[number % 2])?;
             traveller.stay(STAY.max(bench.pace.warm))?;
-            traveller.go(&self.sockets[number % 2])
+            traveller.go(next)
         });
         let moved: Result<Vec<Moved>> = moved.collect();
         let moved = moved.and_then(|moved| traveller.check().map(|()| moved));
@@ -213,10 +216,13 @@ impl Traveller {
         Ok(())
     }
 
-    /// Moves to the host at `socket`, whose VMM is there already.
-    fn go(&mut self, socket: &Path) -> Result<Moved> {
-        let next = self.guest.expected_at(socket)?;
+    /// Moves to the host whose VMM `next` is.
+    fn go(&mut self, next: FrontEnd) -> Result<Moved> {
+        if self.reap()? > 0 {
+            self.last = Instant::now();
+        }
         self.fill()?;
+        ensure!(self.guest.queues[0].in_flight() == DEPTH, "the guest has nothing to stop for");
         let (last, stopping) = (self.last, Instant::now());
         let base = self.guest.front.stop(0)?;
         let stopped = Instant::now();

@@ -1,4 +1,4 @@
-//! Swaps of a busy disk that is slow: each request takes [`DELAY`], however many there are. It is on nbdkit's `memory` behind its filter `delay`, and so is
+//! Swaps of a busy disk that is slow: each read and each write takes [`DELAY`], however many there are. It is on nbdkit's `memory` behind its filter `delay`, and so is
 //! each backing that it is swapped to.
 //!
 //! Beside the pause of a swap stands the longest gap in as many windows of the same length in which nothing is swapped: requests of such a disk
