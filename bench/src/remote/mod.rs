@@ -14,6 +14,7 @@ mod link;
 mod ping;
 mod swap;
 mod turns;
+mod wan;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,7 +35,7 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 23] = [
+const FIGURES: [&str; 24] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
@@ -56,6 +57,7 @@ const FIGURES: [&str; 23] = [
     "wire_overhead_tls_percent",
     "link_1g_vs_iperf3",
     "link_10g_vs_iperf3",
+    "wan_vs_iperf3",
     "congestion",
     "stage_us",
 ];
@@ -74,7 +76,7 @@ pub struct Options {
     /// Print one JSON object in place of the table.
     #[arg(long)]
     pub json: bool,
-    /// Fewer and shorter rounds on smaller disks: below one minute, and noisier.
+    /// Fewer and shorter rounds on smaller disks: some minutes, and noisier.
     #[arg(long)]
     quick: bool,
     /// How the cores of importer, exporter and local disk learn of requests.
@@ -105,6 +107,8 @@ enum Part {
     Swaps,
     /// A link of 1 and 10 Gbit/s, what goes over it, and others on it. Needs root, for a network namespace.
     Link,
+    /// A link of 200 ms and 1 % loss. Needs root, for network namespaces and TAP devices.
+    Wan,
 }
 
 /// How much of everything.
@@ -201,6 +205,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if wanted(Part::Link) {
         report.add(link::measure(&bench)?);
+    }
+    if wanted(Part::Wan) {
+        report.add(wan::measure(&bench, options)?);
     }
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)
