@@ -38,8 +38,9 @@ const MBIT: u32 = 200;
 const CONNECTIONS: u16 = 8;
 /// Of requests, bytes.
 const LARGE: u32 = 64 << 10;
-/// In flight on each connection: 2 MiB, of which the link takes 0.6 for each when all of them have it alone.
-const DEPTH: u16 = 32;
+/// In flight on each connection: 8 MiB. The link takes 0.6, and as much again for each round trip in which the receiver waits for a packet that was lost;
+/// iperf3 has as much as the buffers of its sockets hold.
+const DEPTH: u16 = 128;
 const DISK: u64 = 64 << 20;
 /// Which others have on their hosts; the one of this host is measured too.
 const USUAL: &str = "cubic";
@@ -181,7 +182,8 @@ impl<'a> Wan<'a> {
         let keys = format!("queue_size = 256\nqueues = {CONNECTIONS}\nremote = \"nbd://{at}/data\"");
         let importer = Configuration::new(mode).within(Some(self.near.name())).disk("bench", &socket, &keys);
         let mut served = importer.start(&binary, folder, place)?.of(exporter);
-        served.await_socket(&socket)?;
+        let listens = || ioplane_testkit::front::listens(&socket);
+        served.await_listener(&socket.display(), || self.near.inside(listens).unwrap_or(false))?;
         let plan = DiskPlan::new(DEPTH, LARGE, Shape::Indirect);
         let guest = Guest::connect(&socket, Form { ring: 256, queues: CONNECTIONS, plan })?;
         ensure!(guest.capacity == DISK, "the disk has {} bytes", guest.capacity);

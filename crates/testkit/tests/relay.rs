@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use ioplane_testkit::relay::{BOTH, Conditions, DelayLine, FrameCounts, Relay, RelayDirection};
+use ioplane_testkit::relay::{BOTH, Conditions, DelayLine, Relay, RelayCounts, RelayDirection};
 use ioplane_testkit::space::{NetworkSpace, or_skip};
 
 const ONE: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -46,7 +46,7 @@ impl Hosts {
 }
 
 /// Frames that have gone in.
-fn offered(counts: FrameCounts) -> u64 {
+fn offered(counts: RelayCounts) -> u64 {
     counts.carried + counts.lost + counts.overflowed + counts.cut
 }
 
@@ -58,7 +58,7 @@ fn frames_are_as_late_as_was_asked_for_each_way() {
     for way in BOTH {
         hosts.relay.set(way, |conditions| conditions.delay = delays[way as usize]);
         let (from, to) = (&sockets[way as usize], &sockets[1 - way as usize]);
-        let mut late: Vec<Duration> = (0..20)
+        let mut late: Vec<Duration> = (0..50)
             .map(|_| {
                 let sent = Instant::now();
                 from.send(b"?").unwrap();

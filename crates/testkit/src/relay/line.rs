@@ -25,7 +25,7 @@ impl Default for Conditions {
 
 /// What became of frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FrameCounts {
+pub struct RelayCounts {
     /// Came out.
     pub carried: u64,
     /// Were lost at random.
@@ -44,12 +44,12 @@ pub struct DelayLine {
     /// When each comes out.
     on_their_way: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
-    counts: FrameCounts,
+    counts: RelayCounts,
 }
 
 impl DelayLine {
     pub fn new(seed: u64, conditions: Conditions) -> DelayLine {
-        let counts = FrameCounts::default();
+        let counts = RelayCounts::default();
         DelayLine { conditions, dice: seed, on_their_way: VecDeque::new(), bytes: 0, counts }
     }
 
@@ -57,7 +57,7 @@ impl DelayLine {
         self.conditions
     }
 
-    pub fn counts(&self) -> FrameCounts {
+    pub fn counts(&self) -> RelayCounts {
         self.counts
     }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::space::{NetworkSpace, ip, own_name};
-pub use line::{Conditions, DelayLine, FrameCounts};
+pub use line::{Conditions, DelayLine, RelayCounts};
 
 /// Frames that are taken from a device before the other one is looked at.
 const TURN: usize = 64;
@@ -121,7 +121,7 @@ impl Relay {
         self.set_both(|conditions| conditions.cut = false);
     }
 
-    pub fn counts(&self, way: RelayDirection) -> FrameCounts {
+    pub fn counts(&self, way: RelayDirection) -> RelayCounts {
         self.shared.lines()[way as usize].counts()
     }
 }
