@@ -38,9 +38,9 @@ const MBIT: u32 = 200;
 const CONNECTIONS: u16 = 8;
 /// Of requests, bytes.
 const LARGE: u32 = 64 << 10;
-/// In flight on each connection: 8 MiB. The link takes 0.6, and as much again for each round trip in which the receiver waits for a packet that was lost;
-/// iperf3 has as much as the buffers of its sockets hold.
-const DEPTH: u16 = 128;
+/// In flight on each connection: 2 MiB, of which the link takes 0.6, and as much again for each round trip in which the receiver waits for a packet that was
+/// lost.
+const DEPTH: u16 = 32;
 const DISK: u64 = 64 << 20;
 /// Which others have on their hosts; the one of this host is measured too.
 const USUAL: &str = "cubic";
