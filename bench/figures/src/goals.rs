@@ -551,6 +551,13 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "remote",
+        "wan_vs_iperf3",
+        "reads and writes over a link of 200 ms, 1 % loss each way and 200 Mbit/s, 8 connections, with this host's congestion control and with cubic, the worst of them against iperf3 with as many connections",
+        AtLeast(0.8),
+        Some(AtLeast(0.6)),
+    ),
+    goal(
+        "remote",
         "tls_cost_percent",
         "requests per second that TLS 1.3 costs, importer and exporter on one processor, 4 KiB reads, depth 32, percent (no issue names a bound: 50 is ours)",
         AtMost(50.0),

@@ -5,6 +5,7 @@
 //!                        iperf3 (back)                                     iperf3 (back)
 //! ```
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::daemon::within;
 use crate::exitless::load::{BLOCK, Load, Outcome, Scatter, Waiting};
 use crate::exitless::session::Session;
 use crate::measured::Figure;
-use crate::served::Served;
+use crate::served::{Place, Served};
 
 /// What others send on a link of 1 Gbit/s towards the importer, Mbit/s.
 const OTHERS: [u32; 6] = [0, 250, 500, 750, 900, 1000];
@@ -123,30 +124,12 @@ impl Link<'_> {
 
     /// What one connection of iperf3 gets in the direction of reads, bytes per second.
     fn iperf(&self) -> Result<f64> {
-        let folder = self.bench.folders.run("iperf3");
-        std::fs::create_dir_all(&folder)?;
-        let _server = self.iperf_server(&folder)?;
-        let mut command = Command::new("iperf3");
-        command.args(["-c", &FAR.to_string(), "-R", "-J", "-t", "1"]);
-        machine::pin(self.bench.place.cpus.back)?;
-        let output = command.stdin(Stdio::null()).output();
-        machine::pin(self.bench.place.cpus.front)?;
-        let output = output.context("iperf3: is it installed?")?;
-        let said: Value = serde_json::from_slice(&output.stdout).context("what iperf3 said")?;
-        let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
-        bits.map(|bits| bits / 8.0).ok_or_else(|| anyhow!("iperf3: {}", said["error"]))
+        let _server = self.iperf_server("iperf3")?;
+        iperf_client(&self.bench.place, None, FAR, &["-R", "-t", "1"])
     }
 
-    fn iperf_server(&self, folder: &Path) -> Result<Served> {
-        let mut command = within(Some(self.cable.space()), "iperf3");
-        command.args(["-s", "--one-off", "--forceflush"]);
-        let log = folder.join("log");
-        let mut server = self.bench.place.spawn(&command, &log)?;
-        // A connection would be its one.
-        server.await_listener(&"its port", || {
-            std::fs::read_to_string(&log).is_ok_and(|said| said.contains("listening"))
-        })?;
-        Ok(server)
+    fn iperf_server(&self, name: &str) -> Result<Served> {
+        iperf_server(&self.bench.place, self.cable.space(), &self.bench.folders.run(name))
     }
 
     /// The disk on a link of 1 Gbit/s on which others send UDP in the same direction, as in Figure 8 of the paper: what it has beside [`HALF`], over what
@@ -178,8 +161,7 @@ impl Link<'_> {
     /// Others send so many Mbit/s of UDP from the far end until this is dropped.
     fn flood(&self, mbit: u32) -> Result<Flood> {
         let folder = self.bench.folders.run("flood");
-        std::fs::create_dir_all(&folder)?;
-        let mut server = self.iperf_server(&folder)?;
+        let mut server = self.iperf_server("flood")?;
         let mut command = Command::new("iperf3");
         command.args(["-c", &FAR.to_string(), "-R", "-u", "-t", "60", "-b", &format!("{mbit}M")]);
         let client = self.bench.place.spawn(&command, &folder.join("client"))?;
@@ -189,6 +171,33 @@ impl Link<'_> {
         })?;
         Ok(Flood { _client: client, _server: server })
     }
+}
+
+/// What a client of iperf3 in that namespace, or here, measures with these words, bytes per second that arrived.
+pub fn iperf_client(place: &Place, space: Option<&str>, server: Ipv4Addr, words: &[&str]) -> Result<f64> {
+    let mut command = within(space, "iperf3");
+    command.args(["-c", &server.to_string(), "-J"]).args(words);
+    machine::pin(place.cpus.back)?;
+    let output = command.stdin(Stdio::null()).output();
+    machine::pin(place.cpus.front)?;
+    let output = output.context("iperf3: is it installed?")?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("what iperf3 said")?;
+    let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
+    bits.map(|bits| bits / 8.0).ok_or_else(|| anyhow!("iperf3: {}", said["error"]))
+}
+
+/// A server of iperf3 in that namespace, for one client; its log is in `folder`.
+pub fn iperf_server(place: &Place, space: &str, folder: &Path) -> Result<Served> {
+    std::fs::create_dir_all(folder)?;
+    let mut command = within(Some(space), "iperf3");
+    command.args(["-s", "--one-off", "--forceflush"]);
+    let log = folder.join("iperf3_server");
+    let mut server = place.spawn(&command, &log)?;
+    // A connection would be its one.
+    server.await_listener(&"its port", || {
+        std::fs::read_to_string(&log).is_ok_and(|said| said.contains("listening"))
+    })?;
+    Ok(server)
 }
 
 struct Flood {

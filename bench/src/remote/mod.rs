@@ -20,6 +20,7 @@ mod slow;
 mod swap;
 mod turns;
 mod vm;
+mod wan;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -40,7 +41,7 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 32] = [
+const FIGURES: [&str; 33] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
@@ -62,6 +63,7 @@ const FIGURES: [&str; 32] = [
     "wire_overhead_tls_percent",
     "link_1g_vs_iperf3",
     "link_10g_vs_iperf3",
+    "wan_vs_iperf3",
     "congestion",
     "stage_us",
     "move_downtime_ms",
@@ -125,6 +127,8 @@ enum Part {
     Swaps,
     /// A link of 1 and 10 Gbit/s, what goes over it, and others on it. Needs root, for a network namespace.
     Link,
+    /// A link of 200 ms and 1 % loss. Needs root, for network namespaces and TAP devices.
+    Wan,
     /// A guest that moves between two importers, without a VM.
     Moves,
     /// A VM in QEMU that moves between them.
@@ -252,6 +256,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     if wanted(Part::Link) {
         report.add(link::measure(&bench)?);
+    }
+    if wanted(Part::Wan) {
+        report.add(wan::measure(&bench, options)?);
     }
     if wanted(Part::Moves) {
         report.add(moving::measure(&bench)?);

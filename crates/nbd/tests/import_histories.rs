@@ -239,29 +239,17 @@ fn some_history_is_wrong_without(rule: Rule) {
     println!("without {rule:?}: seed {seed}: {first}");
 }
 
-const WITHOUT: &str = "IOPLANE_WITHOUT_RULE";
-
 /// Each rule in a process of its own: beside it, others run with all of them.
 #[cfg(feature = "mutations")]
 #[test]
 fn each_rule_is_needed() {
-    for rule in ["Replay", "AnsweredOnce", "OneWriter", "Fence"] {
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "without_a_rule", "--nocapture"])
-            .env(WITHOUT, rule)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success(), "{rule}: {said}{}", String::from_utf8_lossy(&child.stderr));
-        assert!(said.contains(&format!("without {rule}")), "{said}");
-        print!("{}", said.lines().filter(|line| line.starts_with("without")).collect::<String>() + "\n");
-    }
+    each_is_noticed(&["Replay", "AnsweredOnce", "OneWriter", "Fence"], "without_a_rule");
 }
 
 #[cfg(feature = "mutations")]
 #[test]
 fn without_a_rule() {
-    let Ok(name) = std::env::var(WITHOUT) else { return };
+    let Some(name) = taken_out() else { return };
     let rules = [Rule::Replay, Rule::AnsweredOnce, Rule::OneWriter, Rule::Fence];
     some_history_is_wrong_without(*rules.iter().find(|rule| format!("{rule:?}") == name).unwrap());
 }

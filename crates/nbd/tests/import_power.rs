@@ -477,7 +477,6 @@ mod without {
 
     use super::*;
 
-    const WITHOUT: &str = "IOPLANE_WITHOUT_RULE";
     const RULES: [Rule; 6] = [
         Rule::Retain,
         Rule::AllQueues,
@@ -490,22 +489,13 @@ mod without {
     /// Each rule in a process of its own: beside it, others run with all of them.
     #[test]
     fn each_rule_is_needed() {
-        for rule in RULES.map(|rule| format!("{rule:?}")) {
-            let child = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "without::a_rule", "--nocapture"])
-                .env(WITHOUT, &rule)
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&child.stdout);
-            assert!(child.status.success(), "{rule}: {said}{}", String::from_utf8_lossy(&child.stderr));
-            assert!(said.contains(&format!("without {rule}")), "{said}");
-            print!("{}", said.lines().filter(|line| line.starts_with("without")).collect::<String>() + "\n");
-        }
+        let names = RULES.map(|rule| format!("{rule:?}"));
+        each_is_noticed(&names.each_ref().map(String::as_str), "without::a_rule");
     }
 
     #[test]
     fn a_rule() {
-        let Ok(name) = std::env::var(WITHOUT) else { return };
+        let Some(name) = taken_out() else { return };
         let rule = *RULES.iter().find(|rule| format!("{rule:?}") == name).unwrap();
         ioplane_nbd::mutation::remove(Some(rule));
         let wrong = match rule {

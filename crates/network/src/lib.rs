@@ -48,7 +48,7 @@ pub use fabric::{BUFFER_BYTES, SideReading};
 pub use filter::RxFilter;
 pub use offload::{Offload, RxOffloads};
 pub use switch::{Capture, Learned, Port, PortOptions, PortReading, Switch, SwitchSettings};
-pub use tap::{Tap, interface};
+pub use tap::{Tap, interface, tap_of_frames};
 pub use vlan::Vlan;
 
 /// An Ethernet address.

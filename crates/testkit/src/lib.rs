@@ -5,6 +5,7 @@
 //!   toy, simulated        the smallest devices, hardware       fuse, slow          disks that fail, or are late
 //!   conformance           invariants 1 to 6, every device, every host
 //!   etcd                  members that are killed, or stand still
+//!   space, relay          hosts of their own, and packets between them that are late or lost
 //!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
 //! ```
 //!
@@ -24,7 +25,9 @@ pub mod hostile;
 pub mod nic;
 pub mod oracle;
 pub mod qtest;
+pub mod relay;
 pub mod simulated;
 pub mod slow;
+pub mod space;
 pub mod toy;
 pub mod vfio_user;

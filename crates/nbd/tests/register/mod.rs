@@ -67,3 +67,25 @@ pub fn readable_within(stream: &std::os::unix::net::UnixStream, ms: i64) -> bool
     let time = Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
     rustix::event::poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&time)).unwrap() > 0
 }
+
+const WITHOUT: &str = "IOPLANE_WITHOUT_RULE";
+
+/// The rule that this process is to take out, if it was started by [`each_is_noticed`].
+pub fn taken_out() -> Option<String> {
+    std::env::var(WITHOUT).ok()
+}
+
+/// Runs `test` of this program once for each rule, in a process that is to take it out, and to say `without RULE` with what was noticed.
+pub fn each_is_noticed(rules: &[&str], test: &str) {
+    for rule in rules {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(WITHOUT, rule)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success(), "{rule}: {said}{}", String::from_utf8_lossy(&child.stderr));
+        assert!(said.contains(&format!("without {rule}")), "{said}");
+        print!("{}", said.lines().filter(|line| line.starts_with("without")).collect::<String>() + "\n");
+    }
+}

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,8 +12,11 @@ use std::thread::JoinHandle;
 use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
 use ioplane_device::{CoreId, QueueSet, Quiescent};
 use ioplane_identity::IdentityDirectory;
-use ioplane_nbd::export::{AcceptedClient, Ended, Export, ExportOptions, Handshakes};
-use ioplane_nbd::handshake::server::TlsPolicy;
+use ioplane_nbd::export::{
+    AcceptedClient, Ended, Export, ExportOptions, Exports, Handshakes, PublishedExport,
+};
+use ioplane_nbd::handshake::ExportInfo;
+use ioplane_nbd::handshake::server::{ExportRefusal, TlsPolicy};
 use ioplane_storage::Backing;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -24,6 +28,7 @@ pub struct Listening {
     pub address: SocketAddr,
     core: Arc<Core>,
     stop: Option<oneshot::Sender<()>>,
+    pub fence: Ending,
     owner: Option<JoinHandle<Vec<Ended>>>,
     /// Why handshakes came to nothing.
     pub refused: Receiver<String>,
@@ -41,6 +46,20 @@ impl Listening {
         notify: Notify,
         identity: Option<IdentityDirectory>,
     ) -> Listening {
+        Listening::start(backing, options, notify, Doors { identity, ..Doors::default() })
+    }
+
+    /// One that says which instance it is, and that can be told to end connections: see [`Ending`].
+    pub fn fenced(backing: Arc<dyn Backing>, options: ExportOptions, notify: Notify) -> Listening {
+        Listening::start(backing, options, notify, Doors { instance: Some("one".into()), ..Doors::default() })
+    }
+
+    fn start(
+        backing: Arc<dyn Backing>,
+        options: ExportOptions,
+        notify: Notify,
+        mut doors: Doors,
+    ) -> Listening {
         let settings = CoreSettings { notify, ..CoreSettings::default() };
         let core = Arc::new(Core::start(CoreId(0), settings).unwrap());
         let export = Export::new("disk", backing, options).unwrap();
@@ -50,9 +69,11 @@ impl Listening {
         let (stop, stopped) = oneshot::channel();
         let on = core.clone();
         let (refuse, refused) = channel();
-        let doors = Doors { identity, refuse };
-        let owner = std::thread::spawn(move || runtime().block_on(own(export, on, listener, doors, stopped)));
-        Listening { address, core, stop: Some(stop), owner: Some(owner), refused }
+        doors.refuse = Some(refuse);
+        let (fence, older) = mpsc::unbounded_channel();
+        let owner =
+            std::thread::spawn(move || runtime().block_on(own(export, on, listener, doors, older, stopped)));
+        Listening { address, core, stop: Some(stop), fence: Ending(fence), owner: Some(owner), refused }
     }
 
     pub fn uri(&self) -> String {
@@ -70,10 +91,51 @@ impl Listening {
     }
 }
 
+/// Ends connections of an export.
 #[derive(Clone)]
+pub struct Ending(mpsc::UnboundedSender<Older>);
+
+impl Ending {
+    /// Those of these clients, also if they are only made later. Waits until nothing of them is read any more, and what they had begun has ended; an export
+    /// that is gone has none.
+    pub async fn end(&self, clients: Vec<SocketAddr>) {
+        let (ended, end) = oneshot::channel();
+        if self.0.send(Older { clients, ended }).is_ok() {
+            let _ = end.await;
+        }
+    }
+}
+
+/// Clients whose connections are to end.
+struct Older {
+    clients: Vec<SocketAddr>,
+    ended: oneshot::Sender<()>,
+}
+
+#[derive(Clone, Default)]
 struct Doors {
     identity: Option<IdentityDirectory>,
-    refuse: Sender<String>,
+    instance: Option<String>,
+    refuse: Option<Sender<String>>,
+}
+
+/// An export that says which instance it is, if it is to.
+#[derive(Clone)]
+struct Told(PublishedExport, Option<String>);
+
+impl Exports for Told {
+    async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
+        self.0.find(name, enters).await
+    }
+
+    async fn list(&self) -> Vec<(String, String)> {
+        self.0.list().await
+    }
+
+    async fn context(&self, _: &str, query: &str, _: bool) -> Option<String> {
+        let instance = self.1.as_ref().filter(|_| query == "ioplane:instance")?;
+        Some(format!("ioplane:instance={instance}"))
+    }
 }
 
 async fn own(
@@ -81,20 +143,22 @@ async fn own(
     core: Arc<Core>,
     listener: std::net::TcpListener,
     doors: Doors,
+    mut older: mpsc::UnboundedReceiver<Older>,
     mut stopped: oneshot::Receiver<()>,
 ) -> Vec<Ended> {
     let listener = TcpListener::from_std(listener).unwrap();
-    let (published, ended) = (export.published(), export.ended());
+    let (published, ended) = (Told(export.published(), doors.instance.clone()), export.ended());
     let handshakes = Arc::new(Handshakes::new(16, PATIENCE));
     let mut running = Quiescent::new(export).resume(&*core).unwrap();
     let (send, mut accepted) = mpsc::channel(16);
     let mut all = Vec::new();
+    let (mut serving, mut fenced) = (HashMap::new(), HashSet::new());
     loop {
         tokio::select! {
             stream = listener.accept() => {
-                let (stream, _) = stream.unwrap();
+                let (stream, from) = stream.unwrap();
                 let (handshakes, published, send) = (handshakes.clone(), published.clone(), send.clone());
-                let Doors { identity, refuse } = doors.clone();
+                let Doors { identity, refuse, .. } = doors.clone();
                 tokio::spawn(async move {
                     let accepted = match &identity {
                         None => handshakes.accept(stream, &published).await.map(|client| {
@@ -109,18 +173,31 @@ async fn own(
                         }
                     };
                     match accepted {
-                        Ok(Some(client)) => drop(send.send(client).await),
+                        Ok(Some(client)) => drop(send.send((from, client)).await),
                         Ok(None) => {}
-                        Err(error) => drop(refuse.send(error.to_string())),
+                        Err(error) => drop(refuse.unwrap().send(error.to_string())),
                     }
                 });
             }
-            Some(client) = accepted.recv() => {
+            Some((from, client)) = accepted.recv() => {
+                if fenced.contains(&from) {
+                    continue;
+                }
                 let queue = running.device_mut().connect(client.stream, &client.negotiated, &client.ahead).unwrap();
                 running.start(&QueueSet::from([queue]), &*core).unwrap();
+                serving.insert(from, queue);
+            }
+            Some(Older { clients, ended }) = older.recv() => {
+                let queues: QueueSet = clients.iter().filter_map(|from| serving.remove(from)).collect();
+                fenced.extend(clients);
+                queues.iter().for_each(|queue| running.device_mut().close(*queue));
+                running.drain(&queues);
+                running.stopped(&queues).await;
+                let _ = ended.send(());
             }
             end = ended.next() => {
                 let queues = QueueSet::from([end.queue]);
+                serving.retain(|_, queue| *queue != end.queue);
                 running.drain(&queues);
                 running.stopped(&queues).await;
                 all.push(end);

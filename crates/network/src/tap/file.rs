@@ -34,31 +34,16 @@ pub fn interface(name: &str) -> Option<u32> {
     netdevice::name_to_index(socket.ok()?, name).ok()
 }
 
+/// Opens the TAP device called `name`, or makes it, without vnet headers: frames are read and written one by one, as on a wire, with whole checksums and no
+/// large segments. Does not block.
+pub fn tap_of_frames(name: &str) -> Result<OwnedFd, NetworkError> {
+    attach(name, 0)
+}
+
 /// Opens the device called `name`; says what it takes, and whether it was made by that.
 pub(super) fn open(name: &str) -> Result<(OwnedFd, RxOffloads, bool), NetworkError> {
-    let os =
-        |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
-    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '%', '\0']) {
-        let wrong = std::io::Error::other("a name has 1 to 15 bytes, without '/' and '%'");
-        return Err(os("naming it")(wrong));
-    }
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
-        .map_err(|errno| os("opening /dev/net/tun (is the module tun there?)")(errno.into()))?;
-    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: TUNSETIFF reads and writes one ifreq, which is ours.
-    let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &mut request) };
-    if attached < 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(os(
-            "attaching to it (is it in use, or not a TAP device with vnet headers, or CAP_NET_ADMIN missing?)",
-        )(error));
-    }
+    let os = |doing| os_error(name, doing);
+    let file = attach(name, libc::IFF_VNET_HDR)?;
     set(&file, TUNSETVNETHDRSZ, VNET as libc::c_int).map_err(os("setting the size of its header"))?;
     // The header in little-endian whatever the host is; only needed, and only there, where that is a choice.
     let little = set(&file, TUNSETVNETLE, 1);
@@ -69,6 +54,38 @@ pub(super) fn open(name: &str) -> Result<(OwnedFd, RxOffloads, bool), NetworkErr
     // One that does not outlive its last descriptor was not there before this one: nobody else has it open.
     let made = flags_of(&file).map_err(os("asking what it is"))?.0 & IFF_PERSIST == 0;
     Ok((file, takes, made))
+}
+
+/// What the system says while something is done with the device called `name`.
+fn os_error(name: &str, doing: &'static str) -> impl Fn(std::io::Error) -> NetworkError {
+    move |source| NetworkError::Os { what: format!("tap {name}"), doing, source }
+}
+
+/// Opens the device called `name` with `flags` beside those of every TAP device.
+fn attach(name: &str, flags: libc::c_int) -> Result<OwnedFd, NetworkError> {
+    let os = |doing| os_error(name, doing);
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '%', '\0']) {
+        let wrong = std::io::Error::other("a name has 1 to 15 bytes, without '/' and '%'");
+        return Err(os("naming it")(wrong));
+    }
+    let access = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open("/dev/net/tun", access, Mode::empty())
+        .map_err(|errno| os("opening /dev/net/tun (is the module tun there?)")(errno.into()))?;
+    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | flags) as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one ifreq, which is ours.
+    let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &mut request) };
+    if attached < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(os(
+            "attaching to it (is it in use, or not a TAP device with vnet headers, or CAP_NET_ADMIN missing?)",
+        )(error));
+    }
+    Ok(file)
 }
 
 /// Whether an open device outlives its last descriptor.
@@ -93,8 +110,7 @@ fn flags_of(file: &OwnedFd) -> std::io::Result<(u32, [libc::c_char; libc::IFNAMS
 
 /// What an open device takes, if it is the one called `name`.
 pub(super) fn check(name: &str, file: &OwnedFd) -> Result<RxOffloads, NetworkError> {
-    let os =
-        |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
+    let os = |doing| os_error(name, doing);
     let (_, of) = flags_of(file).map_err(os("asking what it is"))?;
     let found = of.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0);
     if !found.eq(name.bytes()) {

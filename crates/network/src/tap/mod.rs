@@ -22,7 +22,7 @@ use ioplane_device::{
 use crate::error::NetworkError;
 use crate::offload::RxOffloads;
 use crate::switch::{Port, PortOptions, PortReading, Switch};
-pub use file::interface;
+pub use file::{interface, tap_of_frames};
 use poller::TapPoller;
 use readiness::TapReadiness;
 

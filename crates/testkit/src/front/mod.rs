@@ -30,7 +30,8 @@ pub use wire::{FrontEndRequest, FrontSocket, FrontSocketError, Message};
 pub fn listens(path: &Path) -> bool {
     // Num RefCount Protocol Flags Type St Inode Path; of the flags, a listener has this one (net/unix: __SO_ACCEPTCON).
     const ACCEPTS: u32 = 1 << 16;
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    // Of the namespace of this thread, which may be another than that of the process.
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
     sockets.lines().any(|line| {
         let mut words = line.split_ascii_whitespace();
         let flags = words.nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
