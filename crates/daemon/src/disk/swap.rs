@@ -29,7 +29,7 @@ use tokio::sync::{oneshot, watch};
 use super::commit::{self, Commit};
 use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
-use super::{Disk, Opened, Shown, lock, open_unchecked, remote};
+use super::{Disk, Opened, Shown, held, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
@@ -215,6 +215,7 @@ fn open_target(
     }
     Ok((opened?, created))
 }
+        held::check(&opened, &spec.backing, owner)?;
 
 /// Makes an image that is there after a power failure, too.
 fn create(path: &Path, bytes: u64) -> std::io::Result<()> {
