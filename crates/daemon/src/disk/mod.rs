@@ -551,7 +551,10 @@ impl ServedKind for Disk {
     async fn leave(&self, next: Option<&DiskSpec>) {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
         *self.left() = Some(if stays { Leaving::BackingStays } else { Leaving::ForGood });
-        // A change of settings that waits for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
+        if let Some(import) = self.import() {
+            import.stop_reserving();
+        }
+        // A change of settings that waited for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
         let _settled = tokio::time::timeout(SETTINGS, self.settings.lock()).await;
         Shown::leave(&self.backing, !stays).await;
         match next.filter(|_| stays) {

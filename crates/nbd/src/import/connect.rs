@@ -1,7 +1,8 @@
 //! From an address to a connection that has passed the handshake.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use ioplane_identity::IdentityDirectory;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -18,7 +19,7 @@ use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
-use crate::reserve::{RESERVE, ReserveReply};
+use crate::reserve::{RESERVE, ReserveReply, order_query};
 use crate::tls::{self, Records};
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -59,6 +60,16 @@ pub(super) struct Reached {
     pub reserved: Option<ReserveReply>,
     /// It knows reservations, and was asked for one, or whether it does.
     pub knows_reservations: bool,
+}
+
+/// The number of a question about reservations: later questions of this host have greater ones, also those of a later process.
+fn next_order() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = u64::try_from(since_1970).unwrap_or(u64::MAX);
+    let next = |last: u64| Some(now.max(last.saturating_add(1)));
+    LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+        .map_or(now, |last| now.max(last.saturating_add(1)))
 }
 
 /// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
@@ -174,12 +185,15 @@ fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, Nb
     let address = &options.address;
     // Whoever only looks asks whether there are claims, too, and reserves.
     let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.opening_query()]);
-    let looks = looks.into_iter().flatten().flatten();
+    let asks: Vec<String> =
+        [epoch.to_owned()].into_iter().chain(looks.into_iter().flatten().flatten()).collect();
+    let reserves = asks.iter().any(|query| query.starts_with(RESERVE) && query != RESERVE);
+    let order = reserves.then(|| order_query(next_order()));
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },
         structured: true,
-        contexts: [INSTANCE.to_owned(), epoch.to_owned()].into_iter().chain(looks).collect(),
+        contexts: [INSTANCE.to_owned()].into_iter().chain(order).chain(asks).collect(),
     })
 }
 
