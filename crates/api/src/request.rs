@@ -65,6 +65,9 @@ limited! { body! body [disk_limits]
         /// Bytes per second that it is to keep for the disk, likewise.
         #[serde(skip_serializing_if = "Option::is_none")]
         reserve_bandwidth: Option<Size>,
+        /// Bytes of each queue's writes that are kept until the server of that export has made them durable.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        retain: Option<Size>,
         /// Of that image: `raw`, whatever it looks like.
         format: Option<FormatWord>,
         /// Past the page cache.
