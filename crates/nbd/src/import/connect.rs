@@ -1,5 +1,6 @@
 //! From an address to a connection that has passed the handshake.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -108,42 +109,19 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (address, dead_after) = (&options.address, options.dead_after);
     let mut handshake = handshake(options, &epoch)?;
-    let (socket, connected) = match &address.endpoint {
+    let (fd, records, connected) = match &address.endpoint {
         ServerAddress::Tcp { .. } => {
-            let mut stream = tcp(options, turn).await?;
-            match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
-                (Talked::Connected(connected), None) => {
-                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-                    (Socket::new(fd, None, dead_after), connected)
-                }
-                (Talked::StartTls, Some(name)) => {
-                    let mut stream = start_tls(stream, name, &options.identity).await?;
-                    let mut output = Vec::new();
-                    handshake.tls_started(&mut output);
-                    let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut output).await?
-                    else {
-                        return Err(NbdError::TlsRequired);
-                    };
-                    let (stream, records) = Records::of(stream);
-                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-                    (Socket::new(fd, Some(records), dead_after), connected)
-                }
-                // The handshake starts TLS where it is asked for, and nowhere else.
-                (Talked::Connected(_), Some(_)) => return Err(NbdError::TlsRefused(String::new())),
-                (Talked::StartTls, None) => return Err(NbdError::TlsRequired),
-            }
+            let (stream, records, connected) =
+                shake(tcp(options, turn).await?, &mut handshake, options).await?;
+            (OwnedFd::from(stream.into_std().map_err(os(SETTING_UP))?), records, connected)
         }
         ServerAddress::Unix { path } => {
-            let mut stream = UnixStream::connect(path).await.map_err(os(CONNECTING))?;
-            let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut Vec::new()).await?
-            else {
-                return Err(NbdError::TlsRequired);
-            };
-            let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-            (Socket::new(fd, None, dead_after), connected)
+            let stream = UnixStream::connect(path).await.map_err(os(CONNECTING))?;
+            let (stream, records, connected) = shake(stream, &mut handshake, options).await?;
+            (OwnedFd::from(stream.into_std().map_err(os(SETTING_UP))?), records, connected)
         }
     };
-    let socket = socket.map_err(os(SETTING_UP))?;
+    let socket = Socket::new(fd, records, dead_after).map_err(os(SETTING_UP))?;
     let facts = facts(&connected)?;
     let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
     let instance = connected.contexts.iter().find_map(|context| name(&context.name));
@@ -169,12 +147,36 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     })
 }
 
+/// The handshake, in TLS if the address says so, and only then.
+async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    handshake: &mut ClientHandshake,
+    options: &ImportOptions,
+) -> Result<(S, Option<Records>, Connected), NbdError> {
+    match (talk(&mut stream, handshake, &mut Vec::new()).await?, &options.address.tls) {
+        (Talked::Connected(connected), None) => Ok((stream, None, connected)),
+        (Talked::StartTls, Some(name)) => {
+            let mut stream = start_tls(stream, name, &options.identity).await?;
+            let mut output = Vec::new();
+            handshake.tls_started(&mut output);
+            let Talked::Connected(connected) = talk(&mut stream, handshake, &mut output).await? else {
+                return Err(NbdError::TlsRequired);
+            };
+            let (stream, records) = Records::of(stream);
+            Ok((stream, Some(records), connected))
+        }
+        // The handshake starts TLS where it is asked for, and nowhere else.
+        (Talked::Connected(_), Some(_)) => Err(NbdError::TlsRefused(String::new())),
+        (Talked::StartTls, None) => Err(NbdError::TlsRequired),
+    }
+}
+
 /// Starts TLS as its client, with the host of that name and nobody else.
-async fn start_tls(
-    stream: TcpStream,
+async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
     name: &str,
     identity: &IdentityDirectory,
-) -> Result<TlsStream<TcpStream>, NbdError> {
+) -> Result<TlsStream<S>, NbdError> {
     let identity = tls::load(identity).await?;
     let name = ServerName::try_from(name.to_owned()).map_err(|_| NbdError::Name(name.to_owned()))?;
     let started = TlsConnector::from(identity.client()).connect(name, stream).await;
