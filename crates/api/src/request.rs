@@ -170,6 +170,8 @@ body! {
         engine: Option<EngineWord>,
         /// Bytes per second to copy at most.
         rate: Option<Size>,
+        /// Bytes per second that the guest's writes may make to be copied again while the copy does not get ahead of them.
+        hold: Option<Size>,
         /// What is there may be lost: an image that holds something, a device, an export.
         overwrite: bool,
     }

@@ -1,6 +1,7 @@
 //! One disk: opened, served, changed, reported.
 
 mod commit;
+mod converge;
 mod held;
 mod mark;
 mod migration_socket;
@@ -176,8 +177,8 @@ pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
     let owner = &Opener { wish: record.claim, ..owner.clone() };
     let opened =
         open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
-    let info = opened.backing.info();
     held::check(&opened, &spec.backing, owner)?;
+    let info = opened.backing.info();
     let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
     if let BackingSpec::File { path, .. } = &spec.backing
         && !info.bytes.is_multiple_of(unit)
