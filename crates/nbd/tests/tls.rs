@@ -468,14 +468,7 @@ fn an_export_of_qemu_nbd_with_tls_is_a_disk() {
         Err(error) => panic!("qemu-nbd: {error}"),
     };
     let options = options(port.parse().unwrap(), &a);
-    let import = scripted::import(ImportOptions { at_start: AtStart::Wait, ..options });
-    let mut rig = Rig::new(&*import, 4);
-    let bytes = pattern(0, 300 << 10, 5);
-    rig.write(4096, &bytes).unwrap();
-    assert!(rig.read(4096, bytes.len() as u32).unwrap() == bytes);
-    rig.run(&Op::Flush).unwrap();
-    drop(rig);
-    assert!(import.wait_quiet(std::time::Instant::now() + PATIENCE));
+    is_a_disk(ImportOptions { at_start: AtStart::Wait, ..options });
     server.kill().unwrap();
     server.wait().unwrap();
 }
