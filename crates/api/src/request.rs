@@ -65,6 +65,9 @@ limited! { body! body [disk_limits]
         /// Bytes per second that it is to keep for the disk, likewise.
         #[serde(skip_serializing_if = "Option::is_none")]
         reserve_bandwidth: Option<Size>,
+        /// Bytes of each queue's writes that are kept until the server of that export has made them durable.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        retain: Option<Size>,
         /// Of that image: `raw`, whatever it looks like.
         format: Option<FormatWord>,
         /// Past the page cache.
@@ -167,6 +170,8 @@ body! {
         engine: Option<EngineWord>,
         /// Bytes per second to copy at most.
         rate: Option<Size>,
+        /// Bytes per second that the guest's writes may make to be copied again while the copy does not get ahead of them.
+        hold: Option<Size>,
         /// What is there may be lost: an image that holds something, a device, an export.
         overwrite: bool,
     }

@@ -18,6 +18,11 @@ use crate::small_file::{hash, make_folder, read, replace};
 /// How long a daemon that has the directory may take to go.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Where the claim of the disk at `socket` to the export at `uri` is remembered.
+fn file_name(socket: &Path, uri: &str) -> String {
+    hash(&[socket.as_os_str().as_encoded_bytes(), uri.as_bytes()], 16)
+}
+
 /// The claims of one daemon.
 #[derive(Debug)]
 pub struct ClaimFolder {
@@ -49,8 +54,7 @@ impl ClaimFolder {
         if self.folder.exists() {
             self.take(inherits).map_err(refused)?;
         }
-        let name = hash(&[socket.as_os_str().as_encoded_bytes(), uri.as_bytes()], 16);
-        let file = self.folder.join(name);
+        let file = self.folder.join(file_name(socket, uri));
         let found = read(&file).map_err(|error| refused(format!("{}: {error}", file.display())))?;
         let remembered = found.map(|bytes| ClaimRecord::decode(&bytes)).transpose().map_err(|why| {
             Refusal::failed(
@@ -68,6 +72,22 @@ impl ClaimFolder {
             }
         };
         Ok(Arc::new(ClaimFile { folder: self.clone(), file, kept: Mutex::new(Kept { record, noted }) }))
+    }
+
+    /// Whether `holder` is the disk at `socket` itself, as it is known to an exporter. Damaged files are nobody's. Blocks.
+    pub fn is_holder(&self, (disk, socket): (&str, &Path), holder: &str) -> bool {
+        let files = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let mut records = files.filter_map(|file| {
+            let record = ClaimRecord::decode(&read(&file.path()).ok()??).ok()?;
+            Some((file.file_name(), record))
+        });
+        records.any(|(file, record)| {
+            let uri = record
+                .name
+                .strip_prefix("disk ")
+                .and_then(|name| name.strip_prefix(disk)?.strip_prefix(" to "));
+            record.holder == holder && uri.is_some_and(|uri| file == file_name(socket, uri).as_str())
+        })
     }
 
     /// Takes the directory for this process.
@@ -237,6 +257,12 @@ mod tests {
         let daemon = keeper(&folder("/run/two"), "/run/one/a.sock", URI).holder().unwrap();
         let all = std::collections::BTreeSet::from([&holder, &other, &elsewhere, &daemon]);
         assert_eq!(all.len(), 4, "{all:?}");
+        let is_holder = |disk, socket, holder: &str| one.is_holder((disk, Path::new(socket)), holder);
+        assert!(is_holder("data", "/run/one/a.sock", &holder));
+        assert!(
+            !is_holder("data", "/run/one/b.sock", &holder) && !is_holder("dat", "/run/one/a.sock", &holder)
+        );
+        assert!(!is_holder("data", "/run/one/a.sock", "host-b/3f"));
         again.forget();
         assert_eq!(keeper(&one, "/run/one/a.sock", URI).remembered(), RememberedClaim::None);
     }

@@ -30,6 +30,7 @@ mod functions;
 mod groups;
 #[cfg(feature = "kill-points")]
 mod kill;
+mod ledger;
 mod lower;
 mod metrics;
 mod nic;

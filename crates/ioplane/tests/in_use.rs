@@ -119,3 +119,23 @@ fn what_cannot_be_published_leaves_the_disk_as_it_was() {
     load.settle().unwrap();
     assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
 }
+
+/// The host has rebooted: the configuration, which knows nothing of the export, decides. The claim on the image is the disk's own.
+#[test]
+fn after_a_reboot_a_disk_has_its_own_image_and_no_other_disk_does() {
+    let (mut daemon, mut load) = busy();
+    let image = daemon.path("data.img").display().to_string();
+    let said = beside(&mut load, &daemon, &["publish", "disk", "web", "--disk", "data"]);
+    assert_eq!((said.code, &remote(&daemon, "data")["claim"]), (0, &"held".into()), "{}", said.err);
+    daemon.kill9();
+    drop(load);
+    std::fs::remove_file(daemon.path("state.json")).unwrap();
+    daemon.start();
+    daemon.until(|| daemon.disk("data")["state"] == "served");
+    assert_eq!(daemon.disk("data")["backing"]["kind"], "file");
+    assert_eq!(daemon.cli(&["disk", "remove", "data"]).code, 0);
+    let refused = daemon.refused(&["disk", "add", "other", "--path", &image]);
+    assert!(refused.contains("held by disk data of"), "{refused}");
+    let said = daemon.cli(&["disk", "add", "data", "--path", &image, "--queues", "2"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use daemon::TestDaemon;
 use daemon::load::{exporter, free_port, step_for, step_until_remote};
+use daemon::reader::Reader;
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::driver::DiskOp;
 
@@ -258,4 +259,58 @@ fn an_exporter_that_is_absent_is_waited_for_or_refused() {
     served("refuses");
     let said = importer.cli(&["disk", "add", "here", "--memory", "1M", "--at-start", "wait"]);
     assert_ne!(said.code, 0);
+}
+
+/// More is written than the least that can be kept, and nobody flushes but the disk itself.
+#[test]
+fn how_much_is_kept_before_it_is_flushed_can_be_said() {
+    const WRITES: u64 = 64;
+    let port = free_port();
+    let mut exporter = exporter("data", port, 8 << 20);
+    exporter.start();
+    let uri = format!("nbd://127.0.0.1:{port}/data");
+    let requests = || exporter.json(&["publish", "show", "data"])["totals"]["requests"].as_u64().unwrap();
+    for (retain, flushes) in [("1M", true), ("64M", false)] {
+        let importer = daemon(&format!(
+            "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\nremote = {uri:?}\nretain = \"{retain}\"\n"
+        ));
+        importer.until(|| importer.disk("data")["state"] == "served");
+        let mut guest = Reader::of(&importer, "data", 64 << 10);
+        guest.submit(1);
+        guest.wait(1);
+        let before = requests();
+        for write in 0..WRITES {
+            assert!(guest.write(write * 128));
+            guest.wait(1);
+        }
+        exporter.until(|| requests() >= before + WRITES);
+        let more = requests() - before - WRITES;
+        assert_eq!(more > 0, flushes, "{retain}: {more} flushes");
+        drop(guest);
+        assert_eq!(importer.cli(&["disk", "remove", "data", "--force"]).code, 0);
+    }
+    let importer = daemon("[[core]]\n");
+    for retain in ["512K", "1G"] {
+        let refused = importer.refused(&["disk", "add", "data", "--remote", &uri, "--retain", retain]);
+        assert!(refused.contains("1M to 256M"), "{refused}");
+    }
+}
+
+/// A server that takes the connection and says nothing: who replaces waits for it, and nobody else does.
+#[test]
+fn a_disk_is_shown_while_its_next_backing_is_opened() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("nbd://127.0.0.1:{}/data", silent.local_addr().unwrap().port());
+    let daemon = daemon("[[core]]\n[[disk]]\nname = \"data\"\nmemory = \"1M\"\n");
+    let replacing = std::thread::spawn(daemon.later(&["disk", "replace", "data", "--remote", &uri]));
+    let (connection, _) = silent.accept().unwrap();
+    for command in [&["disk", "show", "data"][..], &["disk", "list"], &["status"]] {
+        let said = daemon.cli(command);
+        assert!(said.code == 0 && said.out.contains("data"), "{command:?}: {}{}", said.out, said.err);
+    }
+    assert!(!replacing.is_finished(), "they have waited for the server");
+    drop((connection, silent));
+    let said = replacing.join().unwrap();
+    assert!(said.code != 0 && said.err.contains(&uri), "{}", said.err);
+    assert_eq!(daemon.disk("data")["backing"]["kind"], "memory");
 }

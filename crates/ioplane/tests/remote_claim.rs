@@ -578,3 +578,49 @@ fn what_is_published_for_reading_is_written_by_nobody() {
         assert!(served, "{said}");
     }
 }
+
+/// Nobody publishes the image any more, and the guest of its holder would go on if somebody did: it is no local disk's.
+#[test]
+fn an_image_that_another_host_holds_is_no_local_disk() {
+    let mut exporter = Exporter::new();
+    let first = exporter.importer();
+    let here = &exporter.daemon;
+    assert_eq!(here.cli(&["publish", "remove", "data", "--force"]).code, 0, "{}", here.log());
+    let image = &exporter.image.display().to_string();
+    let link = here.path("link.img");
+    std::os::unix::fs::symlink(&exporter.image, &link).unwrap();
+    let spare = here.image("spare.img", CrashLoad::image_bytes(1)).display().to_string();
+    assert_eq!(here.cli(&["disk", "add", "spare", "--path", &spare]).code, 0);
+    for command in [
+        &["disk", "add", "data", "--path", image][..],
+        &["disk", "add", "other", "--path", link.to_str().unwrap()],
+        &["disk", "replace", "spare", "--path", image],
+        &["swap", "spare", "--to", image, "--overwrite"],
+    ] {
+        let refused = here.refused(command);
+        assert!(refused.contains("held by disk data of") && refused.contains("(generation 1)"), "{refused}");
+        assert!(refused.contains("publish release") && refused.contains("--remote"), "{refused}");
+    }
+    assert_eq!(here.disk("spare")["backing"]["path"], spare.as_str());
+    // Who only reads writes nothing that its guest would lose, and keeps everybody from publishing it for writing.
+    let read = here.cli(&["disk", "add", "data", "--path", image, "--read-only"]);
+    assert_eq!(read.code, 0, "{}", read.err);
+    assert_eq!(here.cli(&["disk", "remove", "data"]).code, 0);
+    // With such a configuration the others are served, and it is tried again.
+    here.configure(&format!("[[core]]\n[[disk]]\nname = \"data\"\npath = {image:?}\n"));
+    exporter.daemon.kill9();
+    exporter.daemon.start();
+    let here = &exporter.daemon;
+    here.until(|| here.disk("data")["state"] == "failed");
+    let failed = here.disk("data");
+    assert!(failed["error"].as_str().unwrap().contains("held by disk data of"), "{failed}");
+    assert!(failed["retry"]["next_ms"].is_u64() && here.disk("spare")["state"] == "served", "{failed}");
+    // By whichever name it is published, its holder has it until somebody says that it has not.
+    drop(first);
+    for args in [&["disk", "another", "--path", image][..], &["release", "another"], &["remove", "another"]] {
+        let said = here.cli(&[&["publish"], args].concat());
+        assert_eq!(said.code, 0, "{args:?}: {}", said.err);
+    }
+    here.until(|| here.disk("data")["state"] == "served");
+    drop(here.connect("data"));
+}

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use daemon::load;
+use daemon::reader::Reader;
 use daemon::{Said, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 use serde_json::Value;
@@ -393,4 +394,71 @@ fn a_target_that_fails_in_the_commit_leaves_the_disk_as_it_was() {
         load.settle().unwrap();
         rest_is_right(&new);
     }
+}
+
+/// A guest that writes everywhere, as fast as it can, while its disk is swapped with this option; the report when both backings are written at first, whether
+/// the guest was ever held, and its writes per second while it was, and at the end.
+fn outrun(more: &[&str]) -> (u64, bool, f64, f64) {
+    const DISK: u64 = 128 << 20;
+    const SECTORS: u64 = (64 << 10) / 512;
+    let mut daemon = TestDaemon::new_beside_the_build(
+        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\nmemory = \"128M\"\n",
+    );
+    daemon.start();
+    let mut guest = Reader::connect(&daemon, "data");
+    let (mut written, mut flying, mut chunk) = (0u64, 0usize, 0u64);
+    let mut writes_for = |time: Duration| {
+        let (begun, before) = (Instant::now(), written);
+        while begun.elapsed() < time {
+            while guest.write(chunk * SECTORS) {
+                (chunk, flying) = ((chunk + 1) % (DISK / (64 << 10)), flying + 1);
+            }
+            let ended = guest.reap();
+            (written, flying) = (written + ended as u64, flying - ended);
+            std::thread::yield_now();
+        }
+        (written - before) as f64 / begun.elapsed().as_secs_f64()
+    };
+    let new = daemon.path("new.img");
+    // The copy takes two seconds a pass, in each of which the guest is everywhere.
+    let swap = [&["swap", "data", "--to", text(&new), "--rate", "64M", "--detach"], more].concat();
+    let said = daemon.cli(&swap);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let (mut mirrored, mut was_held, mut held) = (0, false, f64::MAX);
+    let end = Instant::now() + LONG;
+    let swap = loop {
+        let speed = writes_for(Duration::from_millis(100));
+        let before = was_held;
+        let swap = daemon.disk("data")["swap"].clone();
+        was_held |= swap["holding"] == true;
+        if before && swap["holding"] == true {
+            held = held.min(speed);
+        }
+        match swap["state"].as_str().unwrap() {
+            "copying" => assert!(Instant::now() < end, "{swap}"),
+            "mirroring" => mirrored = mirrored.max(swap["left"].as_u64().unwrap()),
+            _ if swap["pause_us"].is_u64() => break swap,
+            _ => {}
+        }
+    };
+    assert_eq!((&swap["state"], &swap["holding"]), (&"done".into(), &false.into()), "{swap}");
+    let freed = writes_for(Duration::from_millis(300));
+    assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+    (mirrored, was_held, held, freed)
+}
+
+#[test]
+fn a_guest_that_writes_faster_than_the_copy_is_held_if_somebody_says_so() {
+    let (mirrored, was_held, _, _) = outrun(&[]);
+    println!("not held: {} MiB are left when mirroring begins", mirrored >> 20);
+    assert!(mirrored > 64 << 20 && !was_held, "{mirrored}");
+    let (mirrored, was_held, held, freed) = outrun(&["--hold", "8M"]);
+    println!("held: {} MiB, {held:.0} writes per second, {freed:.0} afterwards", mirrored >> 20);
+    assert!(mirrored <= 32 << 20 && was_held, "{mirrored}");
+    // 128 chunks per second, and what is to be copied anyway.
+    assert!(freed > 3.0 * held, "{held} writes per second while it was held, {freed} afterwards");
+    let (daemon, _) = with_image();
+    let new = daemon.path("new.img");
+    let refused = daemon.refused(&["swap", "data", "--to", text(&new), "--hold", "1M"]);
+    assert!(refused.contains("give at least 4M"), "{refused}");
 }

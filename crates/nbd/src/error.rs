@@ -201,6 +201,9 @@ pub enum NbdError {
     /// A handshake took too long.
     #[error("the handshake has not ended within {0:?}")]
     Slow(std::time::Duration),
+    /// Nobody waits for the answer any more: whoever asked is not used any more.
+    #[error("the question was given up, as nobody uses the disk any more")]
+    GivenUp,
     /// The file that says what a predecessor has left unflushed.
     #[error("{path}: {why}: check the disk, then remove the file", path = path.display())]
     Mark {

@@ -6,6 +6,9 @@
 //!            <-----ioplane:reserve=refused/WHY----------
 //! ```
 //!
+//! Before it the importer asks `ioplane:order=NUMBER`, which exporters select that keep the order of questions: a question may be carried out after its asker
+//! has given up and asked another one, and then the one with the lower number is refused.
+//!
 //! It is asked for when the import is opened, again to change it, and holds for all connections of HOLDER, which their epochs name, until as much as nothing
 //! (0/0) is asked for. What is read here was sent by a peer: everything has a length and a form, and whatever has not is no query.
 
@@ -17,6 +20,9 @@ use crate::claim::{LONGEST_HOLDER, is_holder, readable, readable_within};
 
 /// The metadata context by which clients reserve.
 pub const RESERVE: &str = "ioplane:reserve";
+/// The metadata context by which clients number their questions about reservations: `ioplane:order=NUMBER`, before the question. Exporters that do not know
+/// it select nothing.
+pub const ORDER: &str = "ioplane:order";
 /// Longest reason of a refusal.
 pub const LONGEST_WHY: usize = 1024;
 
@@ -29,6 +35,16 @@ pub struct ReserveQuery {
     pub rates: ReservedRates,
     /// Who that is, for people.
     pub name: String,
+}
+
+/// The query that gives the next question of its handshake this number.
+pub fn order_query(number: u64) -> String {
+    format!("{ORDER}={number}")
+}
+
+/// The number in such a query; `None` if it is none. It was sent by a peer.
+pub fn order_of(query: &str) -> Option<u64> {
+    query.strip_prefix(ORDER)?.strip_prefix('=')?.parse().ok()
 }
 
 /// Requests and bytes, as they are written.
@@ -107,6 +123,14 @@ mod tests {
             assert_eq!(ReserveQuery::of(&query.to_string()), Some(query));
             let reply = ReserveReply::Granted(rates);
             assert_eq!(ReserveReply::of(&reply.to_string()), Some(reply));
+        }
+        for number in [0, 7, u64::MAX] {
+            assert_eq!(order_of(&order_query(number)), Some(number));
+        }
+        for other in
+            ["ioplane:order", "ioplane:order=", "ioplane:order=-1", "ioplane:order=1/2", "ioplane:orders=1"]
+        {
+            assert_eq!(order_of(other), None, "{other}");
         }
         let reply = ReserveReply::Refused("b asks for 6000/s, 4000 of 10000 are free".into());
         assert_eq!(ReserveReply::of(&reply.to_string()), Some(reply));

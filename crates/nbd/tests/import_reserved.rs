@@ -189,6 +189,56 @@ fn what_a_killed_importer_was_granted_is_given_back_when_it_starts() {
     assert_eq!(reservations.kept_now(), 0);
 }
 
+/// The server has the question, and is slow: whoever does not use the disk any more does not wait, and the server can tell which question is the later one.
+#[test]
+fn a_question_ends_with_its_disk() {
+    let (reservations, server) = keeping();
+    let patient =
+        |requests| ImportOptions { connect_timeout: Duration::from_secs(100), ..options(&server, requests) };
+    let is_slow = |slow| reservations.slow.store(slow, Ordering::Release);
+    let begun = Instant::now();
+    // A command waits; and the same in the background.
+    for background in [false, true] {
+        let import = import(patient(100));
+        if background {
+            reservations.be_silent(true);
+            assert!(runtime().block_on(import.reserve(rates(300))).is_err());
+            reservations.be_silent(false);
+        }
+        let asked = reservations.questions().len();
+        is_slow(true);
+        let waiting = import.clone();
+        let command = std::thread::spawn(move || match background {
+            false => runtime().block_on(waiting.reserve(rates(700))).map(drop),
+            true => Ok(()),
+        });
+        until("asked", || reservations.questions().len() > asked);
+        runtime().block_on(import.end_reservation());
+        let outcome = command.join().unwrap();
+        assert!(background || matches!(outcome, Err(NbdError::GivenUp)), "{outcome:?}");
+        is_slow(false);
+    }
+    // What may have been granted is given back, although nothing is asked for any more.
+    let import = import(patient(100));
+    is_slow(true);
+    let asked = reservations.questions().len();
+    let waiting = import.clone();
+    let command = std::thread::spawn(move || runtime().block_on(waiting.reserve(rates(700))));
+    until("asked", || reservations.questions().len() > asked);
+    import.stop_reserving();
+    assert!(matches!(command.join().unwrap(), Err(NbdError::GivenUp)));
+    is_slow(false);
+    runtime().block_on(import.give_back_reservation());
+    assert_eq!(reservations.questions().last(), Some(&0));
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "nobody has waited for the server: {:?}",
+        begun.elapsed()
+    );
+    let orders = reservations.orders.lock().unwrap().clone();
+    assert!(orders.is_sorted_by(|a, b| a < b), "{orders:?}");
+}
+
 #[test]
 fn a_server_that_knows_no_reservations_is_asked_for_none() {
     let (server, _) = Server::obedient(Terms::default());

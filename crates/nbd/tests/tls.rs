@@ -7,6 +7,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -467,7 +468,39 @@ fn an_export_of_qemu_nbd_with_tls_is_a_disk() {
         Err(error) => panic!("qemu-nbd: {error}"),
     };
     let options = options(port.parse().unwrap(), &a);
-    let import = scripted::import(ImportOptions { at_start: AtStart::Wait, ..options });
+    is_a_disk(ImportOptions { at_start: AtStart::Wait, ..options });
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+/// A Unix socket whose connections go to `port` of this host, as those of a tunnel do. Ends with the test's process.
+fn tunnel(socket: &Path, port: u16) {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        for here in listener.incoming() {
+            let (here, there) = (here.unwrap(), TcpStream::connect(("127.0.0.1", port)).unwrap());
+            let (mut up, mut down) = (here.try_clone().unwrap(), there.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut up, &mut &there);
+                let _ = there.shutdown(Shutdown::Write);
+            });
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut down, &mut &here);
+                let _ = here.shutdown(Shutdown::Both);
+            });
+        }
+    });
+}
+
+/// The same server by a socket of this host, with TLS.
+fn by_socket(socket: &Path, identity: &IdentityDirectory, server: &str) -> ImportOptions {
+    let address = format!("nbds+unix:///disk?socket={}&tls-hostname={server}", socket.display());
+    ImportOptions { address: address.parse().unwrap(), ..options(1, identity) }
+}
+
+/// What is written is read, and the connection ends well.
+fn is_a_disk(options: ImportOptions) {
+    let import = scripted::import(options);
     let mut rig = Rig::new(&*import, 4);
     let bytes = pattern(0, 300 << 10, 5);
     rig.write(4096, &bytes).unwrap();
@@ -475,6 +508,101 @@ fn an_export_of_qemu_nbd_with_tls_is_a_disk() {
     rig.run(&Op::Flush).unwrap();
     drop(rig);
     assert!(import.wait_quiet(std::time::Instant::now() + PATIENCE));
-    server.kill().unwrap();
-    server.wait().unwrap();
+}
+
+#[test]
+fn tls_by_a_socket_of_this_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = authority(folder.path());
+    let b = member(&a, folder.path(), "host-b");
+    let listening = exported(&a, Notify::Notified);
+    let socket = folder.path().join("tunnel.sock");
+    tunnel(&socket, listening.address.port());
+    is_a_disk(by_socket(&socket, &b, "localhost"));
+    let error = refused(by_socket(&socket, &b, "host-c"));
+    assert!(matches!(&error, NbdError::Tls(TlsFault::WrongHost(_))), "{error}");
+    // A server without TLS, and one that insists on it.
+    let plain = Listening::with(
+        MemoryBacking::new(SIZE as u64).unwrap(),
+        ExportOptions::default(),
+        Notify::Notified,
+        None,
+    );
+    let socket = folder.path().join("plain.sock");
+    tunnel(&socket, plain.address.port());
+    let error = refused(by_socket(&socket, &b, "localhost"));
+    assert!(matches!(error, NbdError::TlsRefused(_)), "{error}");
+    let address = format!("nbd+unix:///disk?socket={}", folder.path().join("tunnel.sock").display());
+    let error =
+        refused(ImportOptions { address: address.parse().unwrap(), ..by_socket(&socket, &b, "localhost") });
+    assert!(matches!(error, NbdError::TlsRequired), "{error}");
+}
+
+#[test]
+fn servers_of_others_with_tls_by_a_socket_of_this_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = authority(folder.path());
+    let pki = folder.path().join("pki");
+    a.export(&pki).unwrap();
+    let image = rig::image(folder.path(), SIZE as u64);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let object = credentials(&pki, "server");
+    let directory = format!("--tls-certificates={}", pki.display());
+    let programs: [(&str, Vec<String>); 2] = [
+        (
+            "qemu-nbd",
+            [
+                "--object",
+                &object,
+                "--tls-creds",
+                "tls",
+                "-f",
+                "raw",
+                "-t",
+                "-x",
+                "disk",
+                "-k",
+                "SOCKET",
+                &text(&image),
+            ]
+            .map(str::to_owned)
+            .into(),
+        ),
+        (
+            "nbdkit",
+            [
+                "-f",
+                "--tls=require",
+                &directory,
+                "--tls-verify-peer",
+                "-U",
+                "SOCKET",
+                "-e",
+                "disk",
+                "memory",
+                "8M",
+            ]
+            .map(str::to_owned)
+            .into(),
+        ),
+    ];
+    for (program, arguments) in programs {
+        let socket = folder.path().join(format!("{program}.sock"));
+        let arguments =
+            arguments.into_iter().map(|argument| if argument == "SOCKET" { text(&socket) } else { argument });
+        let server = Command::new(program).args(arguments).stdin(Stdio::null()).spawn();
+        let mut server = match server {
+            Ok(server) => server,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                rig::skip(&format!(
+                    "TLS by a Unix socket was NOT tested with {program}: script/bootstrap --checks"
+                ));
+                continue;
+            }
+            Err(error) => panic!("{program}: {error}"),
+        };
+        is_a_disk(ImportOptions { at_start: AtStart::Wait, ..by_socket(&socket, &a, "localhost") });
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
 }

@@ -151,6 +151,11 @@ pub trait IoChannel: Send {
     /// ended was left by the last [`IoChannel::reap`]: nothing will wake anybody for it, so whoever polls must come again before long.
     fn held_back(&self) -> bool;
 
+    /// What waits for a rate only, and for nothing below, may begin then; the owner comes again at that time. Nothing wakes anybody for it.
+    fn held_until(&self) -> Option<Instant> {
+        None
+    }
+
     /// Calls `done` once for each operation that has ended since, in any order, and says how many those were.
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
 

@@ -101,7 +101,8 @@ impl ChoiceReport {
         }
         let part = |word: ChoiceWord| {
             let of = self.counts.iter().filter(|count| count.choice == word);
-            of.map(spent).sum::<f64>() / all
+            // The sum of nothing is -0.0, which would be shown.
+            of.map(spent).sum::<f64>() / all + 0.0
         };
         let reasons = self.counts.iter().filter(|count| count.reason != ChoiceReason::None);
         let most = reasons.max_by(|a, b| spent(a).total_cmp(&spent(b))).filter(|count| spent(count) > 0.0);
@@ -142,6 +143,7 @@ mod tests {
         // Another core has counted from zero.
         let moved = report(&[(How::Polled, Why::None, 30), (How::Armed, Why::LongGaps, 10)]);
         assert_eq!(moved.since(Some(&after)).polled, 0.75);
+        assert_eq!(format!("{:.0} %", 100.0 * moved.since(None).held), "0 %", "without a sign");
         assert_eq!(after.since(Some(&after)), ChoiceParts::default());
     }
 }

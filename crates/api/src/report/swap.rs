@@ -62,6 +62,12 @@ pub struct SwapReport {
     pub bytes_per_s: u64,
     /// Bytes per second at most, if somebody has said so.
     pub rate: Option<u64>,
+    /// Bytes per second that the guest's writes may make to be copied again while the copy does not get ahead of them, if somebody has said so.
+    #[serde(default)]
+    pub hold: Option<u64>,
+    /// The guest's writes are held to that now.
+    #[serde(default)]
+    pub holding: bool,
     /// Milliseconds since it was begun, or that it took.
     pub for_ms: u64,
     /// Microseconds at the quiescent point of the switch, once it is done: how long no request was begun.
@@ -86,13 +92,20 @@ impl SwapReport {
             SwapWord::Failed => format!("to {to} failed: {}", self.error.as_deref().unwrap_or("no reason")),
             SwapWord::Cancelled => format!("to {to} was cancelled after {time}"),
             _ => format!(
-                "{} to {to}: {} of {}, {} left, {}/s",
+                "{} to {to}: {} of {}, {} left, {}/s{}",
                 state.words(),
                 Size(bytes.saturating_sub(*left)),
                 Size(*bytes),
                 Size(*left),
-                Size(*bytes_per_s)
+                Size(*bytes_per_s),
+                self.hold_words().map_or(String::new(), |words| format!(", {words}"))
             ),
         }
+    }
+
+    /// That the guest is held, if it is.
+    pub fn hold_words(&self) -> Option<String> {
+        let hold = self.hold.filter(|_| self.holding)?;
+        Some(format!("writes of the guest held to {}/s", Size(hold)))
     }
 }

@@ -21,6 +21,17 @@ const SERIAL: usize = 20;
 const QUEUE_SIZE: CountField =
     CountField { name: "queue_size", range: 2..=QUEUE_SIZE_MAX, power_of_two: true, usual: 128 };
 
+/// What a queue of a disk of another machine may keep of its writes: below it flushes all the time, above it takes the host's memory.
+const RETAIN: std::ops::RangeInclusive<u64> = 1 << 20..=256 << 20;
+
+/// What is wrong with how much is kept.
+pub(super) fn retain_flaw(retain: Option<Size>) -> Option<Flaw> {
+    let retain = retain.filter(|size| !RETAIN.contains(&size.0))?;
+    let remedy =
+        format!("give {} to {}, or leave it out for 16M", Size(*RETAIN.start()), Size(*RETAIN.end()));
+    Some(Flaw::new("retain", format!("retain = \"{retain}\" for each queue"), remedy))
+}
+
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -61,6 +72,9 @@ pub enum BackingSpec {
         /// Bytes per second that the server is to keep for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reserve_bandwidth: Option<Size>,
+        /// Bytes per queue in which writes are kept that the server has not made durable, if somebody has said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retain: Option<Size>,
     },
 }
 
@@ -172,7 +186,15 @@ impl BackingSpec {
                 differing! { memory: bytes, bytes2; }
             }
             (
-                BackingSpec::Remote { remote, timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth },
+                BackingSpec::Remote {
+                    remote,
+                    timeout_s,
+                    on_timeout,
+                    qmp,
+                    reserve_iops,
+                    reserve_bandwidth,
+                    retain,
+                },
                 BackingSpec::Remote {
                     remote: remote2,
                     timeout_s: timeout_s2,
@@ -180,6 +202,7 @@ impl BackingSpec {
                     qmp: qmp2,
                     reserve_iops: iops2,
                     reserve_bandwidth: bandwidth2,
+                    retain: retain2,
                 },
             ) => differing! {
                 remote: remote, remote2;
@@ -188,6 +211,7 @@ impl BackingSpec {
                 qmp: qmp, qmp2;
                 reserve_iops: reserve_iops, iops2;
                 reserve_bandwidth: reserve_bandwidth, bandwidth2;
+                retain: retain, retain2;
             },
             (BackingSpec::File { .. } | BackingSpec::Memory { .. } | BackingSpec::Remote { .. }, _) => {
                 vec![self.field()]
@@ -268,6 +292,9 @@ macro_rules! backing_form {
                 /// Have the exporter keep so many bytes per second for it; refused if they are not free there [default: what others leave]
                 [long, value_name = "SIZE", requires = "remote"]
                 reserve_bandwidth: Size,
+                /// Keep up to so many bytes of each queue's writes until its server has made them durable, 1M to 256M; flushed when a half is full [default: 16M]
+                [long, value_name = "SIZE", requires = "remote"]
+                retain: Size,
                 /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
                 [long, value_name = "FORMAT", conflicts_with_all = ["memory", "remote"]]
                 format: FormatWord,
@@ -296,6 +323,7 @@ macro_rules! backing_fields {
             qmp: $form.qmp,
             reserve_iops: $form.reserve_iops,
             reserve_bandwidth: $form.reserve_bandwidth,
+            retain: $form.retain,
             format: $form.format,
             direct: $form.direct,
             engine: $form.engine,
@@ -414,6 +442,7 @@ impl BackingForm {
             qmp,
             reserve_iops,
             reserve_bandwidth,
+            retain,
             format,
             direct,
             engine,
@@ -426,6 +455,7 @@ impl BackingForm {
             ("qmp", qmp.is_some()),
             ("reserve_iops", reserve_iops.is_some()),
             ("reserve_bandwidth", reserve_bandwidth.is_some()),
+            ("retain", retain.is_some()),
         ];
         match (path, memory, remote) {
             (Some(path), None, None) => {
@@ -451,6 +481,7 @@ impl BackingForm {
                     qmp,
                     reserve_iops,
                     reserve_bandwidth,
+                    retain,
                 })
             }
             (None, None, None) => {
@@ -548,8 +579,9 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
-            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
+            BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
                 flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
+                flaws.extend(retain_flaw(*retain));
                 flaws.extend(self.backing.reserved().flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
             }
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::checks::{CountField, checked, path_flaw};
-use super::disk::backing_form;
+use super::disk::{backing_form, retain_flaw};
 use super::lost::timeout_flaws;
 use super::{
     BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, LimitFields, LimitsSpec,
@@ -179,7 +179,8 @@ impl ServedSpec for ExportSpec {
                 let reason = "an export has no VM that could be paused";
                 flaws.push(Flaw::new("on_timeout", reason, "write \"error\" or \"wait\""));
             }
-            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
+            BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
+                flaws.extend(retain_flaw(*retain));
                 flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
             }
             BackingSpec::Memory { .. } => {}

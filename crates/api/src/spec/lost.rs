@@ -110,6 +110,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_of_writes_has_bounds() {
+        use crate::size::Size;
+        let retain = |bytes| DiskForm { retain: Some(Size(bytes)), ..DiskForm::default() };
+        for bad in [0, 4096, (1 << 20) - 1, (256 << 20) + 1, u64::MAX] {
+            assert_eq!(fields(retain(bad)), ["retain"], "{bad}");
+        }
+        assert!(fields(retain(1 << 20)).is_empty() && fields(retain(256 << 20)).is_empty());
+        let local = DiskForm { path: Some("/a".into()), ..retain(64 << 20) };
+        assert_eq!(local.spec("a").unwrap_err()[0].field, "retain", "a disk of this host keeps nothing");
+        let remote = Some("nbd://host-a/data".parse().unwrap());
+        let export = ExportForm { remote, retain: Some(Size(1)), ..ExportForm::default() };
+        assert_eq!(export.spec("a").unwrap_err()[0].field, "retain");
+    }
+
+    #[test]
     fn a_change_says_what_it_says_and_no_more() {
         let spec = DiskForm {
             remote: Some("nbd://host-a/data".parse().unwrap()),

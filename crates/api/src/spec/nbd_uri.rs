@@ -9,9 +9,9 @@ use super::checks::name_flaw;
 /// Longest URI: a name has up to 4096 bytes in the protocol, and each may take three characters here.
 const LONGEST: usize = 3 * 4096 + 512;
 /// How the URIs begin that are understood (the NBD URI specification, "NBD URI scheme").
-const SCHEMES: [&str; 3] = ["nbd://", "nbds://", "nbd+unix://"];
+const SCHEMES: [&str; 4] = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"];
 
-/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Whoever connects reads the rest of it.
+/// An NBD URI: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH` (`nbds+unix` with TLS). Whoever connects reads the rest of it.
 /// Or the name of a device, as the directory has it: whoever connects asks the directory where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri(String);
@@ -63,7 +63,7 @@ impl fmt::Display for NbdUri {
 as_text!(NbdUri, {
     "type": "string",
     "description": "An NBD URI, as nbds://host-a/data, or the name of a device in the directory, as data.",
-    "pattern": "^(nbd(s|\\+unix)?://.|[0-9A-Za-z][0-9A-Za-z._-]{0,39}$)",
+    "pattern": "^(nbds?(\\+unix)?://.|[0-9A-Za-z][0-9A-Za-z._-]{0,39}$)",
 });
 from_text!(NbdUri);
 super::values!(NbdUri: parsed | "remote" => NbdUri("nbd://localhost/".to_owned()););
@@ -89,6 +89,7 @@ mod tests {
             "nbd://[::1]:10810/",
             "nbds://host-a/data",
             "nbd+unix:///data?socket=/run/x.sock",
+            "nbds+unix:///data?socket=/run/x.sock&tls-hostname=host-a",
         ] {
             assert_eq!(good.parse::<NbdUri>().unwrap().to_string(), good);
         }
@@ -99,7 +100,8 @@ mod tests {
             "-data",
             "data/x",
             "nbd://",
-            "nbds+unix://host/data",
+            "nbds+unix://",
+            "nbds+tcp://host/data",
             "http://host/data",
             "nbd://host/da ta",
             "nbd://h/\n",

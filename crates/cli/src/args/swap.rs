@@ -39,6 +39,10 @@ pub struct SwapArgs {
     /// Copy at most so many bytes per second, such as 50M [default: as fast as it goes]
     #[arg(long, value_name = "BYTES")]
     pub rate: Option<Size>,
+    /// If the guest writes faster than the copy gets ahead, let its writes make at most so many bytes per second to be copied again, such as 50M, until
+    /// little is left [default: mirror after three passes, however much is left]
+    #[arg(long, value_name = "BYTES")]
+    pub hold: Option<Size>,
     /// What is at the target may be lost: an image that holds something, a device, an export
     #[arg(long)]
     pub overwrite: bool,
@@ -55,6 +59,6 @@ pub struct SwapArgs {
     #[arg(long)]
     pub detach: bool,
     /// End the swap that is under way: the disk goes on with the backing that it has
-    #[arg(long, conflicts_with_all = ["to", "rate", "overwrite", "direct", "engine", "timeout_s", "detach"])]
+    #[arg(long, conflicts_with_all = ["to", "rate", "hold", "overwrite", "direct", "engine", "timeout_s", "detach"])]
     pub cancel: bool,
 }

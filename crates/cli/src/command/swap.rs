@@ -56,6 +56,7 @@ pub fn run(client: &Client, args: SwapArgs, json: bool) -> Result<()> {
 fn form(client: &Client, args: &SwapArgs, to: &SwapTarget) -> Result<SwapForm> {
     let mut form = SwapForm {
         rate: args.rate,
+        hold: args.hold,
         overwrite: args.overwrite,
         direct: args.direct,
         engine: args.engine,
@@ -88,7 +89,8 @@ impl LongWork for SwapReport {
     }
 
     fn progress(&self) -> (u64, u64, String) {
-        let beside = format!("{} {}/s", self.state.words(), Size(self.bytes_per_s));
+        let held = self.hold_words().map_or(String::new(), |words| format!(", {words}"));
+        let beside = format!("{} {}/s{held}", self.state.words(), Size(self.bytes_per_s));
         (self.bytes.saturating_sub(self.left), self.bytes, beside)
     }
 }

@@ -10,7 +10,7 @@ use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual,
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp and group";
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth, retain), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp and group";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)

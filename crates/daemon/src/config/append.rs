@@ -88,13 +88,22 @@ impl Appended {
                 self.other("engine", engine.word(), EngineWord::default().word());
             }
             BackingSpec::Memory { bytes } => self.size("memory", *bytes),
-            BackingSpec::Remote { remote, timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth } => {
+            BackingSpec::Remote {
+                remote,
+                timeout_s,
+                on_timeout,
+                qmp,
+                reserve_iops,
+                reserve_bandwidth,
+                retain,
+            } => {
                 self.set("remote", remote.as_str());
                 self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
                 self.other("on_timeout", on_timeout.word(), TimeoutWord::default().word());
                 self.path("qmp", qmp.as_deref());
                 self.some("reserve_iops", reserve_iops.map(|iops| iops as i64));
                 reserve_bandwidth.iter().for_each(|size| self.size("reserve_bandwidth", size.0));
+                retain.iter().for_each(|size| self.size("retain", size.0));
             }
         }
     }

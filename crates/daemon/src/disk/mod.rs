@@ -1,6 +1,8 @@
 //! One disk: opened, served, changed, reported.
 
 mod commit;
+mod converge;
+mod held;
 mod mark;
 mod migration_socket;
 mod remote;
@@ -175,6 +177,7 @@ pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
     let owner = &Opener { wish: record.claim, ..owner.clone() };
     let opened =
         open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
+    held::check(&opened, &spec.backing, owner)?;
     let info = opened.backing.info();
     let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
     if let BackingSpec::File { path, .. } = &spec.backing
@@ -549,7 +552,10 @@ impl ServedKind for Disk {
     async fn leave(&self, next: Option<&DiskSpec>) {
         let stays = next.is_some_and(|next| next.backing.same_content(&self.note().read().now.backing));
         *self.left() = Some(if stays { Leaving::BackingStays } else { Leaving::ForGood });
-        // A change of settings that waits for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
+        if let Some(import) = self.import() {
+            import.stop_reserving();
+        }
+        // A change of settings that waited for an exporter finds that, and gives back what it was granted before a disk of this name comes again.
         let _settled = tokio::time::timeout(SETTINGS, self.settings.lock()).await;
         Shown::leave(&self.backing, !stays).await;
         match next.filter(|_| stays) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_api::report::{ClaimWord, RemoteReport, RemoteWord};
+use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingSpec, NbdUri, OnTimeout, TimeoutWord};
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
@@ -68,7 +69,7 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
 /// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
 /// takes, 10 s at most for each.
 pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusal> {
-    let BackingSpec::Remote { remote: uri, .. } = backing else {
+    let BackingSpec::Remote { remote: uri, retain, .. } = backing else {
         return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
     };
     let rates = reserve::rates(backing.reserved());
@@ -77,6 +78,8 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
     let keeper = owner.claims.keeper(disk, &uri.export(), owner.wish == ClaimWish::Inherit)?;
     let host = rustix::system::uname();
     let name = format!("disk {} of {}", owner.name, host.nodename().to_string_lossy());
+    let usual = ImportOptions::new(address);
+    let retain = retain.map_or(usual.retain, |Size(bytes)| usize::try_from(bytes).unwrap_or(usual.retain));
     let options = ImportOptions {
         claim: Some(ClaimOptions {
             keeper,
@@ -90,7 +93,8 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
         holder: holder(&owner.socket),
         identity: owner.identity.clone(),
         mark: Some(mark(uri, &owner.socket)),
-        ..ImportOptions::new(address)
+        retain,
+        ..usual
     };
     connect(uri, &located, options)
 }

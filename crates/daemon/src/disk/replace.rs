@@ -233,6 +233,7 @@ impl Disk {
             qmp: None,
             reserve_iops: None,
             reserve_bandwidth: None,
+            retain: None,
         };
         // It has what the disk has, whatever was said of an earlier one of that name.
         let (cleared, state_file) = (backing.clone(), context.state_file.clone());

@@ -9,6 +9,7 @@
 
 use std::convert::Infallible;
 use std::fs::OpenOptions;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,18 +28,17 @@ use rustix::io::Errno;
 use tokio::sync::{oneshot, watch};
 
 use super::commit::{self, Commit};
+use super::converge::{Converging, Next};
 use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
-use super::{Disk, Opened, Shown, lock, open_unchecked, remote};
+use super::{Disk, Opened, Shown, held, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 use crate::state_file::{DiskRecord, StateFile, SwapRecord};
 
-/// What is left is little enough to mirror from now on.
-const LITTLE: u64 = 32 << 20;
-/// After so many passes it is mirrored however much is left: then the guest cannot write faster than the new backing.
-const PASSES: u64 = 3;
+/// The lowest rate to which a guest is held: its requests do not wait for seconds when its queues are stopped.
+const LEAST_HOLD: u64 = 4 << 20;
 /// How long the server of the new backing may be unreachable.
 const UNREACHABLE: Duration = Duration::from_secs(10);
 /// How often that is looked at.
@@ -55,6 +55,7 @@ pub struct Swap {
     from: BackingSpec,
     to: BackingSpec,
     rate: Option<u64>,
+    hold: Option<NonZeroU64>,
     /// The target was made for this.
     created: bool,
     bytes: u64,
@@ -114,6 +115,8 @@ impl Swap {
             left,
             bytes_per_s: (copied as f64 / time.as_secs_f64().max(0.001)) as u64,
             rate: self.rate,
+            hold: self.hold.map(NonZeroU64::get),
+            holding: self.mirror().is_some_and(|mirror| mirror.is_holding()),
             for_ms: time.as_millis() as u64,
             pause_us: pause.map(|pause| pause.as_micros() as u64),
             error: why.as_ref().map(|why| why.error.clone()),
@@ -122,9 +125,16 @@ impl Swap {
     }
 }
 
+/// How a swap is to go.
+struct Manner {
+    rate: Option<u64>,
+    hold: Option<NonZeroU64>,
+    overwrite: bool,
+}
+
 /// What a swap asks for.
-fn target(form: SwapForm) -> Result<(BackingSpec, Option<u64>, bool), Refusal> {
-    let SwapForm { path, memory, remote, timeout_s, format, direct, engine, rate, overwrite } = form;
+fn target(form: SwapForm) -> Result<(BackingSpec, Manner), Refusal> {
+    let SwapForm { path, memory, remote, timeout_s, format, direct, engine, rate, hold, overwrite } = form;
     let mut flaws = Vec::new();
     let backing =
         BackingForm { path, memory, remote, timeout_s, format, direct, engine, ..BackingForm::default() }
@@ -133,8 +143,15 @@ fn target(form: SwapForm) -> Result<(BackingSpec, Option<u64>, bool), Refusal> {
         let remedy = "give at least 4K bytes per second, or leave it out";
         return Err(Refusal::invalid("a rate at which it would never end", remedy).at("rate"));
     }
+    if let Some(low) = hold.filter(|Size(hold)| *hold < LEAST_HOLD) {
+        let remedy = format!("give at least {}, or leave it out", Size(LEAST_HOLD));
+        return Err(Refusal::invalid(format!("{low} per second would stop the guest"), remedy).at("hold"));
+    }
+    let hold = hold.and_then(|Size(hold)| NonZeroU64::new(hold));
     match backing {
-        Some(backing) if flaws.is_empty() => Ok((backing, rate.map(|Size(rate)| rate), overwrite)),
+        Some(backing) if flaws.is_empty() => {
+            Ok((backing, Manner { rate: rate.map(|Size(rate)| rate), hold, overwrite }))
+        }
         _ => Err(Refusal::flaws(&flaws)),
     }
 }
@@ -198,6 +215,7 @@ fn open_target(
     let shape = (false, spec.block_size);
     let owner = &Opener { wish: ClaimWish::New, ..owner.clone() };
     let opened = open_unchecked(&spec.name, &opened_as, shape, None, owner).and_then(|opened| {
+        held::check(&opened, &spec.backing, owner)?;
         // Not before it is ours. A device may be longer than the disk; a file is made as long, if its content may be lost.
         let whole = opened.backing.info().bytes;
         let resized = match &spec.backing {
@@ -324,7 +342,7 @@ impl Disk {
         form: SwapForm,
         context: &Arc<DaemonContext>,
     ) -> Result<(), Refusal> {
-        let (to, rate, overwrite) = target(form)?;
+        let (to, Manner { rate, hold, overwrite }) = target(form)?;
         let changing = self.served.changing.lock().await;
         self.not_swapping()?;
         let record = self.served.note.read();
@@ -367,6 +385,7 @@ impl Disk {
             from,
             to,
             rate,
+            hold,
             created,
             bytes,
             begun: Instant::now(),
@@ -513,9 +532,16 @@ impl Disk {
     ) -> Result<Duration, Refusal> {
         swap_kill::here(SwapKillPoint::Begun);
         let copier = mirror.copier()?;
-        let little = |copier: &Copier, mirror: &Mirror| {
-            copier.passes() >= PASSES || copier.passes() >= 1 && mirror.left() <= LITTLE
-        };
+        let mut converging = Converging::new(swap.bytes, swap.hold);
+        let little =
+            move |copier: &Copier, mirror: &Mirror| match converging.next(copier.passes(), mirror.left()) {
+                Next::Copy => false,
+                Next::Hold(rate) => {
+                    mirror.hold(rate);
+                    false
+                }
+                Next::Mirror => true,
+            };
         let mut copier = copy(copier, swap.rate, mirror, little).await?;
         mirror.start_mirroring();
         swap_kill::here(SwapKillPoint::Mirroring);
@@ -742,7 +768,7 @@ async fn copy(
     mut copier: Copier,
     rate: Option<u64>,
     mirror: &Arc<Mirror>,
-    enough: impl Fn(&Copier, &Mirror) -> bool + Send + 'static,
+    mut enough: impl FnMut(&Copier, &Mirror) -> bool + Send + 'static,
 ) -> Result<Copier, Refusal> {
     let mirror = mirror.clone();
     let copied = on_thread(move || {

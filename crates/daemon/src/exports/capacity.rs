@@ -23,6 +23,8 @@ use crate::small_file;
 const MOST: usize = 256;
 /// Of those, how many are named in a refusal.
 const NAMED: usize = 3;
+/// Clients whose last question is remembered; beyond that, the oldest is forgotten. A question that comes late is some seconds old.
+const MOST_ORDERS: usize = 4 * MOST;
 /// More than the file of so many has.
 const LONGEST_FILE: usize = 1 << 20;
 
@@ -162,6 +164,8 @@ pub struct ExportCapacity {
     whole: DeviceLimits,
     /// By holder.
     reserved: BTreeMap<String, Reserved>,
+    /// The number of the last question of each holder. An exporter that starts again has no connection that could bring an older one.
+    orders: BTreeMap<String, u64>,
     /// One client at a time uses the export, so that each may reserve all of it.
     exclusive: bool,
     file: ReservationFile,
@@ -172,8 +176,8 @@ impl ExportCapacity {
     pub fn open(declared: &LimitsSpec, exclusive: bool, file: ReservationFile) -> Self {
         let mut whole = DeviceLimits::default();
         limit(&mut whole, declared);
-        let mut capacity =
-            ExportCapacity { declared: *declared, whole, reserved: BTreeMap::new(), exclusive, file };
+        let (reserved, orders) = Default::default();
+        let mut capacity = ExportCapacity { declared: *declared, whole, reserved, orders, exclusive, file };
         let mut records = capacity.file.read();
         let noted = records.len();
         records.sort_by_key(|record| record.since);
@@ -279,9 +283,34 @@ impl ExportCapacity {
         self.reserved.get(holder).map_or_else(ReservedRates::default, |reserved| reserved.record.rates())
     }
 
-    /// Reserves what a client asks for, in place of what it had. `now`: seconds since 1970. Blocks.
-    pub fn reserve(&mut self, query: &ReserveQuery, now: u64) -> ReserveReply {
+    /// Whether this is no older than the last question of the holder: an older one was given up, and may come late. 0: a client that numbers none.
+    fn is_in_order(&mut self, holder: &str, order: u64) -> bool {
+        if order == 0 {
+            return true;
+        }
+        let last = self.orders.get(holder).copied();
+        if last.is_some_and(|last| order < last) {
+            return false;
+        }
+        if last.is_none()
+            && self.orders.len() >= MOST_ORDERS
+            && let Some(oldest) =
+                self.orders.iter().min_by_key(|(_, order)| **order).map(|(holder, _)| holder.clone())
+        {
+            self.orders.remove(&oldest);
+        }
+        self.orders.insert(holder.to_owned(), order);
+        true
+    }
+
+    /// Reserves what a client asks for, in place of what it had. `order`: the number of the question. `now`: seconds since 1970. Blocks.
+    pub fn reserve(&mut self, query: &ReserveQuery, order: u64, now: u64) -> ReserveReply {
         let ReserveQuery { holder, rates, name } = query;
+        if !self.is_in_order(holder, order) {
+            return ReserveReply::Refused(format!(
+                "{name} has asked again since; if its host's clock was set back: ioplane publish release --reservations"
+            ));
+        }
         if let Err(shortage) = self.admit(holder, *rates) {
             return ReserveReply::Refused(self.refusal(holder, name, shortage));
         }
@@ -328,6 +357,7 @@ impl ExportCapacity {
             self.reserved.values().map(|reserved| &reserved.record).filter(|record| !gone(&record.holder));
         let stays: Vec<Record> = stays.cloned().collect();
         let released = self.reserved.len() - stays.len();
+        self.orders.retain(|holder, _| !gone(holder));
         if released > 0 {
             self.file.write(stays)?;
             self.reserved.retain(|holder, _| !gone(holder));
@@ -394,29 +424,57 @@ mod tests {
     fn a_refusal_names_figures_and_those_who_have_reserved() {
         let folder = tempfile::tempdir().unwrap();
         let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
-        assert_eq!(capacity.reserve(&query("host-c", 6000), 1), granted(6000));
+        assert_eq!(capacity.reserve(&query("host-c", 6000), 0, 1), granted(6000));
         assert_eq!(
-            refused(capacity.reserve(&query("host-b", 6000), 2)),
+            refused(capacity.reserve(&query("host-b", 6000), 0, 2)),
             "disk data of host-b asks for 6000 requests per second, 4000 of 10000 are free: reserved by disk data of host-c 6000"
         );
-        assert_eq!(capacity.reserve(&query("host-b", 4000), 2), granted(4000));
+        assert_eq!(capacity.reserve(&query("host-b", 4000), 0, 2), granted(4000));
         // What one has itself stands in nobody's way.
-        assert_eq!(capacity.reserve(&query("host-c", 5000), 3), granted(5000));
-        assert_eq!(capacity.reserve(&query("host-c", 6000), 3), granted(6000));
+        assert_eq!(capacity.reserve(&query("host-c", 5000), 0, 3), granted(5000));
+        assert_eq!(capacity.reserve(&query("host-c", 6000), 0, 3), granted(6000));
         let bytes =
             ReserveQuery { rates: ReservedRates { requests: 0, bytes: 1 << 20 }, ..query("host-d", 0) };
         assert_eq!(
-            refused(capacity.reserve(&bytes, 4)),
+            refused(capacity.reserve(&bytes, 0, 4)),
             "disk data of host-d asks for 1M per second, and the export declares no capacity in bytes per second: nothing can be reserved"
         );
-        let all = refused(capacity.reserve(&query("host-b", 10_001), 4));
+        let all = refused(capacity.reserve(&query("host-b", 10_001), 0, 4));
         assert!(all.contains("4000 of 10000 are free"), "{all}");
         // Nothing of it can be taken away from below.
         let lower = capacity.change(&declared(9_999)).unwrap_err();
         assert!(lower.contains("9999") && lower.contains("10000 are reserved"), "{lower}");
         assert!(capacity.change(&LimitsSpec::default()).is_err());
-        assert_eq!(capacity.reserve(&query("host-c", 0), 5), granted(0));
+        assert_eq!(capacity.reserve(&query("host-c", 0), 0, 5), granted(0));
         assert_eq!(capacity.change(&declared(4000)), Ok(()));
+    }
+
+    /// The exporter reads a question whose asker has given up and asked another one, on another connection.
+    #[test]
+    fn an_older_question_that_comes_late_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        assert_eq!(capacity.reserve(&query("host-b", 6000), 20, 1), granted(6000));
+        for late in [query("host-b", 5000), query("host-b", 0)] {
+            let why = refused(capacity.reserve(&late, 19, 2));
+            assert!(why.starts_with("disk data of host-b has asked again since"), "{why}");
+        }
+        assert_eq!(capacity.reserved_for("host-b").requests, 6000);
+        // Of another one, and of a client that numbers nothing.
+        assert_eq!(capacity.reserve(&query("host-c", 1000), 3, 2), granted(1000));
+        assert_eq!(capacity.reserve(&query("host-b", 5000), 0, 2), granted(5000));
+        // What has been given back stays so.
+        assert_eq!(capacity.reserve(&query("host-b", 0), 21, 3), granted(0));
+        refused(capacity.reserve(&query("host-b", 6000), 20, 4));
+        assert_eq!(capacity.reserved_for("host-b").requests, 0);
+        // A clock that was set back: until a person says so.
+        assert_eq!(capacity.release(|_| true), Ok(1));
+        assert_eq!(capacity.reserve(&query("host-b", 6000), 5, 5), granted(6000));
+        // Numbers of strangers take a bounded place.
+        for number in 0..2 * MOST_ORDERS as u64 {
+            assert_eq!(capacity.reserve(&query(&format!("h{number}"), 0), 100 + number, 6), granted(0));
+        }
+        assert!(capacity.orders.len() <= MOST_ORDERS);
     }
 
     #[test]
@@ -424,8 +482,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = |requests| ExportCapacity::open(&declared(requests), false, file(folder.path()));
         let mut capacity = open(10_000);
-        assert_eq!(capacity.reserve(&query("first", 3000), 1), granted(3000));
-        assert_eq!(capacity.reserve(&query("second", 5000), 2), granted(5000));
+        assert_eq!(capacity.reserve(&query("first", 3000), 0, 1), granted(3000));
+        assert_eq!(capacity.reserve(&query("second", 5000), 0, 2), granted(5000));
         let by = |capacity: &ExportCapacity| -> Vec<u64> {
             capacity.report().iter().map(|one| one.iops).collect()
         };
@@ -437,7 +495,7 @@ mod tests {
         assert_eq!(by(&open(10_000)), [0u64; 0]);
         assert_eq!(std::fs::read_dir(folder.path().join("reservations")).unwrap().count(), 0);
         // What cannot be read keeps nobody from the disk.
-        assert_eq!(capacity.reserve(&query("first", 3000), 1), granted(3000));
+        assert_eq!(capacity.reserve(&query("first", 3000), 0, 1), granted(3000));
         let found = std::fs::read_dir(folder.path().join("reservations")).unwrap().next().unwrap().unwrap();
         std::fs::write(found.path(), b"{\"version\":\"1\",\"reservations\":[{\"hol").unwrap();
         assert_eq!(by(&open(10_000)), [0u64; 0]);
@@ -447,9 +505,9 @@ mod tests {
     fn where_one_uses_the_disk_at_a_time_each_may_reserve_all_of_it() {
         let folder = tempfile::tempdir().unwrap();
         let mut capacity = ExportCapacity::open(&declared(10_000), true, file(folder.path()));
-        assert_eq!(capacity.reserve(&query("source", 6000), 1), granted(6000));
-        assert_eq!(capacity.reserve(&query("destination", 10_000), 1), granted(10_000));
-        let more = refused(capacity.reserve(&query("other", 10_001), 1));
+        assert_eq!(capacity.reserve(&query("source", 6000), 0, 1), granted(6000));
+        assert_eq!(capacity.reserve(&query("destination", 10_000), 0, 1), granted(10_000));
+        let more = refused(capacity.reserve(&query("other", 10_001), 0, 1));
         assert!(more.ends_with("asks for 10001 requests per second, and the capacity is 10000"), "{more}");
         assert!(capacity.change(&declared(9_999)).is_err());
         assert_eq!(capacity.change(&declared(10_000)), Ok(()));
@@ -460,12 +518,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
         for number in 0..MOST {
-            assert_eq!(capacity.reserve(&query(&format!("h{number}"), 1), 1), granted(1));
+            assert_eq!(capacity.reserve(&query(&format!("h{number}"), 1), 0, 1), granted(1));
         }
-        let more = refused(capacity.reserve(&query("one-more", 1), 1));
+        let more = refused(capacity.reserve(&query("one-more", 1), 0, 1));
         assert!(more.contains("256 clients"), "{more}");
-        assert_eq!(capacity.reserve(&query("h3", 2), 1), granted(2));
-        let why = refused(capacity.reserve(&query("h4", 20_000), 1));
+        assert_eq!(capacity.reserve(&query("h3", 2), 0, 1), granted(2));
+        let why = refused(capacity.reserve(&query("h4", 20_000), 0, 1));
         assert!(why.ends_with(" and 252 more"), "{why}");
     }
 
@@ -473,7 +531,7 @@ mod tests {
     fn who_has_reserved_draws_from_that_first_and_others_from_the_rest() {
         let folder = tempfile::tempdir().unwrap();
         let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
-        assert_eq!(capacity.reserve(&query("holder", 6000), 1), granted(6000));
+        assert_eq!(capacity.reserve(&query("holder", 6000), 0, 1), granted(6000));
         let (holder, other) = (capacity.limits(Some("holder")), capacity.limits(None));
         // What was reserved begins empty, and is full by then.
         let now = since_epoch(Instant::now()) + 1_000_000_000;

@@ -12,7 +12,7 @@ use ioplane_nbd::export::{ClientSocket, Exports, PublishedExport};
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
-use ioplane_nbd::reserve::{RESERVE, ReserveQuery};
+use ioplane_nbd::reserve::{ORDER, RESERVE, ReserveQuery, order_of};
 use tokio::sync::{mpsc, oneshot};
 
 use super::owner::{Ask, ChannelEpoch, Fenced, ShownClaim, joined};
@@ -119,7 +119,11 @@ impl Door {
         let client = negotiated.contexts.iter().find_map(|context| epoch(&context.name, who));
         // It has asked, and is to come with a connection to use.
         let only_asks = |name: &str| {
-            name == EPOCH || name == CLAIM || ClaimReply::of(name).is_some() || name.starts_with(RESERVE)
+            name == EPOCH
+                || name == CLAIM
+                || ClaimReply::of(name).is_some()
+                || name.starts_with(RESERVE)
+                || name.starts_with(ORDER)
         };
         if client.is_none() && negotiated.contexts.iter().any(|context| only_asks(&context.name)) {
             return;
@@ -131,13 +135,7 @@ impl Door {
     }
 
     /// The name of the context that a query of ours finds, once what it asks for holds.
-    async fn context(
-        &self,
-        who: &ClientOrigin,
-        query: &str,
-        selects: bool,
-        knows: &AtomicBool,
-    ) -> Option<String> {
+    async fn context(&self, who: &ClientOrigin, query: &str, selects: bool, seen: &Seen) -> Option<String> {
         // Whoever may not use the export learns nothing of it, and ends nobody's connections.
         self.0.admission.admits(who).ok()?;
         if query == INSTANCE {
@@ -147,10 +145,14 @@ impl Door {
             return Some(EPOCH.to_owned());
         }
         if query.starts_with(CLAIM) {
-            return self.claims(who, query, selects, knows).await;
+            return self.claims(who, query, selects, seen).await;
+        }
+        if let Some(order) = order_of(query) {
+            seen.order.store(order, Ordering::Relaxed);
+            return Some(query.to_owned());
         }
         if query.starts_with(RESERVE) {
-            return self.reserves(who, query, selects, knows).await;
+            return self.reserves(who, query, selects, seen).await;
         }
         let client = epoch(query, who)?;
         let claimed = client.has_claim();
@@ -162,11 +164,11 @@ impl Door {
         self.ask(Ask::Fence { client, answer }).await.ok()?;
         match fenced.await.ok()? {
             Fenced::Newest => {
-                knows.fetch_or(claimed, Ordering::Relaxed);
+                seen.knows.fetch_or(claimed, Ordering::Relaxed);
                 Some(query.to_owned())
             }
             Fenced::Refused(refusal) if claimed => {
-                knows.store(true, Ordering::Relaxed);
+                seen.knows.store(true, Ordering::Relaxed);
                 Some(ClaimReply::Refused(refusal).to_string())
             }
             // An importer that knows nothing of claims is told why when it enters.
@@ -175,42 +177,30 @@ impl Door {
     }
 
     /// The same of a query about reservations.
-    async fn reserves(
-        &self,
-        who: &ClientOrigin,
-        query: &str,
-        selects: bool,
-        knows: &AtomicBool,
-    ) -> Option<String> {
+    async fn reserves(&self, who: &ClientOrigin, query: &str, selects: bool, seen: &Seen) -> Option<String> {
         if query == RESERVE || !selects {
             return Some(RESERVE.to_owned());
         }
         let asked = ReserveQuery::of(query)?;
         let (holder, name) = in_the_name_of(who, asked.holder, asked.name);
         let query = ReserveQuery { holder, name, ..asked };
-        let (answer, reply) = oneshot::channel();
-        self.ask(Ask::Reserve { query, answer }).await.ok()?;
+        let (order, (answer, reply)) = (seen.order.load(Ordering::Relaxed), oneshot::channel());
+        self.ask(Ask::Reserve { query, order, answer }).await.ok()?;
         let reply = reply.await.ok()?;
         // Its connection ends with that, whoever holds the export.
-        knows.store(true, Ordering::Relaxed);
+        seen.knows.store(true, Ordering::Relaxed);
         Some(reply.to_string())
     }
 
     /// The same of a query about claims.
-    async fn claims(
-        &self,
-        who: &ClientOrigin,
-        query: &str,
-        selects: bool,
-        knows: &AtomicBool,
-    ) -> Option<String> {
+    async fn claims(&self, who: &ClientOrigin, query: &str, selects: bool, seen: &Seen) -> Option<String> {
         // There is nothing to claim where nobody writes.
         if self.published().info().read_only() {
             return None;
         }
         let asked = if query == CLAIM { None } else { Some(ClaimQuery::of(query)?) };
         let Some(asked) = asked.filter(|_| selects) else {
-            knows.fetch_or(selects, Ordering::Relaxed);
+            seen.knows.fetch_or(selects, Ordering::Relaxed);
             return Some(CLAIM.to_owned());
         };
         let (holder, name) = in_the_name_of(who, asked.holder, asked.name);
@@ -218,7 +208,7 @@ impl Door {
         let (answer, reply) = oneshot::channel();
         self.ask(Ask::Claim { query, answer }).await.ok()?;
         let reply = reply.await.ok()?;
-        knows.store(true, Ordering::Relaxed);
+        seen.knows.store(true, Ordering::Relaxed);
         Some(reply.to_string())
     }
 }
@@ -289,16 +279,24 @@ impl Doors {
 
     /// What `client` is told.
     pub fn seen_by(&self, client: ClientOrigin) -> Visitor {
-        Visitor { doors: self.clone(), client, knows: AtomicBool::new(false), asks: AtomicBool::new(false) }
+        Visitor { doors: self.clone(), client, seen: Seen::default(), asks: AtomicBool::new(false) }
     }
+}
+
+/// What a client has said in its handshake so far.
+#[derive(Debug, Default)]
+struct Seen {
+    /// It speaks of claims: whether it has one is seen when it comes with a connection to use.
+    knows: AtomicBool,
+    /// The number of its question about reservations; 0 for an older client, whose questions have none.
+    order: AtomicU64,
 }
 
 /// A client before the doors.
 pub struct Visitor {
     doors: Doors,
     client: ClientOrigin,
-    /// It speaks of claims: whether it has one is seen when it comes with a connection to use.
-    knows: AtomicBool,
+    seen: Seen,
     /// It has a question about claims, and its connection ends with that.
     asks: AtomicBool,
 }
@@ -313,7 +311,7 @@ impl Exports for Visitor {
                 Err(ExportRefusal::Policy(_)) if self.asks.load(Ordering::Relaxed) => {}
                 entered => entered?,
             }
-            if !self.knows.load(Ordering::Relaxed) {
+            if !self.seen.knows.load(Ordering::Relaxed) {
                 door.admits_unclaimed()?;
             }
         }
@@ -330,7 +328,7 @@ impl Exports for Visitor {
     async fn context(&self, export: &str, query: &str, selects: bool) -> Option<String> {
         let asks = query.starts_with(CLAIM) || query.starts_with(RESERVE);
         self.asks.fetch_or(selects && asks, Ordering::Relaxed);
-        self.doors.door(export)?.context(&self.client, query, selects, &self.knows).await
+        self.doors.door(export)?.context(&self.client, query, selects, &self.seen).await
     }
 }
 

@@ -9,7 +9,6 @@
 mod capacity;
 mod door;
 mod in_use;
-mod ledger;
 mod listener;
 mod owner;
 
@@ -33,6 +32,7 @@ use super::registry::{Registered, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking};
 use super::state_file::{Entries, ExportRecord, Record};
 use crate::config::{Config, Place};
+use crate::ledger;
 use crate::refusal::Refusal;
 use capacity::{ExportCapacity, ReservationFile};
 use door::{Admission, Door, Doors};
@@ -126,7 +126,8 @@ impl PublishedDisk {
         let writable = !spec.read_only && !opened.backing.info().read_only;
         let folder = state_dir.clone();
         let (opened, book) = blocking(move || {
-            let book = writable.then(|| ledger::open(&backing, &opened, &folder)).transpose()?;
+            let book =
+                writable.then(|| ledger::open(&backing, opened.backing.file(), &folder)).transpose()?;
             Ok((opened, book))
         })
         .await?;

@@ -103,7 +103,7 @@ pub enum Ask {
     /// What all clients may do together from now on.
     Limit { declared: LimitsSpec, answer: oneshot::Sender<Result<(), String>> },
     /// What a client asks for of that.
-    Reserve { query: ReserveQuery, answer: oneshot::Sender<ReserveReply> },
+    Reserve { query: ReserveQuery, order: u64, answer: oneshot::Sender<ReserveReply> },
     /// What is reserved by clients that are not connected is for others; `force`: also by those that are. Says by how many it was.
     Unreserve { force: bool, answer: oneshot::Sender<Result<usize, String>> },
     /// How it is.
@@ -235,8 +235,8 @@ impl Owner {
                         let _ = answer.send(changed);
                     }
                     Some(Ask::Reserve { answer, .. }) if answer.is_closed() => {}
-                    Some(Ask::Reserve { query, answer }) => {
-                        let reply = self.reserve(&query).await;
+                    Some(Ask::Reserve { query, order, answer }) => {
+                        let reply = self.reserve(&query, order).await;
                         let _ = answer.send(reply);
                     }
                     Some(Ask::Unreserve { force, answer }) => {
@@ -314,9 +314,9 @@ impl Owner {
     }
 
     /// See [`Ask::Reserve`].
-    async fn reserve(&mut self, query: &ReserveQuery) -> ReserveReply {
+    async fn reserve(&mut self, query: &ReserveQuery, order: u64) -> ReserveReply {
         let before = self.capacity.reserved_for(&query.holder);
-        let reply = tokio::task::block_in_place(|| self.capacity.reserve(query, since_1970()));
+        let reply = tokio::task::block_in_place(|| self.capacity.reserve(query, order, since_1970()));
         let (export, by) = (&self.running.info().name, &query.name);
         match &reply {
             // Asked for anew after each start of the client.

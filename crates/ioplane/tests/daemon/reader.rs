@@ -71,6 +71,13 @@ impl Reader {
         self.front.kick(0);
     }
 
+    /// Makes one write from that sector on available, if there is a slot.
+    pub fn write(&mut self, sector: u64) -> bool {
+        let submitted = self.disk.submit(DiskOp::Write, sector, self.bytes).is_some();
+        self.front.kick(0);
+        submitted
+    }
+
     /// Answers that have come, without waiting.
     pub fn reap(&mut self) -> usize {
         let mut count = 0;

@@ -33,14 +33,16 @@ pub enum ServerAddress {
 /// Most of [`Address::also`].
 const MOST_PLACES: usize = 8;
 
-/// An export: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`. Without a name it is the server's default export.
+/// An export: `nbd://HOST[:PORT]/EXPORT`, with TLS `nbds://HOST[:PORT]/EXPORT`, or `nbd+unix:///EXPORT?socket=PATH`, with TLS
+/// `nbds+unix:///EXPORT?socket=PATH&tls-hostname=HOST`. Without a name it is the server's default export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// Where the server is.
     pub endpoint: ServerAddress,
     /// The export's name.
     pub export: String,
-    /// With TLS, and only with it: the name that the server's certificate must have. That is the host, or the parameter `tls-hostname`.
+    /// With TLS, and only with it: the name that the server's certificate must have. That is the host, or the parameter `tls-hostname`, which a socket of
+    /// this host needs.
     pub tls: Option<String>,
     /// More places of the same server: the parameters `also=HOST[:PORT]`, whose port is the first one's if they name none.
     pub also: Vec<(String, u16)>,
@@ -65,14 +67,12 @@ impl FromStr for Address {
             return Err(wrong("NBD has no users, passwords or fragments"));
         }
         let (mut socket, mut tls_hostname, mut also) = (None, None, Vec::new());
-        let tls = url.scheme() == "nbds";
+        let (tls, unix) = (url.scheme().starts_with("nbds"), url.scheme().ends_with("+unix"));
         for (key, value) in url.query_pairs() {
             match &*key {
                 "socket" if socket.is_none() => socket = Some(PathBuf::from(&*value)),
                 "tls-hostname" if tls && tls_hostname.is_none() => tls_hostname = Some(value.into_owned()),
-                "also" if url.scheme() != "nbd+unix" && also.len() < MOST_PLACES => {
-                    also.push(value.into_owned())
-                }
+                "also" if !unix && also.len() < MOST_PLACES => also.push(value.into_owned()),
                 _ => return Err(wrong(&format!("parameter {key:?} is not known here"))),
             }
         }
@@ -81,13 +81,19 @@ impl FromStr for Address {
                 let host = host(&url).ok_or_else(|| wrong("it names no host"))?;
                 ServerAddress::Tcp { host, port: url.port().unwrap_or(PORT) }
             }
-            ("nbd" | "nbds", Some(_)) => return Err(wrong("a socket needs nbd+unix")),
-            ("nbd+unix", Some(path)) if url.host().is_none_or(|host| host == Host::Domain("")) => {
+            ("nbd" | "nbds", Some(_)) => return Err(wrong("a socket needs nbd+unix, or nbds+unix with TLS")),
+            ("nbds+unix", Some(_)) if tls_hostname.is_none() => {
+                return Err(wrong("a socket has no name for a certificate: add &tls-hostname=HOST"));
+            }
+            ("nbd+unix" | "nbds+unix", Some(path))
+                if url.host().is_none_or(|host| host == Host::Domain("")) =>
+            {
                 ServerAddress::Unix { path }
             }
-            ("nbd+unix", Some(_)) => return Err(wrong("nbd+unix takes no host: write three slashes")),
-            ("nbd+unix", None) => return Err(wrong("it names no socket: add ?socket=PATH")),
-            ("nbds+unix", _) => return Err(wrong("TLS is for hosts: a socket of this host needs none")),
+            ("nbd+unix" | "nbds+unix", Some(_)) => {
+                return Err(wrong("a socket takes no host: write three slashes"));
+            }
+            ("nbd+unix" | "nbds+unix", None) => return Err(wrong("it names no socket: add ?socket=PATH")),
             _ => return Err(wrong(form)),
         };
         let port = url.port().unwrap_or(PORT);
@@ -155,6 +161,7 @@ mod tests {
             ("nbd://h/a%20b%2Fc", tcp("h", 10809), "a b/c"),
             ("nbd://h//abs", tcp("h", 10809), "/abs"),
             ("nbd+unix:///data?socket=/run/a.sock", unix("/run/a.sock"), "data"),
+            ("nbds+unix:///data?socket=/run/a.sock&tls-hostname=h", unix("/run/a.sock"), "data"),
             ("nbd+unix:///?socket=/run/a%20b", unix("/run/a b"), ""),
         ] {
             let address: Address = text.parse().unwrap();
@@ -188,6 +195,7 @@ mod tests {
             ("nbds://host-a:99", Some("host-a")),
             ("nbds://10.0.0.1/data", Some("10.0.0.1")),
             ("nbds://10.0.0.1/data?tls-hostname=host-a", Some("host-a")),
+            ("nbds+unix:///data?socket=/run/a.sock&tls-hostname=host-a", Some("host-a")),
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.tls.as_deref(), name, "{text}");
@@ -205,7 +213,11 @@ mod tests {
             ("nbd+unix://h/x?socket=/a", "three slashes"),
             ("nbd+unix:///x?socket=/a&tls=1", "\"tls\""),
             ("nbd://me@h/x", "no users"),
-            ("nbds+unix:///x?socket=/a", "TLS is for hosts"),
+            ("nbds+unix:///x?socket=/a", "&tls-hostname=HOST"),
+            ("nbds+unix:///x?tls-hostname=a", "?socket=PATH"),
+            ("nbds+unix://h/x?socket=/a&tls-hostname=a", "three slashes"),
+            ("nbds+unix:///x?socket=/a&tls-hostname=a&also=b", "\"also\""),
+            ("nbd+unix:///x?socket=/a&tls-hostname=a", "\"tls-hostname\""),
             ("nbd://h/x?tls-hostname=a", "\"tls-hostname\""),
             ("nbds://h/x?tls-hostname=a%20b", "no certificate"),
             ("nbds://h/x?tls-hostname=a&tls-hostname=b", "not known"),

@@ -1,7 +1,9 @@
 //! From an address to a connection that has passed the handshake.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use ioplane_identity::IdentityDirectory;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -18,7 +20,7 @@ use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
-use crate::reserve::{RESERVE, ReserveReply};
+use crate::reserve::{RESERVE, ReserveReply, order_query};
 use crate::tls::{self, Records};
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -61,6 +63,16 @@ pub(super) struct Reached {
     pub knows_reservations: bool,
 }
 
+/// The number of a question about reservations: later questions of this host have greater ones, also those of a later process.
+fn next_order() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = u64::try_from(since_1970).unwrap_or(u64::MAX);
+    let next = |last: u64| Some(now.max(last.saturating_add(1)));
+    LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+        .map_or(now, |last| now.max(last.saturating_add(1)))
+}
+
 /// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
 pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reached, NbdError> {
     let limit = options.connect_timeout;
@@ -97,42 +109,19 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     let os = |doing| move |source| NbdError::Os { doing, source };
     let (address, dead_after) = (&options.address, options.dead_after);
     let mut handshake = handshake(options, &epoch)?;
-    let (socket, connected) = match &address.endpoint {
+    let (fd, records, connected) = match &address.endpoint {
         ServerAddress::Tcp { .. } => {
-            let mut stream = tcp(options, turn).await?;
-            match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
-                (Talked::Connected(connected), None) => {
-                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-                    (Socket::new(fd, None, dead_after), connected)
-                }
-                (Talked::StartTls, Some(name)) => {
-                    let mut stream = start_tls(stream, name, &options.identity).await?;
-                    let mut output = Vec::new();
-                    handshake.tls_started(&mut output);
-                    let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut output).await?
-                    else {
-                        return Err(NbdError::TlsRequired);
-                    };
-                    let (stream, records) = Records::of(stream);
-                    let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-                    (Socket::new(fd, Some(records), dead_after), connected)
-                }
-                // The handshake starts TLS where it is asked for, and nowhere else.
-                (Talked::Connected(_), Some(_)) => return Err(NbdError::TlsRefused(String::new())),
-                (Talked::StartTls, None) => return Err(NbdError::TlsRequired),
-            }
+            let (stream, records, connected) =
+                shake(tcp(options, turn).await?, &mut handshake, options).await?;
+            (OwnedFd::from(stream.into_std().map_err(os(SETTING_UP))?), records, connected)
         }
         ServerAddress::Unix { path } => {
-            let mut stream = UnixStream::connect(path).await.map_err(os(CONNECTING))?;
-            let Talked::Connected(connected) = talk(&mut stream, &mut handshake, &mut Vec::new()).await?
-            else {
-                return Err(NbdError::TlsRequired);
-            };
-            let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
-            (Socket::new(fd, None, dead_after), connected)
+            let stream = UnixStream::connect(path).await.map_err(os(CONNECTING))?;
+            let (stream, records, connected) = shake(stream, &mut handshake, options).await?;
+            (OwnedFd::from(stream.into_std().map_err(os(SETTING_UP))?), records, connected)
         }
     };
-    let socket = socket.map_err(os(SETTING_UP))?;
+    let socket = Socket::new(fd, records, dead_after).map_err(os(SETTING_UP))?;
     let facts = facts(&connected)?;
     let name = |name: &String| Some(name.strip_prefix(INSTANCE)?.strip_prefix('=')?.to_owned());
     let instance = connected.contexts.iter().find_map(|context| name(&context.name));
@@ -158,12 +147,36 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     })
 }
 
+/// The handshake, in TLS if the address says so, and only then.
+async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    handshake: &mut ClientHandshake,
+    options: &ImportOptions,
+) -> Result<(S, Option<Records>, Connected), NbdError> {
+    match (talk(&mut stream, handshake, &mut Vec::new()).await?, &options.address.tls) {
+        (Talked::Connected(connected), None) => Ok((stream, None, connected)),
+        (Talked::StartTls, Some(name)) => {
+            let mut stream = start_tls(stream, name, &options.identity).await?;
+            let mut output = Vec::new();
+            handshake.tls_started(&mut output);
+            let Talked::Connected(connected) = talk(&mut stream, handshake, &mut output).await? else {
+                return Err(NbdError::TlsRequired);
+            };
+            let (stream, records) = Records::of(stream);
+            Ok((stream, Some(records), connected))
+        }
+        // The handshake starts TLS where it is asked for, and nowhere else.
+        (Talked::Connected(_), Some(_)) => Err(NbdError::TlsRefused(String::new())),
+        (Talked::StartTls, None) => Err(NbdError::TlsRequired),
+    }
+}
+
 /// Starts TLS as its client, with the host of that name and nobody else.
-async fn start_tls(
-    stream: TcpStream,
+async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
     name: &str,
     identity: &IdentityDirectory,
-) -> Result<TlsStream<TcpStream>, NbdError> {
+) -> Result<TlsStream<S>, NbdError> {
     let identity = tls::load(identity).await?;
     let name = ServerName::try_from(name.to_owned()).map_err(|_| NbdError::Name(name.to_owned()))?;
     let started = TlsConnector::from(identity.client()).connect(name, stream).await;
@@ -174,12 +187,15 @@ fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, Nb
     let address = &options.address;
     // Whoever only looks asks whether there are claims, too, and reserves.
     let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.opening_query()]);
-    let looks = looks.into_iter().flatten().flatten();
+    let asks: Vec<String> =
+        [epoch.to_owned()].into_iter().chain(looks.into_iter().flatten().flatten()).collect();
+    let reserves = asks.iter().any(|query| query.starts_with(RESERVE) && query != RESERVE);
+    let order = reserves.then(|| order_query(next_order()));
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },
         structured: true,
-        contexts: [INSTANCE.to_owned(), epoch.to_owned()].into_iter().chain(looks).collect(),
+        contexts: [INSTANCE.to_owned()].into_iter().chain(order).chain(asks).collect(),
     })
 }
 

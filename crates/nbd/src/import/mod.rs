@@ -309,6 +309,11 @@ impl Import {
         Ok(())
     }
 
+    /// Nobody will use it any more: a question to the exporter about what it keeps is given up, whoever waits for it.
+    pub fn stop_reserving(&self) {
+        self.shared.reservation.stop_asking();
+    }
+
     /// Nobody will use it any more, but another import of the same holder may: nothing is asked for from now on, and no question is under way.
     pub async fn end_reservation(&self) {
         self.shared.reservation.end().await;

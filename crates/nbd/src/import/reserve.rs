@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use super::Import;
 use super::connect::{CONNECTING, Reached, reach};
@@ -30,6 +30,8 @@ pub(super) struct Reservation {
     known: AtomicBool,
     /// Held while the exporter is asked.
     asked: Arc<Mutex<Asked>>,
+    /// Set once nothing more is asked for: a question that is under way is given up.
+    ended: watch::Sender<bool>,
 }
 
 /// What can be told of a reservation.
@@ -49,8 +51,6 @@ struct Asked {
     /// The exporter may keep something that has to be given back.
     kept: bool,
     doubt: Option<Doubt>,
-    /// Nothing more is asked for.
-    ended: bool,
 }
 
 /// The exporter may have granted what it did not answer.
@@ -87,6 +87,7 @@ impl Reservation {
             standing: ArcSwap::from_pointee(ReserveStanding { rates, why }),
             known: AtomicBool::new(reached.knows_reservations),
             asked: Arc::new(Mutex::new(Asked { kept, ..Asked::default() })),
+            ended: watch::Sender::new(false),
         };
         if wanted.is_none() && !options.resumes() {
             // It was only asked whether it knows reservations: it may keep what an earlier disk of the same holder has left.
@@ -112,22 +113,29 @@ impl Reservation {
         }
     }
 
-    /// Nothing more is asked for. When this returns no question is under way: whoever asks on behalf of the same holder later has the last word.
+    /// Nothing more is asked for, but what is kept may be given back. A question that is under way is given up, with a connection that the exporter may
+    /// yet read: it refuses what is older than the next question of the holder.
+    pub fn stop_asking(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// The same, and nothing is given back. When this returns no question is under way: whoever asks on behalf of the same holder later has the last word.
     pub async fn end(&self) {
+        self.stop_asking();
         let mut asked = self.asked.lock().await;
         asked.number += 1;
-        (asked.ended, asked.kept) = (true, false);
+        asked.kept = false;
     }
 
     /// The same, and gives back what the exporter keeps.
     pub async fn give_back(&self, options: &ImportOptions) {
+        self.stop_asking();
         let mut asked = self.asked.lock().await;
         asked.number += 1;
-        asked.ended = true;
         if !asked.kept {
             return;
         }
-        match self.ask(options, ReservedRates::default()).await {
+        match self.ask_in_any_case(options, ReservedRates::default()).await {
             Ok(()) => self.settle(&mut asked, ReservedRates::default(), None),
             Err(error) => {
                 tracing::warn!(address = %options.address, %error, "a reservation was not given back")
@@ -135,8 +143,23 @@ impl Reservation {
         }
     }
 
-    /// Asks for so much in place of what is kept. [`NbdError::Reservation`]: the exporter has refused, and keeps what it kept.
+    fn has_ended(&self) -> bool {
+        *self.ended.borrow()
+    }
+
+    /// Asks for so much in place of what is kept. [`NbdError::Reservation`]: the exporter has refused, and keeps what it kept. [`NbdError::GivenUp`]: nobody
+    /// wants to know any more, and the exporter may have granted it.
     async fn ask(&self, options: &ImportOptions, rates: ReservedRates) -> Result<(), NbdError> {
+        let mut ended = self.ended.subscribe();
+        tokio::select! {
+            biased;
+            _ = ended.wait_for(|ended| *ended) => Err(NbdError::GivenUp),
+            answer = self.ask_in_any_case(options, rates) => answer,
+        }
+    }
+
+    /// The same, also after [`Reservation::stop_asking`].
+    async fn ask_in_any_case(&self, options: &ImportOptions, rates: ReservedRates) -> Result<(), NbdError> {
         let query = options.reserve_query(rates);
         let query = query.ok_or_else(|| NbdError::Reservation(KEEPS_NOTHING.to_owned()))?;
         let reached = reach(options, query).await?;
@@ -200,7 +223,7 @@ impl Import {
             return nothing.ok_or_else(|| NbdError::Reservation(KEEPS_NOTHING.to_owned()));
         }
         let mut asked = reservation.asked.lock().await;
-        if asked.ended {
+        if reservation.has_ended() {
             return Err(NbdError::Reservation(ENDED.to_owned()));
         }
         asked.number += 1;
@@ -249,7 +272,10 @@ impl LentReservation {
     /// The other import is used in place of this one, and says from now on what is reserved.
     pub fn pass_on(mut self) {
         if let Some(mut asked) = self.asked.take() {
-            (asked.ended, asked.kept) = (true, false);
+            asked.kept = false;
+            if let Some(import) = self.import.upgrade() {
+                import.shared.reservation.stop_asking();
+            }
         }
     }
 }
@@ -275,7 +301,10 @@ async fn find_out(import: Weak<Import>, number: u64) {
             let (options, reservation) = (&import.shared.options, &import.shared.reservation);
             // Given up between two questions: whoever waits for it need not wait for all of them.
             let mut asked = reservation.asked.lock().await;
-            let Some(doubt) = asked.doubt.filter(|_| asked.number == number) else { return };
+            let Some(doubt) = asked.doubt.filter(|_| asked.number == number && !reservation.has_ended())
+            else {
+                return;
+            };
             let questions = doubt.questions();
             let Some(rates) = questions.get(refused).copied() else {
                 // It refuses to give back, too.
@@ -295,6 +324,7 @@ async fn find_out(import: Weak<Import>, number: u64) {
                     refused += 1;
                     continue;
                 }
+                Err(NbdError::GivenUp) => return,
                 Err(error) => {
                     tracing::debug!(address = %options.address, %error, "a reservation is not certain yet");
                     refused = 0;

@@ -34,12 +34,16 @@ pub struct Reservations {
     pub kept: Arc<AtomicU32>,
     /// It closes the connection when it has carried out what it was asked.
     pub silent: Arc<AtomicBool>,
+    /// It has read what it was asked, and neither carries it out nor answers.
+    pub slow: Arc<AtomicBool>,
+    /// The numbers of the questions.
+    pub orders: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Default for Reservations {
     fn default() -> Self {
-        let (asked, kept, silent) = Default::default();
-        Reservations { free: Arc::new(AtomicU32::new(1000)), asked, kept, silent }
+        let (asked, kept, silent, slow, orders) = Default::default();
+        Reservations { free: Arc::new(AtomicU32::new(1000)), asked, kept, silent, slow, orders }
     }
 }
 
@@ -51,7 +55,13 @@ impl Reservations {
             return Some(if asks { "ioplane:reserve".to_owned() } else { String::new() });
         };
         let requests: u64 = query.split('/').nth(1).unwrap().parse().unwrap();
+        let order = queries.split_once("ioplane:order=").expect("each question has a number").1;
+        let digits = order.split_once(|c: char| !c.is_ascii_digit()).unwrap().0;
+        self.orders.lock().unwrap().push(digits.parse().unwrap());
         self.asked.lock().unwrap().push(requests);
+        while self.slow.load(Ordering::Acquire) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let free = self.free.load(Ordering::Acquire);
         if requests > u64::from(free) && requests != u64::from(self.kept.load(Ordering::Acquire)) {
             return Some(format!("ioplane:reserve=refused/{free} are free"));

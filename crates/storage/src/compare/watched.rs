@@ -109,6 +109,10 @@ impl IoChannel for WatchedChannel {
         self.disk.held_back()
     }
 
+    fn held_until(&self) -> Option<Instant> {
+        self.disk.held_until()
+    }
+
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         self.disk.reap(context, done)
     }

@@ -7,8 +7,10 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ioplane_device::CoreContext;
+use ioplane_device::clock::epoch;
 use ioplane_memory::{GuestMap, GuestRange, GuestView, Window};
 use rustix::event::epoll;
 
@@ -146,6 +148,8 @@ struct Own {
     slots: Box<[Slot]>,
     buffers: Buffers,
     waiting: VecDeque<u16>,
+    /// When the first of these may begin, if it waits for the rate to which the guest is held.
+    held_until: Option<Instant>,
     /// All parts of these have ended: a list of one reap.
     settled: Vec<u16>,
     /// The new backing is not used any more.
@@ -187,6 +191,7 @@ impl MirrorChannel {
             slots: (0..depth).map(|_| slot()).collect(),
             buffers: Buffers::new(depth)?,
             waiting: VecDeque::with_capacity(depth.into()),
+            held_until: None,
             settled: Vec::with_capacity(depth.into()),
             abandoned: false,
             in_flight: 0,
@@ -202,9 +207,12 @@ impl MirrorChannel {
         ranges: &[GuestRange],
         tag: u16,
     ) -> Begun {
-        let Own { state, slots, buffers, .. } = &mut self.own;
+        let Own { state, slots, buffers, held_until, .. } = &mut self.own;
         let slot = &mut slots[usize::from(tag)];
         let alone = state.has_failed();
+        if slot.kind.modifies() {
+            *held_until = None;
+        }
         if slot.kind != Kind::Read && state.holds() {
             return Begun::Not;
         }
@@ -212,7 +220,19 @@ impl MirrorChannel {
         slot.outcome = Ok(());
         (slot.locked, slot.only_new) = (false, state.is_decided());
         if slot.kind.modifies() && !alone && !slot.only_new {
+            let mirroring = state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
+            let marks = match slot.kind == Kind::Write && state.hold.is_on() && !mirroring {
+                true => state.map.unmarked(slot.offset, slot.piece),
+                false => 0,
+            };
+            if marks > 0
+                && let Err(at) = state.hold.take(context.look(), marks)
+            {
+                *held_until = Some(epoch() + Duration::from_nanos(at));
+                return Begun::Not;
+            }
             if !state.locks.try_lock(slot.offset, slot.piece) {
+                state.hold.give_back(marks);
                 return Begun::Not;
             }
             slot.locked = true;
@@ -418,7 +438,12 @@ impl IoChannel for MirrorChannel {
     /// What waits for a range is not told when it is free.
     fn held_back(&self) -> bool {
         let failed = !self.own.abandoned && self.own.state.has_failed();
-        !self.own.waiting.is_empty() || failed || self.old.held_back() || self.new.held_back()
+        let waits = !self.own.waiting.is_empty() && self.own.held_until.is_none();
+        waits || failed || self.old.held_back() || self.new.held_back()
+    }
+
+    fn held_until(&self) -> Option<Instant> {
+        self.own.held_until
     }
 
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {

@@ -15,6 +15,7 @@
 
 mod channel;
 mod copier;
+mod hold;
 pub mod mutation;
 pub(crate) mod ranges;
 
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::channel::{Backing, BackingInfo, Fault, IoChannel, StorageError};
 use channel::MirrorChannel;
+use hold::Hold;
 use mutation::{SwapRule, removed};
 use ranges::{CHUNK, DirtyMap, RangeLocks};
 
@@ -91,6 +93,8 @@ struct State {
     map: DirtyMap,
     locks: RangeLocks,
     mirroring: AtomicBool,
+    /// How fast writes may mark chunks while they go to the old backing alone.
+    hold: Hold,
     /// Nothing is answered that only the old backing has.
     committing: AtomicBool,
     /// Operations that are just choosing where to go, and have not yet marked their chunks.
@@ -177,6 +181,7 @@ impl Mirror {
             map: DirtyMap::all(from.bytes),
             locks: RangeLocks::new(),
             mirroring: AtomicBool::new(false),
+            hold: Hold::default(),
             committing: AtomicBool::new(false),
             choosing: AtomicU64::new(0),
             fault: AtomicU64::new(0),
@@ -201,9 +206,21 @@ impl Mirror {
         Copier::new(&self.old, &self.new, &self.state)
     }
 
-    /// From now on writes go to both.
+    /// From now on writes go to both, and at whatever rate: nothing is marked any more.
     pub fn start_mirroring(&self) {
         self.state.mirroring.store(true, Ordering::SeqCst);
+        self.state.hold.release();
+    }
+
+    /// From now on writes of the guest make at most so many bytes per second to be copied again, all queues together, until writes go to both or this comes to
+    /// nothing. A write to what is to be copied anyway is not held. Control plane.
+    pub fn hold(&self, bytes_per_second: std::num::NonZeroU64) {
+        self.state.hold.hold(bytes_per_second, Instant::now());
+    }
+
+    /// Whether writes are held to a rate.
+    pub fn is_holding(&self) -> bool {
+        self.state.hold.is_on() && !self.is_mirroring() && self.fault().is_none()
     }
 
     /// Whether writes go to both.

@@ -92,6 +92,14 @@ impl DirtyMap {
         self.words[(chunk / 64) as usize].load(Ordering::SeqCst) & (1 << (chunk % 64)) != 0
     }
 
+    /// Bytes of the chunks of a range that are not marked: of a short one, as each of its chunks is looked at.
+    #[inline]
+    pub fn unmarked(&self, offset: u64, len: u64) -> u64 {
+        let end = (offset + len).div_ceil(self.unit).min(self.chunks);
+        let unmarked = (offset / self.unit..end).filter(|chunk| !self.is_marked(*chunk)).count();
+        unmarked as u64 * self.unit
+    }
+
     /// The first marked chunk from `from` on, up to the end of the disk.
     pub fn next(&self, from: u64) -> Option<u64> {
         let mut mask = u64::MAX << (from % 64);

@@ -697,7 +697,10 @@ impl BlkPoller {
             // What nobody is woken for is polled for.
             (0, _) if work.channel.held_back() => PollOutcome::IDLE,
             (0, Some(at)) => PollOutcome::limited(at, context),
-            (0, None) if waits => PollOutcome::WAITING,
+            (0, None) if waits => match work.channel.held_until() {
+                Some(at) => PollOutcome::WAITING.wake_at(at, context),
+                None => PollOutcome::WAITING,
+            },
             (0, None) => PollOutcome::IDLE,
             (_, limited) => {
                 let cut_short = left == 0 || work.cost.is_used_up();

@@ -3,7 +3,7 @@
 //! What has no attributes (devices, other machines' exports, some file systems) has a file in the state directory. Memory is gone with the
 //! daemon, and so is its claim.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -13,17 +13,39 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use crate::disk::Opened;
 use crate::refusal::Refusal;
 use crate::small_file::{MOST, read, replace};
 
 /// The attribute of an image.
 const ATTRIBUTE: &str = "user.ioplane.claim";
 
-/// The book of an export that can be written. Blocks.
-pub fn open(spec: &BackingSpec, opened: &Opened, state_dir: &Path) -> Result<ClaimBook, Refusal> {
+/// The book of an export that can be written; `image` is what is open of it. Blocks.
+pub fn open(
+    spec: &BackingSpec,
+    image: Option<BorrowedFd<'_>>,
+    state_dir: &Path,
+) -> Result<ClaimBook, Refusal> {
+    let (record, store) = find(spec, image, state_dir)?;
+    Ok(ClaimBook::new(record, store))
+}
+
+/// The claim that was granted last, whatever it was published as then. Blocks.
+pub fn last(
+    spec: &BackingSpec,
+    image: Option<BorrowedFd<'_>>,
+    state_dir: &Path,
+) -> Result<Option<ClaimRecord>, Refusal> {
+    find(spec, image, state_dir).map(|(record, _)| record)
+}
+
+/// What is written down, and where.
+fn find(
+    spec: &BackingSpec,
+    image: Option<BorrowedFd<'_>>,
+    state_dir: &Path,
+) -> Result<(Option<ClaimRecord>, Box<dyn ClaimStore>), Refusal> {
     let image = match spec {
-        BackingSpec::File { path, .. } if path.is_file() => opened.backing.file(),
+        BackingSpec::File { path, .. } if path.is_file() => image,
         _ => None,
     };
     let os = |error: std::io::Error| {
@@ -39,19 +61,19 @@ pub fn open(spec: &BackingSpec, opened: &Opened, state_dir: &Path) -> Result<Cla
                 let undo = format!("setfattr -x {ATTRIBUTE} {}", spec.name());
                 let record = record.map(|bytes| decode(&bytes, &spec.name(), &undo)).transpose()?;
                 // A file system that reads no attribute may write none either: that is found out now.
-                return Ok(ClaimBook::new(record, Box::new(Image(image))));
+                return Ok((record, Box::new(Image(image))));
             }
             Err(Errno::NOTSUP | Errno::PERM) => {}
             Err(error) => return Err(unreadable(&spec.name(), error.into())),
         }
     }
-    let Some(key) = key(spec) else { return Ok(ClaimBook::new(None, Box::new(Nowhere))) };
+    let Some(key) = key(spec) else { return Ok((None, Box::new(Nowhere))) };
     let folder = state_dir.join("claims").join("exports");
     let file = folder.join(key);
     let bytes = read(&file).map_err(|error| unreadable(&file.display().to_string(), error))?;
     let undo = format!("rm {}", file.display());
     let record = bytes.map(|bytes| decode(&bytes, &file.display().to_string(), &undo)).transpose()?;
-    Ok(ClaimBook::new(record, Box::new(InFile { folder, file })))
+    Ok((record, Box::new(InFile { folder, file })))
 }
 
 fn unreadable(what: &str, error: std::io::Error) -> Refusal {
