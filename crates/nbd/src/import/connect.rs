@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ioplane_identity::IdentityDirectory;
+use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -113,7 +113,13 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
                     else {
                         return Err(NbdError::TlsRequired);
                     };
+                    let server = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                    let server = server.ok_or(NbdError::Tls(TlsFault::Missing))?;
+                    let server = CertificateFacts::of(server)
+                        .map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
                     let (stream, records) = Records::of(stream);
+                    let watched = options.identity.watch(&server, &stream).map_err(os(SETTING_UP))?;
+                    let records = records.watched(watched);
                     let fd = stream.into_std().map_err(os(SETTING_UP))?.into();
                     (Socket::new(fd, Some(records), dead_after), connected)
                 }
