@@ -4,13 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientCertVerifierBuilder, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{CertificateError, ClientConfig, Error, RootCertStore, ServerConfig};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    ServerConfig, SignatureScheme,
+};
 
 use crate::certificate::{CertificateFacts, moment};
 use crate::error::IdentityError;
@@ -55,6 +60,7 @@ impl HostIdentity {
         let provider = Arc::new(default_provider());
         let clients = clients(authority, &provider, list).map_err(malformed)?;
         let clients = clients.build().map_err(|error| malformed(error.to_string()))?;
+        let clients = Arc::new(Telling(clients));
         let servers = servers(authority, &provider, list).map_err(malformed)?;
         let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13]);
         let mut server = server
@@ -189,7 +195,7 @@ pub(crate) fn answering(
 ) -> Result<Arc<ServerConfig>, String> {
     let provider = Arc::new(default_provider());
     let clients = clients(authority, &provider, list)?.allow_unauthenticated();
-    let clients = clients.build().map_err(|error| error.to_string())?;
+    let clients = Arc::new(Telling(clients.build().map_err(|error| error.to_string())?));
     let broken = |error: Error| error.to_string();
     let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
     let mut server = server
@@ -200,4 +206,60 @@ pub(crate) fn answering(
     server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
     Ok(Arc::new(server))
+}
+
+/// Says in the log who was refused because its certificate is revoked: the error of a handshake does not.
+#[derive(Debug)]
+struct Telling(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for Telling {
+    fn offer_client_auth(&self) -> bool {
+        self.0.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.0.verify_client_cert(end_entity, intermediates, now);
+        if let Err(Error::InvalidCertificate(CertificateError::Revoked)) = &verified
+            && let Ok(CertificateFacts { name, serial, .. }) = CertificateFacts::of(end_entity)
+        {
+            // The authority has signed the name, so it can be shown.
+            tracing::warn!(host = name, serial, "a host is refused: its certificate is revoked");
+        }
+        verified
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }

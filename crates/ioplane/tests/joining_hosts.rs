@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use daemon::identities::{authority, config, done, identity, member};
 use daemon::load::free_port;
+use daemon::reader::Reader;
 use daemon::{LIMIT, TestDaemon};
 use ioplane_identity::{IdentityDirectory, Validity};
 
@@ -173,6 +174,14 @@ fn a_process_that_dies_between_token_and_answer_lets_nobody_in_twice() {
     }
 }
 
+/// A guest of a disk, which makes the daemon connect.
+fn guest(daemon: &TestDaemon, disk: &str) -> Reader {
+    let mut guest = Reader::connect(daemon, disk);
+    guest.submit(1);
+    guest.wait(1);
+    guest
+}
+
 fn remote(daemon: &TestDaemon, disk: &str) -> serde_json::Value {
     daemon.disk(disk)["backing"]["remote"].clone()
 }
@@ -193,14 +202,16 @@ fn a_revoked_host_is_shut_out_when_the_list_is_there() {
     let own = format!("[directory]\nlisten = \"127.0.0.1:{directory}\"\nfile = {file:?}\n");
     let at = format!("[directory]\nat = \"127.0.0.1:{directory}\"\ntls_hostname = \"host-a\"\n");
     let (rest_b, rest_c) = (at.clone() + &export(&b, "of-b", of_b), at + &export(&c, "of-c", of_c));
-    let rest_a = own + &export(&a, "of-a", of_a);
+    let rest_a = own + &export(&a, "of-a", of_a) + &export(&a, "more", of_a);
     let a = started(a, &rest_a);
     let (b, c) = (started(b, &rest_b), started(c, &rest_c));
     done(b.cli(&["disk", "add", "a", "--remote", &uri(of_a, "of-a", "host-a")]));
     done(b.cli(&["disk", "add", "c", "--remote", &uri(of_c, "of-c", "host-c")]));
     done(c.cli(&["disk", "add", "b", "--remote", &uri(of_b, "of-b", "host-b")]));
-    done(c.cli(&["disk", "add", "a", "--remote", &uri(of_a, "of-a", "host-a"), "--read-only"]));
-    b.until(|| b.json(&["devices"])["devices"].as_array().is_some_and(|all| all.len() == 3));
+    done(c.cli(&["disk", "add", "a", "--remote", &uri(of_a, "more", "host-a")]));
+    let mut guests = [(&b, "a"), (&b, "c"), (&c, "b")].map(|(host, disk)| guest(host, disk));
+    let mut other = guest(&c, "a");
+    b.until(|| b.json(&["devices"])["devices"].as_array().is_some_and(|all| all.len() == 4));
 
     let said = done(identity(&a, &["revoke", "host-b"]));
     assert!(said.contains("1 certificate is revoked, on list 1"), "{said}");
@@ -209,9 +220,11 @@ fn a_revoked_host_is_shut_out_when_the_list_is_there() {
     b.until(|| remote(&b, "a")["state"] == "reconnecting");
     let why = "refuses this host's certificate: its authority has revoked it";
     b.until(|| remote(&b, "a")["why"].as_str().is_some_and(|told| told.contains(why)));
-    a.until(|| a.log().contains("the peer's certificate has been revoked"));
+    a.until(|| a.log().contains("a host is refused: its certificate is revoked host=\"host-b\""));
     b.until(|| b.cli(&["devices"]).err.contains(why));
-    assert_eq!(remote(&c, "a")["state"], "connected", "another host was shut out, too");
+    other.submit(1);
+    other.wait(1);
+    assert_eq!(remote(&c, "a")["losses"], 0, "another host was shut out, too");
     // Where it is not: nothing has changed.
     assert_eq!(
         (&remote(&b, "c")["state"], &remote(&c, "b")["state"]),
@@ -225,12 +238,15 @@ fn a_revoked_host_is_shut_out_when_the_list_is_there() {
         why.as_str().is_some_and(|why| why.contains("the peer's certificate has been revoked"))
     });
     b.until(|| remote(&b, "c")["state"] == "reconnecting");
+    // What its guests ask for, and guests of its disks, waits.
+    guests.iter_mut().for_each(|guest| guest.submit(1));
     // It can neither renew nor fetch. By a token it comes back, and its daemon goes on by itself.
     refused(&b, &["renew"], "its authority has revoked it");
     refused(&b, &["revocations", "--fetch"], "its authority has revoked it");
     done(identity(&b, &["join", &token(&a, &["--name", "host-b"])]));
+    guests.iter_mut().for_each(|guest| guest.wait(1));
     for (host, disk) in [(&b, "a"), (&b, "c"), (&c, "b")] {
-        host.until(|| remote(host, disk)["state"] == "connected");
+        assert_eq!(remote(host, disk)["state"], "connected");
     }
 
     // A list that is none, or an older one, changes nothing for a daemon that runs.
@@ -283,6 +299,8 @@ fn hosts_renew_over_the_network_while_their_daemons_run() {
     a.kill9();
     a.start();
     b.until(|| remote(&b, "data")["losses"].as_u64() > Some(1) && remote(&b, "data")["state"] == "connected");
+    guest.submit(1);
+    guest.wait(1);
 
     // What has expired joins again.
     let now = time::OffsetDateTime::now_utc();
