@@ -278,6 +278,7 @@ fn hosts_renew_over_the_network_while_their_daemons_run() {
     done(b.cli(&["disk", "add", "data", "--remote", &uri(disk, "data", "host-a")]));
     let shown =
         || -> serde_json::Value { serde_json::from_str(&done(identity(&b, &["show", "--json"]))).unwrap() };
+    let mut guest = guest(&b, "data");
     let before = shown();
     refused(&b, &["renew"], "--from HOST");
     refused(
