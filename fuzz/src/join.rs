@@ -146,8 +146,8 @@ fn texts(input: &mut Unstructured<'_>, rig: &Rig, signature: &mut Signature) -> 
     Ok(())
 }
 
-fn place() -> ioplane_join::Place {
-    ioplane_join::Place { host: "127.0.0.1".to_owned(), port: 1 }
+fn place() -> ioplane_join::AuthorityPlace {
+    ioplane_join::AuthorityPlace { host: "127.0.0.1".to_owned(), port: 1 }
 }
 
 /// A request, nearly right, with a length that is mostly its own.

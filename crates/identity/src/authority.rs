@@ -225,7 +225,7 @@ pub fn revocation_list(
 
 /// A serial number: at most 20 bytes (RFC 5280, section 4.1.2.2), in hexadecimal.
 fn bytes(serial: &str) -> Option<Vec<u8>> {
-    let digits = serial.is_ascii() && serial.len() % 2 == 0 && (2..=40).contains(&serial.len());
+    let digits = serial.is_ascii() && serial.len().is_multiple_of(2) && (2..=40).contains(&serial.len());
     let pair = |at: usize| u8::from_str_radix(&serial[at..at + 2], 16).ok();
     if digits { (0..serial.len()).step_by(2).map(pair).collect() } else { None }
 }

@@ -10,7 +10,7 @@ use crate::certificate::CertificateFacts;
 use crate::directory::IdentityDirectory;
 use crate::error::IdentityError;
 use crate::files::{self, IfThere};
-use crate::ledger::{Admission, OpenLedger, SignedEntry, TokenOrder};
+use crate::ledger::{OpenLedger, SignedEntry, TokenAdmission, TokenOrder};
 use crate::name::HostName;
 use crate::refusal::JoinRefusal;
 use crate::revocation::RevocationList;
@@ -113,7 +113,7 @@ impl IdentityDirectory {
     ///
     /// # Errors
     /// [`IdentityError::Refused`]: the token is unknown, used, expired or for another name; it is not used up. Others: the ledger cannot be used.
-    pub fn use_token(&self, secret: &[u8], name: Option<&HostName>) -> Result<Admission, IdentityError> {
+    pub fn use_token(&self, secret: &[u8], name: Option<&HostName>) -> Result<TokenAdmission, IdentityError> {
         let mut ledger = self.ledger()?;
         let admission = ledger.use_token(secret, name, now())?;
         if !admission.replaces && self.is_own(&admission.name) {
@@ -130,9 +130,9 @@ impl IdentityDirectory {
     pub fn sign_admitted(
         &self,
         request: &SigningRequest,
-        admission: &Admission,
+        admission: &TokenAdmission,
     ) -> Result<SignedCertificate, IdentityError> {
-        let Admission { name, days, replaces } = admission;
+        let TokenAdmission { name, days, replaces } = admission;
         self.sign(request, name, *days, |ledger| match !replaces && ledger.has(name, now()) {
             true => Err(JoinRefusal::NameIssued.into()),
             false => Ok(()),
@@ -288,7 +288,7 @@ impl IdentityDirectory {
     /// replace. Nothing has changed then.
     pub fn install(
         &self,
-        received: &Received<'_>,
+        received: &SignedAnswer<'_>,
         key: &str,
         replaces: bool,
     ) -> Result<HostName, IdentityError> {
@@ -316,7 +316,7 @@ impl IdentityDirectory {
 
 /// What came from an authority's host.
 #[derive(Debug, Clone, Copy)]
-pub struct Received<'a> {
+pub struct SignedAnswer<'a> {
     /// The host's certificate (PEM).
     pub certificate: &'a str,
     /// The authority's certificate (PEM).

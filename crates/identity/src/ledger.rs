@@ -42,7 +42,7 @@ pub struct TokenOrder {
 
 /// What a token that was used has allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Admission {
+pub struct TokenAdmission {
     /// The name of the host.
     pub name: HostName,
     /// For how many days its certificate is valid.
@@ -157,7 +157,7 @@ impl OpenLedger {
         secret: &[u8],
         name: Option<&HostName>,
         now: i64,
-    ) -> Result<Admission, IdentityError> {
+    ) -> Result<TokenAdmission, IdentityError> {
         // Whoever guesses a secret cannot choose its digest: comparing digests tells nothing of the time that it takes.
         let hash = digest(secret);
         let token = self.content.tokens.iter().position(|token| token.hash == hash);
@@ -182,7 +182,7 @@ impl OpenLedger {
         }
         let entry = &mut self.content.tokens[token];
         entry.used = Some(now);
-        Ok(Admission { name, days: entry.days, replaces: entry.replaces })
+        Ok(TokenAdmission { name, days: entry.days, replaces: entry.replaces })
     }
 
     /// Whether one more may be signed for `name`.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use ioplane_identity::{
-    HostName, IdentityDirectory, IdentityError, JoinRefusal, NewKey, Received, RevocationList,
+    HostName, IdentityDirectory, IdentityError, JoinRefusal, NewKey, RevocationList, SignedAnswer,
     SigningRequest, TlsFault, TokenOrder, Validity, Which,
 };
 use support::{authority, both, folder, issued, name};
@@ -115,7 +115,7 @@ fn join(a: &IdentityDirectory, folder: &Path, host: &str) -> IdentityDirectory {
     let admission = a.use_token(&secret, None).unwrap();
     let signed = a.sign_admitted(&SigningRequest::parse(key.request()).unwrap(), &admission).unwrap();
     let (fingerprint, wanted) = (a.authority_facts().unwrap().fingerprint, name(host));
-    let received = Received {
+    let received = SignedAnswer {
         certificate: &signed.certificate,
         authority: &signed.authority,
         list: None,
@@ -127,9 +127,9 @@ fn join(a: &IdentityDirectory, folder: &Path, host: &str) -> IdentityDirectory {
     // Another key, name or authority is not taken, and what is there stays.
     let (other, c) = (NewKey::generate().unwrap(), name("host-c"));
     assert!(matches!(directory.install(&received, other.key(), false), Err(IdentityError::Malformed { .. })));
-    let wrong = Received { name: Some(&c), ..received };
+    let wrong = SignedAnswer { name: Some(&c), ..received };
     assert!(matches!(directory.install(&wrong, key.key(), true), Err(IdentityError::WrongHost { .. })));
-    let wrong = Received { fingerprint: "00", ..received };
+    let wrong = SignedAnswer { fingerprint: "00", ..received };
     assert!(matches!(directory.install(&wrong, key.key(), true), Err(IdentityError::WrongAuthority { .. })));
     assert_eq!(directory.load().unwrap().host().fingerprint, signed.facts.fingerprint);
     directory

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_identity::{
-    ANSWERING, HostIdentity, HostName, IdentityDirectory, JoinRefusal, NewKey, Received, pinned_client,
+    ANSWERING, HostIdentity, HostName, IdentityDirectory, JoinRefusal, NewKey, SignedAnswer, pinned_client,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::error::JoinError;
-use crate::token::{JoinToken, Place};
+use crate::token::{AuthorityPlace, JoinToken};
 use crate::wire::{Answer, Ask, LONGEST_ANSWER, LONGEST_REQUEST, Request, VERSION, receive, send};
 
 /// How long a connection may take to be there.
@@ -30,7 +30,7 @@ pub struct Joined {
     /// Whose it is.
     pub name: HostName,
     /// Where the authority answered.
-    pub place: Place,
+    pub place: AuthorityPlace,
 }
 
 /// Makes a key here, has the authority sign it by the token, and makes that the identity of this host. `name`: how the host is to be called, if the token does
@@ -67,7 +67,7 @@ pub async fn join(
 ///
 /// # Errors
 /// The certificate of this host has expired or is revoked (it joins again by a token), or as [`join`].
-pub async fn renew(identity: &IdentityDirectory, places: &[Place]) -> Result<Joined, JoinError> {
+pub async fn renew(identity: &IdentityDirectory, places: &[AuthorityPlace]) -> Result<Joined, JoinError> {
     let (own, key) = {
         let directory = identity.clone();
         blocking(move || Ok((directory.load_for_asking()?, NewKey::generate()?))).await?
@@ -85,7 +85,7 @@ pub async fn renew(identity: &IdentityDirectory, places: &[Place]) -> Result<Joi
 /// As [`renew`], and if the list is none of the authority's or older than the present one.
 pub async fn fetch_revocations(
     identity: &IdentityDirectory,
-    places: &[Place],
+    places: &[AuthorityPlace],
 ) -> Result<Option<(u64, bool)>, JoinError> {
     let directory = identity.clone();
     let own: HostIdentity = blocking(move || Ok(directory.load_for_asking()?)).await?;
@@ -106,7 +106,7 @@ async fn take_issued(
     fingerprint: String,
     name: HostName,
     replaces: bool,
-    place: Place,
+    place: AuthorityPlace,
 ) -> Result<Joined, JoinError> {
     let Answer::Issued { certificate, authority, revocations } = answer else {
         return Err(unexpected(answer));
@@ -114,7 +114,7 @@ async fn take_issued(
     let directory = identity.clone();
     let name = blocking(move || {
         let (list, name) = (revocations.as_deref(), Some(&name));
-        let received = Received {
+        let received = SignedAnswer {
             certificate: &certificate,
             authority: &authority,
             list,
@@ -134,7 +134,11 @@ fn unexpected(answer: Answer) -> JoinError {
 }
 
 /// Asks the first place that answers, once: what was sent may have had its effect.
-async fn ask_one(places: &[Place], tls: Arc<ClientConfig>, ask: Ask) -> Result<(Answer, Place), JoinError> {
+async fn ask_one(
+    places: &[AuthorityPlace],
+    tls: Arc<ClientConfig>,
+    ask: Ask,
+) -> Result<(Answer, AuthorityPlace), JoinError> {
     let mut reasons = Vec::new();
     for place in places {
         let connected = tokio::time::timeout(CONNECTS, connect(place, tls.clone())).await;
@@ -168,7 +172,7 @@ async fn ask_one(places: &[Place], tls: Arc<ClientConfig>, ask: Ask) -> Result<(
     }
 }
 
-async fn connect(place: &Place, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, JoinError> {
+async fn connect(place: &AuthorityPlace, tls: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, JoinError> {
     let failed = JoinError::stream("connecting");
     let stream = TcpStream::connect((place.host.as_str(), place.port)).await.map_err(&failed)?;
     stream.set_nodelay(true).map_err(&failed)?;

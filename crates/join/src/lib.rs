@@ -23,7 +23,7 @@ mod wire;
 pub use client::{Joined, fetch_revocations, join, renew};
 pub use error::JoinError;
 pub use server::JoinServer;
-pub use token::{JoinToken, MOST_PLACES, Place, TokenFlaw};
+pub use token::{AuthorityPlace, JoinToken, MOST_PLACES, TokenFlaw};
 
 /// The port on which an authority answers if nothing else is said.
 pub const DEFAULT_PORT: u16 = 10807;

@@ -21,8 +21,8 @@ pub const MOST_PLACES: usize = 8;
 const LONGEST_HOST: usize = 253;
 
 /// Where an authority answers: a host, as a name or an address, and a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthorityPlace {
     /// A name or an address.
     pub host: String,
     /// The port.
@@ -43,13 +43,13 @@ pub enum TokenFlaw {
     Place(String),
 }
 
-impl FromStr for Place {
+impl FromStr for AuthorityPlace {
     type Err = TokenFlaw;
 
-    fn from_str(text: &str) -> Result<Place, TokenFlaw> {
+    fn from_str(text: &str) -> Result<AuthorityPlace, TokenFlaw> {
         let wrong = || TokenFlaw::Place(text.chars().filter(|c| !c.is_control()).take(64).collect());
         if text.parse::<std::net::Ipv6Addr>().is_ok() {
-            return Ok(Place { host: text.to_owned(), port: crate::DEFAULT_PORT });
+            return Ok(AuthorityPlace { host: text.to_owned(), port: crate::DEFAULT_PORT });
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
@@ -61,12 +61,12 @@ impl FromStr for Place {
             Some(_) => return Err(wrong()),
             None => host,
         };
-        let place = Place { host: host.to_owned(), port };
+        let place = AuthorityPlace { host: host.to_owned(), port };
         if place.is_good() { Ok(place) } else { Err(wrong()) }
     }
 }
 
-impl Place {
+impl AuthorityPlace {
     /// Whether it is a name or an address, and nothing else.
     fn is_good(&self) -> bool {
         let name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for AuthorityPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
@@ -87,10 +87,10 @@ impl fmt::Display for Place {
 }
 
 /// A token.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
     /// Where the authority answers: the first that does.
-    pub places: Vec<Place>,
+    pub places: Vec<AuthorityPlace>,
     /// SHA-256 of the authority's certificate.
     pub authority: [u8; 32],
     /// What works once.
@@ -99,6 +99,16 @@ pub struct JoinToken {
     pub until: i64,
     /// The name of the host that it is for; `None`: any.
     pub name: Option<String>,
+}
+
+/// What the text of a token has: hosts and ports of places, then the rest.
+#[derive(Serialize, Deserialize)]
+struct TokenV1 {
+    places: Vec<(String, u16)>,
+    authority: [u8; 32],
+    secret: [u8; SECRET],
+    until: i64,
+    name: Option<String>,
 }
 
 impl fmt::Debug for JoinToken {
@@ -114,7 +124,10 @@ impl JoinToken {
     /// As text: one word, which can stand in a command line and a file.
     pub fn text(&self) -> String {
         // Of plain data: it cannot fail, and an empty token is refused.
-        let mut bytes = postcard::to_stdvec(self).unwrap_or_default();
+        let JoinToken { places, authority, secret, until, name } = self.clone();
+        let places = places.into_iter().map(|AuthorityPlace { host, port }| (host, port)).collect();
+        let content = TokenV1 { places, authority, secret, until, name };
+        let mut bytes = postcard::to_stdvec(&content).unwrap_or_default();
         let sum = Sha256::digest(&bytes);
         bytes.extend(&sum[..SUM]);
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
@@ -139,9 +152,12 @@ impl FromStr for JoinToken {
         if Sha256::digest(bytes)[..SUM] != *sum {
             return Err(TokenFlaw::Damaged);
         }
-        let (token, rest) = postcard::take_from_bytes::<JoinToken>(bytes).map_err(|_| TokenFlaw::Damaged)?;
-        let places =
-            (1..=MOST_PLACES).contains(&token.places.len()) && token.places.iter().all(Place::is_good);
+        let (content, rest) = postcard::take_from_bytes::<TokenV1>(bytes).map_err(|_| TokenFlaw::Damaged)?;
+        let TokenV1 { places, authority, secret, until, name } = content;
+        let places = places.into_iter().map(|(host, port)| AuthorityPlace { host, port }).collect();
+        let token = JoinToken { places, authority, secret, until, name };
+        let places = (1..=MOST_PLACES).contains(&token.places.len())
+            && token.places.iter().all(AuthorityPlace::is_good);
         let name =
             token.name.is_none() || token.host().is_some_and(|host| Some(host.to_string()) == token.name);
         if !rest.is_empty() || !places || !name {
@@ -209,15 +225,15 @@ mod tests {
     #[test]
     fn places() {
         for good in ["10.0.0.1", "10.0.0.1:7", "::1", "[::1]:7", "host-a.example.org:7"] {
-            let place: Place = good.parse().unwrap();
-            assert_eq!(place.to_string().parse::<Place>().unwrap(), place);
+            let place: AuthorityPlace = good.parse().unwrap();
+            assert_eq!(place.to_string().parse::<AuthorityPlace>().unwrap(), place);
         }
         for bad in ["", ":7", "a:0", "a:x", "a:70000", "[a]:7", "a/b:7", "a b", "[::1]", "a\u{1b}:7"] {
             if bad == "[::1]" {
-                assert!(bad.parse::<Place>().is_err());
+                assert!(bad.parse::<AuthorityPlace>().is_err());
                 continue;
             }
-            assert!(bad.parse::<Place>().is_err(), "{bad:?}");
+            assert!(bad.parse::<AuthorityPlace>().is_err(), "{bad:?}");
         }
     }
 
@@ -229,7 +245,7 @@ mod tests {
                 text.insert_str(0, PREFIX);
             }
             if let Ok(token) = text.parse::<JoinToken>() {
-                prop_assert!(token.places.iter().all(Place::is_good));
+                prop_assert!(token.places.iter().all(AuthorityPlace::is_good));
             }
         }
     }

@@ -12,7 +12,7 @@ use ioplane_cli::output::{CommandError, hint, print, print_done};
 use ioplane_identity::{
     HostName, IdentityDirectory, LONGEST_LIST, Revoked, TokenOrder, Validity, Which, moment,
 };
-use ioplane_join::{JoinError, JoinServer, JoinToken, MOST_PLACES, Place, TokenFlaw};
+use ioplane_join::{AuthorityPlace, JoinError, JoinServer, JoinToken, MOST_PLACES, TokenFlaw};
 use ioplane_plain::file_text;
 use serde::Serialize;
 
@@ -91,7 +91,7 @@ fn wait<T>(work: impl Future<Output = Result<T, JoinError>>) -> Result<T> {
 }
 
 /// Where the authority answers: as typed, or as kept.
-fn places(directory: &IdentityDirectory, typed: &[String], remedy: &str) -> Result<Vec<Place>> {
+fn places(directory: &IdentityDirectory, typed: &[String], remedy: &str) -> Result<Vec<AuthorityPlace>> {
     let kept = if typed.is_empty() { directory.places() } else { Vec::new() };
     let texts = if typed.is_empty() { &kept } else { typed };
     if texts.is_empty() {
@@ -189,7 +189,7 @@ pub fn renew(directory: &IdentityDirectory, days: Option<u32>, from: &[String]) 
     Ok(())
 }
 
-fn keep(directory: &IdentityDirectory, places: &[Place]) -> Result<()> {
+fn keep(directory: &IdentityDirectory, places: &[AuthorityPlace]) -> Result<()> {
     let places: Vec<_> = places.iter().map(ToString::to_string).collect();
     directory.keep_places(&places).map_err(refused)
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ioplane_identity::{ANSWERING, HostName, IdentityDirectory, TokenOrder, Validity};
-use ioplane_join::{JoinServer, JoinToken, Place, join};
+use ioplane_join::{AuthorityPlace, JoinServer, JoinToken, join};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -31,7 +31,7 @@ pub fn listener() -> std::net::TcpListener {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-pub fn place(address: SocketAddr) -> Place {
+pub fn place(address: SocketAddr) -> AuthorityPlace {
     address.to_string().parse().unwrap()
 }
 
@@ -50,7 +50,7 @@ impl Rig {
         Rig { folder, authority, server }
     }
 
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<AuthorityPlace> {
         vec![place(self.server.address())]
     }
 
