@@ -253,6 +253,8 @@ async fn lists_come_along_and_are_fetched() {
     assert_eq!(d.revocations().unwrap().unwrap().number(), 2);
     // Also where the present one is damaged, and nothing else can be done with the identity.
     std::fs::write(d.list_file(), "x").unwrap();
+    // A process that has not seen a good one.
+    let d = IdentityDirectory::new(d.path());
     assert!(matches!(d.load(), Err(IdentityError::RevocationList { .. })));
     assert_eq!(fetch_revocations(&d, &rig.places()).await.unwrap(), Some((2, true)));
     d.load().unwrap();
