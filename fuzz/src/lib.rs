@@ -15,6 +15,7 @@ pub mod blk_request;
 pub mod directory;
 pub mod frames;
 pub mod guest;
+pub mod join;
 pub mod late;
 pub mod monitor;
 pub mod moved_state;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_requests", run: nbd::requests::run },
     Target { name: "nbd_replies", run: nbd::replies::run },
     Target { name: "directory", run: directory::run },
+    Target { name: "join", run: join::run },
     Target { name: "moved_state", run: moved_state::run },
 ];
 

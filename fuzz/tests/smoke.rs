@@ -76,6 +76,11 @@ fn directory() {
 }
 
 #[test]
+fn join() {
+    smoke("join");
+}
+
+#[test]
 fn symbols() {
     smoke("symbols");
 }

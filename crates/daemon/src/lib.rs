@@ -44,6 +44,7 @@ mod registry;
 mod reload;
 mod retry;
 mod retry_state;
+mod revocations;
 mod save;
 mod serve;
 mod served;

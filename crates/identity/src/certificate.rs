@@ -37,20 +37,35 @@ impl CertificateFacts {
             _ => None,
         });
         let common = || parsed.subject().iter_common_name().next()?.as_str().ok().map(str::to_owned);
-        let fingerprint = Sha256::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(CertificateFacts {
             name: host.or_else(common).ok_or("a certificate without a name")?,
-            fingerprint,
-            serial: parsed.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+            fingerprint: hexadecimal(&Sha256::digest(certificate)),
+            serial: hexadecimal(parsed.raw_serial()),
             not_before: parsed.validity().not_before.timestamp(),
             not_after: parsed.validity().not_after.timestamp(),
         })
+    }
+
+    /// The fingerprint as bytes. `None` if this was not made by [`CertificateFacts::of`].
+    pub fn sha256(&self) -> Option<[u8; 32]> {
+        let mut bytes = [0; 32];
+        if self.fingerprint.len() != 64 || !self.fingerprint.is_ascii() {
+            return None;
+        }
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&self.fingerprint[2 * at..2 * at + 2], 16).ok()?;
+        }
+        Some(bytes)
     }
 
     /// The host that it is for.
     pub fn host(&self) -> Result<HostName, String> {
         self.name.parse().map_err(|error| format!("{error}"))
     }
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A moment, as people write it.

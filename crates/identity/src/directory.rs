@@ -1,19 +1,29 @@
 //! The directory with a host's identity.
 
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, UnixTime};
 
 use crate::authority::{self, Validity};
 use crate::certificate::CertificateFacts;
 use crate::error::IdentityError;
 use crate::files::{self, IfThere};
 use crate::name::HostName;
+use crate::peers::{EndedPeer, PeerConnection, Peers};
+use crate::revocation::{LONGEST_LIST, RevocationList};
 use crate::tls::{HostIdentity, certificates};
 
-/// A directory with a host's identity, and on one host with the authority's. Every call reads the files anew.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdentityDirectory(PathBuf);
+/// A directory with a host's identity, and on one host with the authority's. Every call reads the files anew. Clones share what a process has learned of
+/// revoked certificates, and the connections that end for it.
+#[derive(Debug, Clone)]
+pub struct IdentityDirectory {
+    path: PathBuf,
+    peers: Arc<Peers>,
+}
 
 /// What is in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,31 +38,51 @@ pub struct Shown {
     pub problem: Option<String>,
 }
 
+/// What looking at the revocation list again came to.
+#[derive(Debug, Default)]
+pub struct ListNews {
+    /// The number of a list that was not known before.
+    pub number: Option<u64>,
+    /// Connections that were ended, by this call or since the last one.
+    pub ended: Vec<EndedPeer>,
+    /// Why what is in the file does not count. What was known before does.
+    pub refused: Option<IdentityError>,
+}
+
 const HOST: &str = "identity";
 const AUTHORITY: &str = "authority";
+const PLACES: &str = "authority.at";
+const LIST: &str = "revocation list";
+/// How long another process may take a list.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl IdentityDirectory {
     /// Nothing is looked at yet.
     pub fn new(path: impl Into<PathBuf>) -> IdentityDirectory {
-        IdentityDirectory(path.into())
+        IdentityDirectory { path: path.into(), peers: Arc::default() }
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     fn host(&self) -> PathBuf {
-        self.0.join("host.pem")
+        self.path.join("host.pem")
     }
 
-    fn authority(&self) -> PathBuf {
-        self.0.join("authority.pem")
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.path.join("authority.pem")
+    }
+
+    /// Where the revocation list is, if there is one.
+    pub fn list_file(&self) -> PathBuf {
+        self.path.join("revoked.pem")
     }
 
     /// Makes an authority, and the identity of this host, `name`.
     pub fn create(&self, name: &HostName, validity: Validity) -> Result<(), IdentityError> {
-        files::prepare(&self.0)?;
+        files::prepare(&self.path)?;
         if self.host().exists() {
             return Err(IdentityError::Exists { path: self.host(), what: HOST });
         }
@@ -60,56 +90,95 @@ impl IdentityDirectory {
         if !self.authority().exists() {
             files::write(&self.authority(), &authority::found(name)?, IfThere::Refuse(AUTHORITY))?;
         }
-        let host = authority::issue(&self.read_authority()?, name, validity)?;
+        let host = self.issue_known(name, validity)?;
         files::write(&self.host(), &host, IfThere::Refuse(HOST))
     }
 
     /// Makes an identity of another host, in the file `out`, which that host imports. Whoever has the file is that host.
     pub fn issue(&self, name: &HostName, validity: Validity, out: &Path) -> Result<(), IdentityError> {
-        let host = authority::issue(&self.read_authority()?, name, validity)?;
-        files::write(out, &host, IfThere::Refuse(HOST))
+        if out.exists() {
+            return Err(IdentityError::Exists { path: out.to_owned(), what: HOST });
+        }
+        files::write(out, &self.issue_known(name, validity)?, IfThere::Refuse(HOST))
     }
 
     /// Makes what is in `from` the identity of this host. Says whose it is. With an identity of another name or authority in place that is refused,
     /// unless it is to be `replaced`.
     pub fn import(&self, from: &Path, replaces: bool) -> Result<HostName, IdentityError> {
-        let text = files::read_file(from, HOST)?;
-        let new = HostIdentity::parse(from, &text)?;
-        new.check(from, UnixTime::now())?;
-        files::prepare(&self.0)?;
-        match files::read(&self.host(), HOST) {
-            Err(IdentityError::Missing { .. }) => {}
-            Err(error) if !replaces => return Err(error),
-            Err(_) => {}
-            Ok(old) if !replaces => {
-                let old = HostIdentity::parse(&self.host(), &old)?;
-                if old.name() != new.name() {
-                    let (got, wanted) = (new.name().to_string(), old.name().to_string());
-                    return Err(IdentityError::WrongHost { path: from.to_owned(), got, wanted });
-                }
-                if old.authority() != new.authority() {
-                    let why =
-                        format!("{}, and this host's is {}", new.authority().name, old.authority().name);
-                    return Err(IdentityError::WrongAuthority { path: from.to_owned(), why });
-                }
-            }
-            Ok(_) => {}
+        let text = files::read_file(from, HOST, files::LONGEST)?;
+        let new = HostIdentity::parse(from, &text, None)?;
+        self.replace_by(from, &new, &text, None, replaces)
+    }
+
+    /// Whether an identity of that name (`None`: any) and authority may become this host's. It may not if it is another one's than the one that is here,
+    /// unless it is to be `replaced`. `from` is for errors.
+    ///
+    /// # Errors
+    /// It may not, or the directory cannot be used.
+    pub fn may_replace(
+        &self,
+        from: &Path,
+        name: Option<&HostName>,
+        fingerprint: &str,
+        replaces: bool,
+    ) -> Result<(), IdentityError> {
+        files::prepare(&self.path)?;
+        if replaces {
+            return Ok(());
         }
-        files::write(&self.host(), &text, IfThere::Replace)?;
+        let old = match files::read(&self.host(), HOST) {
+            Err(IdentityError::Missing { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+            Ok(old) => HostIdentity::parse(&self.host(), &old, None)?,
+        };
+        if let Some(name) = name.filter(|name| old.name() != *name) {
+            let (got, wanted) = (name.to_string(), old.name().to_string());
+            return Err(IdentityError::WrongHost { path: from.to_owned(), got, wanted });
+        }
+        if old.authority().fingerprint != fingerprint {
+            let why = format!("{fingerprint}, and this host's is {}", old.authority().name);
+            return Err(IdentityError::WrongAuthority { path: from.to_owned(), why });
+        }
+        Ok(())
+    }
+
+    /// Makes `new`, whose text is `text`, the identity of this host, and takes a list of its authority.
+    pub(crate) fn replace_by(
+        &self,
+        from: &Path,
+        new: &HostIdentity,
+        text: &str,
+        list: Option<RevocationList>,
+        replaces: bool,
+    ) -> Result<HostName, IdentityError> {
+        new.check(from, UnixTime::now())?;
+        self.may_replace(from, Some(new.name()), &new.authority().fingerprint, replaces)?;
+        let [_, authority] = new.certificates();
+        if let Err(IdentityError::RevocationList { .. }) = self.read_list(authority) {
+            // Of another authority, which this host leaves. Between the two steps nothing can be used, and doing it again helps.
+            files::write(&self.host(), text, IfThere::Replace)?;
+            files::remove(&self.list_file())?;
+        }
+        // The list first: with the new certificate no revoked peer is let in.
+        match list.map(|list| self.take_list(from, list, authority)).transpose() {
+            // This host knows more than whoever answered.
+            Ok(_) | Err(IdentityError::OlderRevocationList { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        files::write(&self.host(), text, IfThere::Replace)?;
         Ok(new.name().clone())
     }
 
     /// A new key and certificate for this host, where the authority is.
     pub fn renew(&self, validity: Validity) -> Result<HostName, IdentityError> {
         let path = self.host();
-        let old = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
-        let authority = self.read_authority()?;
-        let text = authority::issue(&authority, old.name(), validity)?;
-        if HostIdentity::parse(&path, &text)?.authority() != old.authority() {
+        let old = HostIdentity::parse(&path, &files::read(&path, HOST)?, None)?;
+        if self.authority_facts()? != *old.authority() {
             let why =
                 format!("it is of {}, which is not the authority of this directory", old.authority().name);
             return Err(IdentityError::WrongAuthority { path, why });
         }
+        let text = self.issue_known(old.name(), validity)?;
         files::write(&path, &text, IfThere::Replace)?;
         Ok(old.name().clone())
     }
@@ -122,15 +191,158 @@ impl IdentityDirectory {
     /// The same for another moment.
     pub fn load_at(&self, moment: UnixTime) -> Result<HostIdentity, IdentityError> {
         let path = self.host();
-        let identity = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
+        let identity = self.parse(&path)?;
         identity.check(&path, moment)?;
         Ok(identity)
+    }
+
+    /// The same for asking the authority, whose name no other host has: also with a revocation list that cannot be used, since another one is to be had there.
+    ///
+    /// # Errors
+    /// There is no identity, or it cannot be used.
+    pub fn load_for_asking(&self) -> Result<HostIdentity, IdentityError> {
+        match self.load() {
+            Err(IdentityError::RevocationList { .. }) => {
+                let path = self.host();
+                let identity = HostIdentity::parse(&path, &files::read(&path, HOST)?, None)?;
+                identity.check(&path, UnixTime::now())?;
+                Ok(identity)
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Reads the identity, with the revocation list that counts in this process.
+    fn parse(&self, path: &Path) -> Result<HostIdentity, IdentityError> {
+        let text = files::read(path, HOST)?;
+        let authority = certificates(&text).ok().and_then(|certificates| certificates.into_iter().nth(1));
+        // Whatever is wrong with the text is said below.
+        let heard = authority.map(|authority| {
+            let read = self.read_list(&authority);
+            self.peers.hear(read, &authority, &self.list_file())
+        });
+        let list = heard.transpose()?.and_then(|heard| heard.list);
+        HostIdentity::parse(path, &text, list.as_deref())
+    }
+
+    /// Reads the revocation list again, and ends connections with peers that are on it. Cheap: a daemon does it every few seconds.
+    pub fn look_again(&self) -> ListNews {
+        let look = || {
+            let [_, authority] = HostIdentity::parse(&self.host(), &files::read(&self.host(), HOST)?, None)?
+                .certificates()
+                .clone();
+            self.peers.hear(self.read_list(&authority), &authority, &self.list_file())
+        };
+        let mut news = ListNews::default();
+        match look() {
+            Ok(heard) => {
+                news.number = heard.list.filter(|_| heard.changed).map(|list| list.number());
+                news.refused = heard.refused;
+            }
+            // A host without an identity has no peers.
+            Err(IdentityError::Missing { .. }) => {}
+            Err(error) => news.refused = Some(error),
+        }
+        news.ended = self.ended();
+        news
+    }
+
+    /// Connections that were ended since this was last asked.
+    pub fn ended(&self) -> Vec<EndedPeer> {
+        self.peers.ended()
+    }
+
+    /// Has a connection end when its peer's certificate is revoked: `socket` is shut down then. The answer holds a copy of its descriptor, so it is dropped with the
+    /// connection. If the certificate has been revoked since the handshake began, it is shut down at once.
+    ///
+    /// # Errors
+    /// There is no descriptor left for the copy.
+    pub fn watch(&self, peer: &CertificateFacts, socket: impl AsFd) -> std::io::Result<PeerConnection> {
+        Ok(self.peers.enter(peer, socket.as_fd().try_clone_to_owned()?))
+    }
+
+    /// Where the authority answers, as it was last kept.
+    pub fn places(&self) -> Vec<String> {
+        let text = files::read(&self.path.join(PLACES), "known place of its authority").unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Keeps where the authority answers, for those that renew and fetch.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn keep_places(&self, places: &[String]) -> Result<(), IdentityError> {
+        let text: String = places.iter().map(|place| format!("{place}\n")).collect();
+        files::write(&self.path.join(PLACES), &text, IfThere::Replace)
+    }
+
+    /// The revocation list in the file, if there is one.
+    ///
+    /// # Errors
+    /// It is none of this host's authority.
+    pub fn revocations(&self) -> Result<Option<RevocationList>, IdentityError> {
+        let text = files::read(&self.host(), HOST)?;
+        let identity = HostIdentity::parse(&self.host(), &text, None)?;
+        self.read_list(&identity.certificates()[1])
+    }
+
+    /// Takes a newer revocation list (PEM) of this host's authority. `from` is for errors. Answers its number, and whether it is another one than before.
+    ///
+    /// # Errors
+    /// It is none of this authority's, or older than the present one; it stays then.
+    pub fn take_revocations(&self, from: &Path, text: &str) -> Result<(u64, bool), IdentityError> {
+        let host = files::read(&self.host(), HOST)?;
+        let identity = HostIdentity::parse(&self.host(), &host, None)?;
+        let [_, authority] = identity.certificates();
+        let list = RevocationList::parse(text, authority);
+        let list = list.map_err(|why| IdentityError::RevocationList { path: from.to_owned(), why })?;
+        self.take_list(from, list, authority)
+    }
+
+    fn take_list(
+        &self,
+        from: &Path,
+        list: RevocationList,
+        authority: &CertificateDer<'static>,
+    ) -> Result<(u64, bool), IdentityError> {
+        // Two that come at once are taken one after the other.
+        let _lock = files::lock(&self.path.join("revoked.lock"), PATIENCE)?;
+        let number = list.number();
+        // A list that cannot be read is replaced by one that can.
+        let present = self.read_list(authority).unwrap_or_default();
+        match present {
+            Some(present) if present == list => return Ok((number, false)),
+            Some(present) if present.number() >= number => {
+                let (path, present) = (from.to_owned(), present.number());
+                return Err(IdentityError::OlderRevocationList { path, number, present });
+            }
+            _ => {}
+        }
+        files::write(&self.list_file(), list.text(), IfThere::Replace)?;
+        Ok((number, true))
+    }
+
+    pub(crate) fn read_list(
+        &self,
+        authority: &CertificateDer<'static>,
+    ) -> Result<Option<RevocationList>, IdentityError> {
+        let path = self.list_file();
+        let malformed = |why| IdentityError::RevocationList { path: path.clone(), why };
+        match files::read_long(&path, LIST, LONGEST_LIST as u64) {
+            Ok(text) => RevocationList::parse(&text, authority).map(Some).map_err(malformed),
+            Err(IdentityError::Missing { .. }) => Ok(None),
+            Err(IdentityError::Malformed { why, .. }) => Err(malformed(why)),
+            Err(IdentityError::Unreadable { source, .. }) if source.kind() == ErrorKind::InvalidData => {
+                Err(malformed(source.to_string()))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads the identity, usable or not.
     pub fn show(&self) -> Result<Shown, IdentityError> {
         let path = self.host();
-        let identity = HostIdentity::parse(&path, &files::read(&path, HOST)?)?;
+        let identity = self.parse(&path)?;
         let problem = identity.check(&path, UnixTime::now()).err().map(|error| error.to_string());
         let (host, authority) = (identity.host().clone(), identity.authority().clone());
         Ok(Shown { host, authority, issues: self.authority().exists(), problem })
@@ -154,7 +366,7 @@ impl IdentityDirectory {
         Ok(())
     }
 
-    fn read_authority(&self) -> Result<String, IdentityError> {
+    pub(crate) fn read_authority(&self) -> Result<String, IdentityError> {
         let text = files::read(&self.authority(), AUTHORITY)?;
         let malformed = |why| IdentityError::Malformed { path: self.authority(), why };
         match certificates(&text).map_err(malformed)?.as_slice() {

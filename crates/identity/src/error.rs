@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::refusal::JoinRefusal;
+
 /// Why there is no identity, or no use for it. Each says what to do where that is known here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -96,6 +98,63 @@ pub enum IdentityError {
         got: String,
         /// Whose it should be.
         wanted: String,
+    },
+    /// A name that no host may have.
+    #[error("{0:?} is no host's name: the authority answers under it")]
+    Reserved(String),
+    /// The authority has revoked a certificate.
+    #[error(
+        "the certificate in {path} has been revoked by its authority: this host needs a new identity, by a token"
+    )]
+    Revoked {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A revocation list that is none of the authority's.
+    #[error("{path} is no revocation list of this host's authority: {why}; fetch it again")]
+    RevocationList {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A revocation list that is older than the present one.
+    #[error("{path}: revocation list {number} is older than the present one, {present}: it is not taken")]
+    OlderRevocationList {
+        /// Where it came from.
+        path: PathBuf,
+        /// Its number.
+        number: u64,
+        /// That of the present one.
+        present: u64,
+    },
+    /// Another process works with the authority.
+    #[error("{path} is locked by another process for too long: is one stopped that issues or revokes?")]
+    Busy {
+        /// The lock.
+        path: PathBuf,
+    },
+    /// Whoever asks for a certificate does not get one.
+    #[error(transparent)]
+    Refused(#[from] JoinRefusal),
+    /// There is no certificate to revoke.
+    #[error("the authority knows no valid certificate {which}")]
+    UnknownCertificate {
+        /// Whose, and which one.
+        which: String,
+    },
+    /// This host's own certificate is not revoked by mistake.
+    #[error(
+        "that is the certificate that this host uses: renew it first, then revoke the old one by its fingerprint"
+    )]
+    OwnCertificate,
+    /// As many as there may be.
+    #[error("the authority has {most} {what} already")]
+    Full {
+        /// Tokens or certificates.
+        what: &'static str,
+        /// How many there may be.
+        most: usize,
     },
     /// Making a key or a certificate failed.
     #[error("making a certificate: {0}")]

@@ -15,6 +15,9 @@ pub enum TlsFault {
     /// Another authority has signed the peer's certificate.
     #[error("the peer's certificate is of another authority than this host's")]
     WrongAuthority,
+    /// The authority has revoked the peer's certificate.
+    #[error("the peer's certificate has been revoked by the authority")]
+    Revoked,
     /// The peer is another host than it should be.
     #[error("the peer's certificate is for another host than the one that was asked for{0}")]
     WrongHost(String),
@@ -49,6 +52,7 @@ impl From<&Error> for TlsFault {
                     TlsFault::NotYetValid
                 }
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => TlsFault::WrongAuthority,
+                CertificateError::Revoked => TlsFault::Revoked,
                 CertificateError::NotValidForName => TlsFault::WrongHost(String::new()),
                 CertificateError::NotValidForNameContext { expected, presented } => TlsFault::WrongHost(
                     format!(": {} was asked for, it is for {}", expected.to_str(), presented.join(", ")),
@@ -58,6 +62,7 @@ impl From<&Error> for TlsFault {
             Error::NoCertificatesPresented => TlsFault::Missing,
             Error::AlertReceived(alert) => match alert {
                 Alert::CertificateExpired => TlsFault::Refused("it has expired or is not yet valid"),
+                Alert::CertificateRevoked => TlsFault::Refused("its authority has revoked it"),
                 Alert::UnknownCA => TlsFault::Refused("it is of another authority than the peer's"),
                 Alert::CertificateRequired => TlsFault::Refused("it has shown none"),
                 Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {

@@ -4,13 +4,15 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::RenameFlags;
+use rustix::fs::{FlockOperation, RenameFlags};
+use rustix::io::Errno;
 
 use crate::error::IdentityError;
 
 /// Longest file that is read: a few certificates and a key.
-const LONGEST: u64 = 64 << 10;
+pub const LONGEST: u64 = 64 << 10;
 
 fn unreadable(path: &Path, what: &'static str) -> impl Fn(std::io::Error) -> IdentityError {
     let path = path.to_owned();
@@ -22,21 +24,26 @@ fn unreadable(path: &Path, what: &'static str) -> impl Fn(std::io::Error) -> Ide
 
 /// Reads `path`, which says `what` this host has: a file of a directory that is private as well.
 pub fn read(path: &Path, what: &'static str) -> Result<String, IdentityError> {
+    read_long(path, what, LONGEST)
+}
+
+/// The same of a file of `longest` bytes at most.
+pub fn read_long(path: &Path, what: &'static str, longest: u64) -> Result<String, IdentityError> {
     if let Some(directory) = path.parent() {
         private(directory, &std::fs::metadata(directory).map_err(unreadable(path, what))?)?;
     }
-    read_file(path, what)
+    read_file(path, what, longest)
 }
 
 /// Reads `path`, wherever that is.
-pub fn read_file(path: &Path, what: &'static str) -> Result<String, IdentityError> {
+pub fn read_file(path: &Path, what: &'static str, longest: u64) -> Result<String, IdentityError> {
     let unreadable = unreadable(path, what);
     let file = File::open(path).map_err(&unreadable)?;
     private(path, &file.metadata().map_err(&unreadable)?)?;
     let mut text = String::new();
-    let length = file.take(LONGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if length as u64 > LONGEST {
-        let why = format!("it is longer than {LONGEST} bytes");
+    let length = file.take(longest + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if length as u64 > longest {
+        let why = format!("it is longer than {longest} bytes");
         return Err(IdentityError::Malformed { path: path.to_owned(), why });
     }
     Ok(text)
@@ -103,6 +110,46 @@ pub fn write(path: &Path, text: &str, if_there: IfThere) -> Result<(), IdentityE
         }
         _ => unwritable(source),
     })
+}
+
+/// Removes `path`, durably. It may be gone already.
+pub fn remove(path: &Path) -> Result<(), IdentityError> {
+    let removed = std::fs::remove_file(path).and_then(|()| match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    });
+    match removed {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(IdentityError::Unwritable { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A lock among processes: until it is dropped, or the process has ended.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the lock `path`, in a directory that is there. Waits for others at most `patience`.
+pub fn lock(path: &Path, patience: Duration) -> Result<Lock, IdentityError> {
+    let unwritable = |source| IdentityError::Unwritable { path: path.to_owned(), source };
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+    let file = file.map_err(unwritable)?;
+    let end = Instant::now() + patience;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Lock { _file: file }),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                return Err(IdentityError::Busy { path: path.to_owned() });
+            }
+            Err(errno) => return Err(unwritable(errno.into())),
+        }
+    }
 }
 
 fn temporary(path: &Path) -> PathBuf {

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //!   authority.pem   certificate and key of the authority: on one host only     create, issue, renew
-//!   host.pem        certificate and key of this host, certificate of the authority     import, load, show, export
+//!   ledger.json     what the authority has made: tokens, certificates, revocations     make_token, use_token, sign, revoke
+//!   host.pem        certificate and key of this host, certificate of the authority     import, install, load, show, export
+//!   revoked.pem     the authority's list of revoked certificates     revoke, take_revocations, look_again
+//!   authority.at    where the authority answers     keep_places, places
 //! ```
 //!
 //! What belongs together is in one file, which is replaced whole, so no crash leaves a certificate beside the key of another one.
@@ -16,15 +19,27 @@ mod directory;
 mod error;
 mod fault;
 mod files;
+mod issuing;
+mod ledger;
 mod name;
+mod peers;
+mod pinned;
+mod refusal;
+mod revocation;
 mod tls;
 
-pub use authority::Validity;
+pub use authority::{LONGEST_REQUEST, NewKey, SigningRequest, Validity};
 pub use certificate::{CertificateFacts, moment};
-pub use directory::{IdentityDirectory, Shown};
+pub use directory::{IdentityDirectory, ListNews, Shown};
 pub use error::IdentityError;
 pub use fault::TlsFault;
-pub use name::HostName;
+pub use issuing::{Revoked, SECRET, SignedAnswer, SignedCertificate, Which};
+pub use ledger::{TokenAdmission, TokenOrder};
+pub use name::{ANSWERING, HostName};
+pub use peers::{EndedPeer, PeerConnection};
+pub use pinned::pinned_client;
+pub use refusal::JoinRefusal;
+pub use revocation::{LONGEST_LIST, RevocationList};
 pub use tls::HostIdentity;
 
 /// Where a host's identity is if nothing else is said.

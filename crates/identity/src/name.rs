@@ -13,6 +13,9 @@ pub struct HostName(String);
 const LONGEST: usize = 253;
 const LONGEST_LABEL: usize = 63;
 
+/// The name under which a process with the authority's key answers hosts that join. No host gets a certificate for it, so no host can answer in its place.
+pub const ANSWERING: &str = "authority.ioplane.invalid";
+
 impl HostName {
     /// The text.
     pub fn as_str(&self) -> &str {
@@ -36,7 +39,11 @@ impl FromStr for HostName {
         if text.len() > LONGEST || number || !text.split('.').all(label) {
             return Err(IdentityError::Name(text.chars().take(64).collect()));
         }
-        Ok(HostName(text.to_ascii_lowercase()))
+        let name = text.to_ascii_lowercase();
+        if name == ANSWERING {
+            return Err(IdentityError::Reserved(name));
+        }
+        Ok(HostName(name))
     }
 }
 
@@ -59,8 +66,24 @@ mod tests {
         }
         let long = ["x".repeat(64), vec!["x".repeat(60); 5].join(".")];
         let bad = [
-            "", ".", "a.", ".a", "a..b", "../a", "a/b", "a b", "a\0", "-a", "a-", "10.0.0.1", "7", "::1",
-            "hé", "*",
+            "",
+            ".",
+            "a.",
+            ".a",
+            "a..b",
+            "../a",
+            "a/b",
+            "a b",
+            "a\0",
+            "-a",
+            "a-",
+            "10.0.0.1",
+            "7",
+            "::1",
+            "hé",
+            "*",
+            ANSWERING,
+            "AUTHORITY.ioplane.invalid",
         ];
         for bad in bad.into_iter().chain(long.iter().map(String::as_str)) {
             assert!(bad.parse::<HostName>().is_err(), "{bad:?}");

@@ -1,5 +1,7 @@
 //! `identity`: who this host is to other hosts. No daemon is needed; one that runs reads the files at each connection.
 
+mod joining;
+
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,6 +12,7 @@ use ioplane_cli::output::{CommandError, hint, print, print_done};
 use ioplane_identity::{
     CertificateFacts, DEFAULT_DIRECTORY, HostName, IdentityDirectory, IdentityError, Shown, Validity, moment,
 };
+use joining::TokenArgs;
 use serde::Serialize;
 
 /// So many days before its end a certificate is to be renewed.
@@ -36,6 +39,10 @@ struct IdentityReport {
     authority: CertificateReport,
     /// This host issues identities.
     issues: bool,
+    /// Where the authority answers, as far as this host knows.
+    authority_at: Vec<String>,
+    /// The list of revoked certificates that counts here.
+    revocation_list: Option<u64>,
     /// Why it cannot be used.
     problem: Option<String>,
 }
@@ -77,7 +84,7 @@ pub fn run(args: &IdentityArgs, json: bool) -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
             if report.host.days_left < SOON && !json {
-                hint(format!("it ends in {} days: renew it", report.host.days_left));
+                hint(format!("it ends in {} days: renew it: {}", report.host.days_left, how(&report)));
             }
         }
         IdentityCommand::Issue { host: name, out, days } => {
@@ -95,9 +102,31 @@ pub fn run(args: &IdentityArgs, json: bool) -> Result<ExitCode> {
             directory.import(file, *replace).map_err(refused)?;
             changed(&directory, json)?;
         }
-        IdentityCommand::Renew { days } => {
-            directory.renew(Validity::days(*days)).map_err(refused)?;
+        IdentityCommand::Renew { days, from } => {
+            joining::renew(&directory, *days, from)?;
             changed(&directory, json)?;
+        }
+        IdentityCommand::Token { name, valid, at, days, replace } => {
+            let name = name.as_deref().map(host).transpose()?;
+            joining::token(
+                &directory,
+                TokenArgs { name, valid: *valid, at, days: *days, replace: *replace },
+                json,
+            )?;
+        }
+        IdentityCommand::Serve { listen, days, log } => {
+            crate::log::start(log)?;
+            joining::serve(&directory, *listen, *days)?;
+        }
+        IdentityCommand::Join { token, name, replace } => {
+            joining::join(&directory, token, name.as_deref().map(host).transpose()?, *replace)?;
+            changed(&directory, json)?;
+        }
+        IdentityCommand::Revoke { host: name, fingerprint, serial } => {
+            joining::revoke(&directory, &host(name)?, fingerprint.as_deref(), serial.as_deref(), json)?;
+        }
+        IdentityCommand::Revocations { fetch, from, import } => {
+            joining::revocations(&directory, *fetch, from, import.as_deref(), json)?;
         }
         IdentityCommand::Export { to } => {
             directory.export(to).map_err(refused)?;
@@ -120,7 +149,10 @@ fn host(name: &str) -> Result<HostName> {
 fn report(directory: &IdentityDirectory) -> Result<IdentityReport> {
     let Shown { host, authority, issues, problem } = directory.show().map_err(refused)?;
     let (path, host, authority) = (directory.path().display().to_string(), host.into(), authority.into());
-    Ok(IdentityReport { directory: path, host, authority, issues, problem })
+    // One that cannot be used is a problem already.
+    let revocation_list = directory.revocations().ok().flatten().map(|list| list.number());
+    let authority_at = directory.places();
+    Ok(IdentityReport { directory: path, host, authority, issues, authority_at, revocation_list, problem })
 }
 
 /// Prints what a change has made.
@@ -141,23 +173,46 @@ fn text(report: &IdentityReport) -> String {
     };
     let mut text = of("", &report.host) + &of("authority: ", &report.authority);
     text += if report.issues { "  identities are issued by this host\n" } else { "" };
+    text.extend(report.revocation_list.map(|number| format!("  revocation list {number} counts here\n")));
+    text += &format!("renew: {}\n", how(report));
     text.extend(report.problem.as_ref().map(|problem| format!("CANNOT BE USED: {problem}\n")));
     text
+}
+
+/// How this host's certificate is renewed.
+fn how(report: &IdentityReport) -> String {
+    match (report.issues, report.authority_at.is_empty()) {
+        (true, _) => "ioplane identity renew".to_owned(),
+        (false, false) => format!("ioplane identity renew (asks {})", report.authority_at.join(", ")),
+        (false, true) => {
+            "ioplane identity renew --from HOST, where the authority's host runs `ioplane identity serve`"
+                .to_owned()
+        }
+    }
 }
 
 fn refused(error: IdentityError) -> anyhow::Error {
     let code = match &error {
         IdentityError::Missing { .. } => Code::NotFound,
         IdentityError::Exists { .. } => Code::Exists,
-        IdentityError::WrongHost { .. } | IdentityError::WrongAuthority { .. } => Code::Conflict,
+        IdentityError::WrongHost { .. }
+        | IdentityError::WrongAuthority { .. }
+        | IdentityError::Refused(_)
+        | IdentityError::OwnCertificate
+        | IdentityError::OlderRevocationList { .. } => Code::Conflict,
+        IdentityError::UnknownCertificate { .. } => Code::NotFound,
         _ => Code::CommandFailed,
     };
     let remedy = match &error {
-        IdentityError::Missing { what: "authority", .. } => {
-            "on the host with the authority: ioplane identity issue HOST --out FILE; here: ioplane identity import FILE"
-        }
+        IdentityError::Missing { what: "authority", .. } => "this is done on the host with the authority",
         IdentityError::Missing { .. } => {
-            "ioplane identity create NAME makes an authority, and this host's identity; import FILE takes one from another host"
+            "ioplane identity create NAME makes an authority, and this host's identity; join TOKEN gets one from another host's authority"
+        }
+        IdentityError::Expired { .. } | IdentityError::Revoked { .. } => {
+            "join again: ioplane identity token on the host with the authority, ioplane identity join TOKEN here"
+        }
+        IdentityError::UnknownCertificate { .. } => {
+            "ioplane identity show there says both; with --serial one is revoked that was issued before there was a ledger"
         }
         IdentityError::Permissions { .. } => "chown root and chmod go= it, if nobody else has read it",
         IdentityError::WrongHost { .. } | IdentityError::WrongAuthority { .. } => {

@@ -3,53 +3,15 @@
 mod daemon;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use daemon::identities::{authority, config, done, identity, member};
 use daemon::load::{free_port, step_for, step_until_remote};
-use daemon::{LIMIT, Said, TestDaemon};
+use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
-
-fn identity(daemon: &TestDaemon, args: &[&str]) -> Said {
-    let output = Command::new(env!("CARGO_BIN_EXE_ioplane"))
-        .args(["identity", "--dir"])
-        .arg(daemon.path("identity"))
-        .args(args)
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said { code: output.status.code().unwrap(), out: text(&output.stdout), err: text(&output.stderr) }
-}
-
-fn done(said: Said) -> String {
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    said.out
-}
-
-fn config(daemon: &TestDaemon, rest: &str) -> String {
-    format!("[daemon]\nidentity = {:?}\n[[core]]\nspin_us = 200\n{rest}", daemon.path("identity"))
-}
-
-/// A host that is not started yet. The first one has the authority; its identity is `host-a`.
-fn authority() -> TestDaemon {
-    let daemon = TestDaemon::new_beside_the_build("");
-    done(identity(&daemon, &["create", "host-a"]));
-    daemon
-}
-
-/// Another host, known to the authority of `of`, and running.
-fn member(of: &TestDaemon, name: &str) -> TestDaemon {
-    let mut daemon = TestDaemon::new_beside_the_build("");
-    let file = of.path(&format!("{name}.pem")).display().to_string();
-    done(identity(of, &["issue", name, "--out", &file]));
-    done(identity(&daemon, &["import", &file]));
-    daemon.configure(&config(&daemon, ""));
-    daemon.start();
-    daemon
-}
 
 /// `host-a` publishes an image for `host-b`.
 fn publish(mut exporter: TestDaemon, bytes: u64) -> (TestDaemon, u16) {

@@ -1,10 +1,12 @@
 //! Connections, in plain text or with TLS 1.3.
 
 use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, TlsFault};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, PeerConnection, TlsFault};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -53,13 +55,18 @@ pub(crate) async fn connect(
     let local = stream.local_addr().map_err(&failed)?.ip();
     match security {
         Security::Plain { host } => Ok((Box::new(stream), local, host.clone())),
-        Security::Tls(identity) => {
-            let identity = load(identity).await?;
+        Security::Tls(directory) => {
+            let identity = load(directory).await?;
             let name = address.tls_hostname.as_ref().unwrap_or(&address.host);
             let name = ServerName::try_from(name.clone()).map_err(|_| NetbusError::Host(name.clone()))?;
             let started = TlsConnector::from(identity.client()).connect(name, stream).await;
             let stream = started.map_err(NetbusError::stream("starting TLS"))?;
-            Ok((Box::new(stream), local, identity.name().to_string()))
+            let (tcp, session) = stream.get_ref();
+            // Certificates of etcd may have no name; who is revoked is refused by each handshake.
+            let peer = session.peer_certificates().and_then(<[_]>::first);
+            let peer = peer.and_then(|peer| CertificateFacts::of(peer).ok());
+            let peer = peer.map(|peer| directory.watch(&peer, tcp)).transpose().map_err(&failed)?;
+            Ok((Box::new(Watched { stream, _peer: peer }), local, identity.name().to_string()))
         }
     }
 }
@@ -71,8 +78,8 @@ pub(crate) async fn accept(
 ) -> Result<(Box<dyn Stream>, Option<String>), NetbusError> {
     // Answers of a few bytes are not to wait for each other.
     stream.set_nodelay(true).map_err(NetbusError::stream("taking a connection"))?;
-    let Some(identity) = identity else { return Ok((Box::new(stream), None)) };
-    let identity = load(identity).await?;
+    let Some(directory) = identity else { return Ok((Box::new(stream), None)) };
+    let identity = load(directory).await?;
     let accepted = TlsAcceptor::from(identity.server()).accept(stream).into_fallible().await;
     let stream = match accepted {
         Ok(stream) => stream,
@@ -81,12 +88,46 @@ pub(crate) async fn accept(
             return Err(NetbusError::stream("starting TLS")(error));
         }
     };
-    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let facts = certificate.ok_or(TlsFault::Missing).and_then(|certificate| {
-        let name = CertificateFacts::of(certificate).and_then(|facts| facts.host());
-        name.map_err(TlsFault::Certificate)
-    })?;
-    Ok((Box::new(stream), Some(facts.to_string())))
+    let (tcp, session) = stream.get_ref();
+    let certificate = session.peer_certificates().and_then(<[_]>::first);
+    let facts = CertificateFacts::of(certificate.ok_or(TlsFault::Missing)?).map_err(TlsFault::Certificate)?;
+    let name = facts.host().map_err(TlsFault::Certificate)?.to_string();
+    let peer = directory.watch(&facts, tcp).map_err(NetbusError::stream("taking a connection"))?;
+    Ok((Box::new(Watched { stream, _peer: Some(peer) }), Some(name)))
+}
+
+/// A connection that ends when its peer's certificate is revoked.
+struct Watched<S> {
+    stream: S,
+    _peer: Option<PeerConnection>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// The client is told in an alert what is wrong. A connection that is closed with something unread is reset, and the alert would be lost.

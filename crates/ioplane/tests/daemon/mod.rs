@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod identities;
 pub mod load;
 pub mod nic;
 pub mod qmp;

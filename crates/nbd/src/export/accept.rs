@@ -112,16 +112,17 @@ impl Handshakes {
                     (OwnedFd::from(stream.into_std().map_err(os)?).into(), negotiated, ahead)
                 }
                 Talked::StartTls => {
-                    let (mut stream, name) = start_tls(stream, identity).await?;
+                    let (mut stream, peer) = start_tls(stream, identity).await?;
                     handshake.tls_started();
                     let Talked::Transmission(negotiated, ahead) =
-                        talk(&mut stream, &mut handshake, &known(&name)).await?
+                        talk(&mut stream, &mut handshake, &known(&peer.name)).await?
                     else {
                         return Ok(None);
                     };
                     let (stream, records) = Records::of(stream);
+                    let watched = identity.watch(&peer, &stream).map_err(os)?;
                     let fd = OwnedFd::from(stream.into_std().map_err(os)?);
-                    (ClientSocket::with_tls(fd, records), negotiated, ahead)
+                    (ClientSocket::with_tls(fd, records.watched(watched)), negotiated, ahead)
                 }
             };
             Ok(Some(AcceptedClient { stream: socket, negotiated, ahead }))
@@ -135,11 +136,11 @@ impl Handshakes {
     }
 }
 
-/// Starts TLS as its server. Says by which name the client is known to the authority.
+/// Starts TLS as its server. Says by which certificate the client is known to the authority; its name is that of a host.
 async fn start_tls(
     stream: TcpStream,
     identity: &IdentityDirectory,
-) -> Result<(TlsStream<TcpStream>, String), NbdError> {
+) -> Result<(TlsStream<TcpStream>, CertificateFacts), NbdError> {
     let identity = load(identity).await?;
     let accepting = TlsAcceptor::from(identity.server()).accept(stream).into_fallible();
     let stream = match accepting.await {
@@ -151,9 +152,10 @@ async fn start_tls(
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = certificate.ok_or(NbdError::Tls(TlsFault::Missing))?;
-    let name = CertificateFacts::of(certificate).and_then(|facts| facts.host());
-    let name = name.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
-    Ok((stream, name.to_string()))
+    let host = |facts: CertificateFacts| Ok(CertificateFacts { name: facts.host()?.to_string(), ..facts });
+    let peer = CertificateFacts::of(certificate).and_then(host);
+    let peer = peer.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
+    Ok((stream, peer))
 }
 
 /// A client that was refused is told why in an alert. It may have sent something already that nobody reads: closing the connection at once would reset it,

@@ -1,11 +1,11 @@
 //! From an address to a connection that has passed the handshake.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_identity::IdentityDirectory;
+use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -148,7 +148,7 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
 }
 
 /// The handshake, in TLS if the address says so, and only then.
-async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
+async fn shake<S: AsyncRead + AsyncWrite + AsFd + Unpin>(
     mut stream: S,
     handshake: &mut ClientHandshake,
     options: &ImportOptions,
@@ -162,8 +162,14 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
             let Talked::Connected(connected) = talk(&mut stream, handshake, &mut output).await? else {
                 return Err(NbdError::TlsRequired);
             };
+            let server = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let server = server.ok_or(NbdError::Tls(TlsFault::Missing))?;
+            let server =
+                CertificateFacts::of(server).map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
             let (stream, records) = Records::of(stream);
-            Ok((stream, Some(records), connected))
+            let watched = options.identity.watch(&server, &stream);
+            let watched = watched.map_err(|source| NbdError::Os { doing: SETTING_UP, source })?;
+            Ok((stream, Some(records.watched(watched)), connected))
         }
         // The handshake starts TLS where it is asked for, and nowhere else.
         (Talked::Connected(_), Some(_)) => Err(NbdError::TlsRefused(String::new())),

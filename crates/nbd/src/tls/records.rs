@@ -11,6 +11,7 @@
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::BorrowedFd;
 
+use ioplane_identity::PeerConnection;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use tokio_rustls::TlsStream;
@@ -49,6 +50,8 @@ pub(crate) struct Records {
     ended: bool,
     /// Where those of a record are gathered.
     gathered: Box<[u8]>,
+    /// Ends the connection when the peer's certificate is revoked.
+    _peer: Option<PeerConnection>,
 }
 
 impl Records {
@@ -69,7 +72,13 @@ impl Records {
             failed: None,
             ended: false,
             gathered,
+            _peer: None,
         }
+    }
+
+    /// The same, of a connection that `peer` is to end.
+    pub fn watched(self, peer: PeerConnection) -> Records {
+        Records { _peer: Some(peer), ..self }
     }
 
     /// Takes a stream apart.
