@@ -19,6 +19,7 @@ use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
 use crate::reserve::{RESERVE, ReserveReply};
+use crate::session::SESSIONS;
 use crate::tls::{self, Records};
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -59,6 +60,8 @@ pub(super) struct Reached {
     pub reserved: Option<ReserveReply>,
     /// It knows reservations, and was asked for one, or whether it does.
     pub knows_reservations: bool,
+    /// It has sessions, and was asked whether it has.
+    pub has_sessions: bool,
 }
 
 /// Connects, within [`ImportOptions::connect_timeout`]. `epoch`: the query of [`EPOCH`], one of [`CLAIM`], or one of [`RESERVE`].
@@ -78,7 +81,7 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
 }
 
 /// A connection to one of the server's addresses. Where the last one came to nothing another one is the first, since the one before may be that of another server by now.
-async fn tcp(options: &ImportOptions, turn: usize) -> Result<TcpStream, NbdError> {
+pub(super) async fn tcp(options: &ImportOptions, turn: usize) -> Result<TcpStream, NbdError> {
     let os = |source| NbdError::Os { doing: CONNECTING, source };
     let mut addresses = places::addresses(options.address.places()).await.map_err(os)?;
     addresses.rotate_left(turn % addresses.len().max(1));
@@ -144,6 +147,7 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     let keeps_claims = connected.contexts.iter().any(|context| context.name == CLAIM);
     let claim = connected.contexts.iter().find_map(|context| ClaimReply::of(&context.name));
     let reserved = connected.contexts.iter().find_map(|context| ReserveReply::of(&context.name));
+    let has_sessions = connected.contexts.iter().any(|context| context.name == SESSIONS);
     let knows_reservations = connected.contexts.iter().any(|context| context.name.starts_with(RESERVE));
     Ok(Reached {
         socket: Arc::new(socket),
@@ -155,11 +159,12 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
         claim,
         reserved,
         knows_reservations,
+        has_sessions,
     })
 }
 
 /// Starts TLS as its client, with the host of that name and nobody else.
-async fn start_tls(
+pub(super) async fn start_tls(
     stream: TcpStream,
     name: &str,
     identity: &IdentityDirectory,
@@ -172,8 +177,9 @@ async fn start_tls(
 
 fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, NbdError> {
     let address = &options.address;
-    // Whoever only looks asks whether there are claims, too, and reserves.
-    let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.opening_query()]);
+    // Whoever only looks asks whether there are claims and sessions, too, and reserves.
+    let looks = (epoch == EPOCH)
+        .then(|| [Some(CLAIM.to_owned()), Some(SESSIONS.to_owned()), options.opening_query()]);
     let looks = looks.into_iter().flatten().flatten();
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
@@ -184,13 +190,13 @@ fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, Nb
 }
 
 /// What a handshake, or its part before TLS, came to.
-enum Talked {
+pub(super) enum Talked {
     StartTls,
     Connected(Connected),
 }
 
 /// Drives the handshake over `stream`. `output`: what is to be sent first.
-async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     handshake: &mut ClientHandshake,
     output: &mut Vec<u8>,

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
 use ioplane_device::{CoreId, QueueSet, Quiescent};
 use ioplane_identity::IdentityDirectory;
-use ioplane_nbd::export::{AcceptedClient, Ended, Export, ExportOptions, Handshakes};
+use ioplane_nbd::export::{AcceptedClient, Arrival, Ended, Export, ExportOptions, Handshakes};
 use ioplane_nbd::handshake::server::TlsPolicy;
 use ioplane_storage::Backing;
 use tokio::net::TcpListener;
@@ -105,7 +105,12 @@ async fn own(
                         }),
                         Some(identity) => {
                             let known = |_: &str| published.clone();
-                            handshakes.accept_tls(stream, TlsPolicy::Required, identity, &published, known).await
+                            let policy = TlsPolicy::Required;
+                            let arrived = handshakes.accept_tls(stream, policy, identity, &published, known).await;
+                            arrived.map(|arrival| match arrival {
+                                Some(Arrival::Client(client)) => Some(client),
+                                Some(Arrival::Session(_)) | None => None,
+                            })
                         }
                     };
                     match accepted {
