@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_netbus::control::{
-    DeviceNews, DeviceState, Presence, Publications, PublisherLink, SessionTiming, Subscriber, serve,
+    DeviceNews, DeviceState, DevicePresence, Publications, PublisherLink, SessionTiming, Subscriber, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
@@ -118,7 +118,7 @@ async fn bad_subscriber(input: &mut Unstructured<'_>, signature: &mut Signature)
         kind: "byte-stream".to_owned(),
         incarnation: "1".to_owned(),
         units: 1,
-        presence: Presence::Served,
+        presence: DevicePresence::Served,
         trouble: None,
         holder: None,
     }));

@@ -17,7 +17,6 @@ use super::cores::{CorePlacement, Cores};
 use super::devices::DirectoryClient;
 use super::events::Events;
 use super::exporters::Exporters;
-use super::exports::Sessions;
 use super::groups::Groups;
 use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
@@ -83,7 +82,6 @@ pub struct DaemonContext {
     state_dir: PathBuf,
     devices: Arc<DirectoryClient>,
     exporters: Arc<Exporters>,
-    sessions: Arc<Sessions>,
     ending: AtomicBool,
     remembered: Arc<ClaimFolder>,
     claim_wait: Duration,
@@ -116,7 +114,6 @@ impl DaemonContext {
             state_dir,
             devices,
             exporters: Arc::default(),
-            sessions: Arc::default(),
             ending: AtomicBool::new(false),
             remembered,
             claim_wait: CLAIM_WAIT,
@@ -149,11 +146,6 @@ impl DaemonContext {
     /// The sessions with machines that have disks which this one uses.
     pub fn exporters(&self) -> &Arc<Exporters> {
         &self.exporters
-    }
-
-    /// The sessions with machines that use what this one publishes.
-    pub fn sessions(&self) -> &Arc<Sessions> {
-        &self.sessions
     }
 
     /// Everything is going to be served no more.

@@ -24,7 +24,6 @@ use tokio::time::MissedTickBehavior;
 
 use super::Daemon;
 use crate::config::{DirectoryPlace, DirectorySpec};
-use crate::exports::DISK;
 use crate::refusal::Refusal;
 
 /// Between two reports: a fifth of a lease.
@@ -33,6 +32,8 @@ const REPORTS: Duration = Duration::from_secs(2);
 const LEAVE: Duration = Duration::from_secs(1);
 /// Questions that wait at a time.
 const ASKS: usize = 64;
+/// The kind of device that this daemon knows: disks, whose size is in bytes.
+pub const DISK: &str = "disk";
 /// The units of its rates.
 const REQUESTS: &str = "requests";
 const BYTES: &str = "bytes";

@@ -27,6 +27,7 @@ mod disk;
 mod events;
 mod exporters;
 mod exports;
+mod follow;
 mod functions;
 mod groups;
 #[cfg(feature = "kill-points")]
@@ -185,7 +186,7 @@ impl Daemon {
         let context =
             DaemonContext::new(cores.clone(), groups.clone(), state_file.clone(), paths, access, devices);
         let context = Arc::new(context.with_claim_wait(claim_wait));
-        let listeners = Arc::new(Listeners::new(identity, context.sessions().clone()));
+        let listeners = Arc::new(Listeners::new(identity));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
@@ -389,7 +390,7 @@ impl Daemon {
         tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
         // Disks may be clients of these.
         self.exports.stop().await;
-        context.sessions().end().await;
+        self.exports.below().sessions().end().await;
         self.switches.stop().await;
     }
 

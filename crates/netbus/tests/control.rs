@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ioplane_netbus::NetbusError;
 use ioplane_netbus::control::{
-    DeviceEvent, DeviceNews, DeviceState, MOST_SUBSCRIPTIONS, Presence, Publications, PublisherLink,
+    DeviceEvent, DeviceNews, DevicePresence, DeviceState, MOST_SUBSCRIPTIONS, Publications, PublisherLink,
     SessionTiming, Subscriber, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -31,7 +31,7 @@ fn stream(units: u64) -> DeviceState {
         kind: "byte-stream".to_owned(),
         incarnation: "7@boot".to_owned(),
         units,
-        presence: Presence::Served,
+        presence: DevicePresence::Served,
         trouble: None,
         holder: None,
     }
@@ -64,14 +64,14 @@ impl Host {
     }
 
     fn withdraw(&self, device: &str) {
-        self.change(device, |state| state.presence = Presence::Withdrawn);
+        self.change(device, |state| state.presence = DevicePresence::Withdrawn);
         self.devices.lock().unwrap().remove(device);
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
-    State(u64, Presence, Vec<DeviceEvent>),
+    State(u64, DevicePresence, Vec<DeviceEvent>),
     Refused(String),
     Unknown,
 }
@@ -149,7 +149,7 @@ impl Rig {
 }
 
 fn served(units: u64) -> Heard {
-    Heard::State(units, Presence::Served, vec![])
+    Heard::State(units, DevicePresence::Served, vec![])
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn two_devices_of_one_host_share_one_session() {
     assert_eq!(rig.next_of("b").await, served(2));
     rig.host.change("a", |state| state.units = 5);
     let grown = vec![DeviceEvent::Capacity { from: 1, to: 5 }];
-    assert_eq!(rig.next_of("a").await, Heard::State(5, Presence::Served, grown));
+    assert_eq!(rig.next_of("a").await, Heard::State(5, DevicePresence::Served, grown));
     let count = |count: &AtomicUsize| count.load(Ordering::SeqCst);
     assert_eq!((count(&rig.host.sessions), count(&rig.host.subscriptions)), (1, 2));
     // Who wants nothing any more has no session.
@@ -187,7 +187,7 @@ async fn what_happens_to_a_device_is_told_as_it_happens() {
     rig.want(&["a"]);
     assert_eq!(rig.next_of("a").await, served(1));
     let text = |text: &str| Some(text.to_owned());
-    let state = |events| Heard::State(1, Presence::Served, events);
+    let state = |events| Heard::State(1, DevicePresence::Served, events);
     rig.host.change("a", |state| state.holder = text("host-b"));
     assert_eq!(rig.next_of("a").await, state(vec![DeviceEvent::Holder(text("host-b"))]));
     rig.host.change("a", |state| state.trouble = text("cable\u{1b}[2J cut"));
@@ -195,14 +195,17 @@ async fn what_happens_to_a_device_is_told_as_it_happens() {
     rig.host.change("a", |state| state.trouble = None);
     assert_eq!(rig.next_of("a").await, state(vec![DeviceEvent::Trouble(None)]));
     rig.host.withdraw("a");
-    assert_eq!(rig.next_of("a").await, Heard::State(1, Presence::Withdrawn, vec![DeviceEvent::Withdrawn]));
+    assert_eq!(
+        rig.next_of("a").await,
+        Heard::State(1, DevicePresence::Withdrawn, vec![DeviceEvent::Withdrawn])
+    );
     // It is found again when it is published again, by the same session.
     rig.host.publish("a", 3);
     let capacity = DeviceEvent::Capacity { from: 1, to: 3 };
     let gone = DeviceEvent::Holder(None);
     assert_eq!(
         rig.next_of("a").await,
-        Heard::State(3, Presence::Served, vec![DeviceEvent::Served, capacity, gone])
+        Heard::State(3, DevicePresence::Served, vec![DeviceEvent::Served, capacity, gone])
     );
     assert_eq!(rig.host.sessions.load(Ordering::SeqCst), 1);
 }
@@ -239,9 +242,12 @@ async fn a_host_that_stops_has_said_so_when_the_session_ends() {
     rig.host.publish("a", 1);
     rig.want(&["a"]);
     assert_eq!(rig.next_of("a").await, served(1));
-    rig.host.change("a", |state| state.presence = Presence::Stopping);
+    rig.host.change("a", |state| state.presence = DevicePresence::Stopping);
     rig.host.ends.notify_waiters();
-    assert_eq!(rig.next_of("a").await, Heard::State(1, Presence::Stopping, vec![DeviceEvent::Stopping]));
+    assert_eq!(
+        rig.next_of("a").await,
+        Heard::State(1, DevicePresence::Stopping, vec![DeviceEvent::Stopping])
+    );
     assert_eq!(rig.next_of("a").await, Heard::Unknown);
 }
 

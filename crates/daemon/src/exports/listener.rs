@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
 use super::door::{ClientOrigin, Door, Doors};
-use super::told::Sessions;
+use super::session::Sessions;
 use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
@@ -45,8 +45,14 @@ pub struct Listeners {
 
 impl Listeners {
     /// None yet.
-    pub fn new(identity: IdentityDirectory, sessions: Arc<Sessions>) -> Listeners {
-        Listeners { all: Arc::default(), reachable: Doors::default(), identity, sessions }
+    pub fn new(identity: IdentityDirectory) -> Listeners {
+        let (reachable, sessions) = (Doors::default(), Arc::default());
+        Listeners { all: Arc::default(), reachable, identity, sessions }
+    }
+
+    /// The sessions with hosts that use the exports.
+    pub fn sessions(&self) -> &Arc<Sessions> {
+        &self.sessions
     }
 
     /// Has clients of `address` find this export. Must be called in the runtime.

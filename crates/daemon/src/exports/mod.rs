@@ -13,6 +13,7 @@ mod ledger;
 mod listener;
 mod owner;
 mod resize;
+mod session;
 mod told;
 
 use std::collections::BTreeMap;
@@ -41,7 +42,6 @@ use door::{Admission, Door, Doors};
 pub use listener::Listeners;
 use owner::{Ask, Look, Unreleased};
 use told::ToldState;
-pub use told::{DISK, Sessions};
 
 /// An export that is served.
 pub struct PublishedDisk {
@@ -109,7 +109,7 @@ impl PublishedDisk {
         })
         .await?;
         let begin = |record| StateRecord::begin(record, &context.state_file);
-        let published = PublishedDisk::publish(record, opened, context, begin).await?;
+        let published = PublishedDisk::publish(record, opened, (context, listeners), begin).await?;
         if let Err(refused) = published.listen(listeners) {
             let _ = published.service.stop(true).await;
             return Err(refused);
@@ -121,7 +121,7 @@ impl PublishedDisk {
     async fn publish(
         mut record: ExportRecord,
         opened: Opened,
-        context: &Arc<DaemonContext>,
+        (context, listeners): (&Arc<DaemonContext>, &Listeners),
         begin: impl FnOnce(ExportRecord) -> Result<StateRecord<PublishedDisk>, Refusal>,
     ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
@@ -173,7 +173,7 @@ impl PublishedDisk {
             context.access().open(&path)?;
             let alone = Doors::default();
             let entrances =
-                vec![listener::local(socket, alone.enter(door.clone()), context.sessions().clone())?];
+                vec![listener::local(socket, alone.enter(door.clone()), listeners.sessions().clone())?];
             Ok((begin(record)?, entrances))
         };
         match served() {

@@ -22,7 +22,7 @@ mod subscribe;
 use std::time::Duration;
 
 pub use publish::{Publications, serve};
-pub use state::{DeviceEvent, DeviceState, Presence};
+pub use state::{DeviceEvent, DevicePresence, DeviceState};
 pub use subscribe::{DeviceNews, PublisherLink, Subscriber};
 
 /// Most devices that one session is about.

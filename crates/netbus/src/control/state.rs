@@ -12,7 +12,7 @@ const LONGEST_TEXT: usize = 1200;
 /// Whether a device is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Presence {
+pub enum DevicePresence {
     /// It can be used.
     Served,
     /// It was taken away, by a person.
@@ -31,7 +31,7 @@ pub struct DeviceState {
     /// How much it holds, in the unit of its kind.
     pub units: u64,
     /// Whether it is there.
-    pub presence: Presence,
+    pub presence: DevicePresence,
     /// What is wrong with the device itself, if anything: a text for people.
     pub trouble: Option<String>,
     /// Who holds it, where only one may use it at a time: a text for people.
@@ -93,12 +93,12 @@ impl DeviceState {
     /// What has happened since it was as `before`; without that, what is not as a good device is.
     pub fn since(&self, before: Option<&DeviceState>) -> Vec<DeviceEvent> {
         let mut events = Vec::new();
-        let was = before.map_or(Presence::Served, |before| before.presence);
+        let was = before.map_or(DevicePresence::Served, |before| before.presence);
         if self.presence != was {
             events.push(match self.presence {
-                Presence::Served => DeviceEvent::Served,
-                Presence::Withdrawn => DeviceEvent::Withdrawn,
-                Presence::Stopping => DeviceEvent::Stopping,
+                DevicePresence::Served => DeviceEvent::Served,
+                DevicePresence::Withdrawn => DeviceEvent::Withdrawn,
+                DevicePresence::Stopping => DeviceEvent::Stopping,
             });
         }
         if let Some(before) = before {
@@ -128,7 +128,7 @@ mod tests {
             kind: "byte-stream".to_owned(),
             incarnation: "7@boot".to_owned(),
             units: 100,
-            presence: Presence::Served,
+            presence: DevicePresence::Served,
             trouble: None,
             holder: None,
         }
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(before.since(None), [], "there is nothing to tell of a good device");
         let after = DeviceState {
             units: 300,
-            presence: Presence::Withdrawn,
+            presence: DevicePresence::Withdrawn,
             trouble: Some("cable cut".to_owned()),
             holder: Some("host-b".to_owned()),
             incarnation: "8@boot".to_owned(),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use super::SessionTiming;
 use super::message::{Answer, Say, VERSION, heard, read_all, receive};
-use super::state::{DeviceEvent, DeviceState, Presence};
+use super::state::{DeviceEvent, DevicePresence, DeviceState};
 use crate::error::NetbusError;
 use crate::names::{is_name, printable, shown};
 use crate::wire::send;
@@ -185,8 +185,10 @@ impl<L: PublisherLink> Subscribing<L> {
                 let bad = |why: String| NetbusError::Malformed(format!("{}: {why}", shown(&device)));
                 state.check().map_err(bad)?;
                 match state.presence {
-                    Presence::Served => session.absent.remove(&device),
-                    Presence::Withdrawn | Presence::Stopping => session.absent.insert(device.clone()),
+                    DevicePresence::Served => session.absent.remove(&device),
+                    DevicePresence::Withdrawn | DevicePresence::Stopping => {
+                        session.absent.insert(device.clone())
+                    }
                 };
                 let events = state.since(self.known.get(&device));
                 self.link.told(&device, DeviceNews::State(&state, &events));
@@ -195,7 +197,7 @@ impl<L: PublisherLink> Subscribing<L> {
             Answer::Refused { device, why } => {
                 session.absent.insert(device.clone());
                 // What it has said of it before says more.
-                if self.known.get(&device).is_none_or(|state| state.presence == Presence::Served) {
+                if self.known.get(&device).is_none_or(|state| state.presence == DevicePresence::Served) {
                     self.link.told(&device, DeviceNews::Refused(&printable(&why)));
                 }
             }
