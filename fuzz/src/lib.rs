@@ -28,6 +28,7 @@ pub mod packed_ring;
 pub mod ring_walk;
 pub mod segmentation;
 pub mod serve;
+pub mod session;
 pub mod stage;
 pub mod state_load;
 pub mod symbols;
@@ -66,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_replies", run: nbd::replies::run },
     Target { name: "directory", run: directory::run },
     Target { name: "join", run: join::run },
+    Target { name: "session", run: session::run },
     Target { name: "moved_state", run: moved_state::run },
 ];
 

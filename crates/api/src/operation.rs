@@ -12,8 +12,8 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, MigrationSocketForm, MoveForm, MoveFunctionForm, NotifyForm,
-    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, MigrationSocketForm, MoveForm, MoveFunctionForm,
+    NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -274,6 +274,8 @@ operations! {
     PutExport: Put "/v1/exports/{name}" body ExportForm => 201 ExportReport, 200 ExportReport;
     /// Changes what all clients of an export may do together, while they use it.
     ChangeExport: Patch "/v1/exports/{name}" body ExportChangeForm => 200 ExportReport;
+    /// Changes the size of an export while clients use it, and tells those that have it attached.
+    ResizeExport: Post "/v1/exports/{name}/resize" body ExportSizeForm => 200 ExportReport;
     /// Takes an export away.
     RemoveExport: Delete "/v1/exports/{name}" [FORCE] => 200 DoneReport;
     /// The devices that all hosts publish, as the directory has them.

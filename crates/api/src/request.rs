@@ -192,6 +192,17 @@ body! {
 }
 
 body! {
+    /// Another size of an export.
+    ExportSizeForm {
+        /// New size.
+        size: Size,
+        /// It may be smaller than the old one, if nobody has the export attached.
+        #[serde(default)]
+        shrink: bool,
+    }
+}
+
+body! {
     /// How queues learn of requests.
     #[derive(Default)]
     #[serde(default)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use super::claim_folder::ClaimFolder;
 use super::cores::{CorePlacement, Cores};
 use super::devices::DirectoryClient;
 use super::events::Events;
+use super::exporters::Exporters;
 use super::groups::Groups;
 use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
@@ -40,6 +42,8 @@ pub struct Opener {
     pub identity: IdentityDirectory,
     /// Who knows where the disks of other machines are.
     pub devices: Arc<DirectoryClient>,
+    /// The sessions with the machines that have them.
+    pub exporters: Arc<Exporters>,
     /// Where it is noted which backings are not to be used.
     pub state_file: Arc<StateFile>,
     /// Where claims are kept that have no image to be on, and those to exports of others.
@@ -77,6 +81,8 @@ pub struct DaemonContext {
     access: SocketAccess,
     state_dir: PathBuf,
     devices: Arc<DirectoryClient>,
+    exporters: Arc<Exporters>,
+    ending: AtomicBool,
     remembered: Arc<ClaimFolder>,
     claim_wait: Duration,
     claims: Mutex<BTreeMap<String, Claim>>,
@@ -107,6 +113,8 @@ impl DaemonContext {
             access,
             state_dir,
             devices,
+            exporters: Arc::default(),
+            ending: AtomicBool::new(false),
             remembered,
             claim_wait: CLAIM_WAIT,
             claims: Mutex::default(),
@@ -135,6 +143,21 @@ impl DaemonContext {
         &self.devices
     }
 
+    /// The sessions with machines that have disks which this one uses.
+    pub fn exporters(&self) -> &Arc<Exporters> {
+        &self.exporters
+    }
+
+    /// Everything is going to be served no more.
+    pub fn begin_end(&self) {
+        self.ending.store(true, Ordering::Release);
+    }
+
+    /// Whether what is served no more is so since the daemon ends.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
     /// On whose behalf something is opened for what is served.
     pub fn opener(&self, spec: &impl ServedSpec) -> Opener {
         Opener {
@@ -142,6 +165,7 @@ impl DaemonContext {
             socket: self.socket(spec),
             identity: self.identity().clone(),
             devices: self.devices.clone(),
+            exporters: self.exporters.clone(),
             state_file: self.state_file.clone(),
             state_dir: self.state_dir.clone(),
             claims: self.remembered.clone(),

@@ -32,8 +32,8 @@ const REPORTS: Duration = Duration::from_secs(2);
 const LEAVE: Duration = Duration::from_secs(1);
 /// Questions that wait at a time.
 const ASKS: usize = 64;
-/// The kind of device that this daemon knows.
-const DISK: &str = "disk";
+/// The kind of device that this daemon knows: disks, whose size is in bytes.
+pub const DISK: &str = "disk";
 /// The units of its rates.
 const REQUESTS: &str = "requests";
 const BYTES: &str = "bytes";
@@ -268,7 +268,7 @@ fn device(export: ExportReport, host: &str, addresses: &[IpAddr]) -> Option<Devi
         read_only: export.read_only,
         users: u32::try_from(export.connections).unwrap_or(u32::MAX),
         holder: export.claim.filter(|claim| claim.held).map(|claim| printable(claim.holder)),
-        trouble: export.error.map(printable),
+        trouble: export.error.or(export.trouble).map(printable),
         rates: requests.into_iter().chain(bytes).collect(),
     })
 }

@@ -25,7 +25,9 @@ mod cores;
 mod devices;
 mod disk;
 mod events;
+mod exporters;
 mod exports;
+mod follow;
 mod functions;
 mod groups;
 #[cfg(feature = "kill-points")]
@@ -178,15 +180,15 @@ impl Daemon {
         let identity = config.daemon.identity.clone();
         let identity = identity.unwrap_or_else(|| ioplane_identity::DEFAULT_DIRECTORY.into());
         let identity = IdentityDirectory::new(identity);
-        let listeners = Arc::new(Listeners::new(identity.clone()));
         let state_dir = paths::state_dir(&config, &run_dir);
         let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
-        let devices = Arc::new(DirectoryClient::new(directory, identity, &run_dir, &state_dir));
+        let devices = Arc::new(DirectoryClient::new(directory, identity.clone(), &run_dir, &state_dir));
         let claim_wait = config.daemon.claim_wait_s.map(Duration::from_secs);
         let paths = DaemonPaths { run_dir, control, state_dir };
         let context =
             DaemonContext::new(cores.clone(), groups.clone(), state_file.clone(), paths, access, devices);
         let context = Arc::new(context.with_claim_wait(claim_wait));
+        let listeners = Arc::new(Listeners::new(identity));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
@@ -384,10 +386,13 @@ impl Daemon {
 
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
+        let context = self.exports.context().clone();
+        context.begin_end();
         self.devices().leave().await;
         tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
         // Disks may be clients of these.
         self.exports.stop().await;
+        self.exports.below().sessions().end().await;
         self.switches.stop().await;
     }
 

@@ -163,6 +163,7 @@ async fn attend(
     tokio::spawn(daemon.clone().watch_nodes());
     tokio::spawn(daemon.clone().run_devices());
     tokio::spawn(daemon.clone().watch_revocations());
+    tokio::spawn(daemon.clone().follow_exporters());
     tokio::spawn(daemon.clone().watch_choices());
     let router = api::router(daemon.clone());
     let mut api = tokio::spawn(axum::serve(listener, router).with_graceful_shutdown(until()).into_future());

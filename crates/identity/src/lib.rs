@@ -27,6 +27,7 @@ mod pinned;
 mod refusal;
 mod revocation;
 mod tls;
+mod watched;
 
 pub use authority::{LONGEST_REQUEST, NewKey, SigningRequest, Validity};
 pub use certificate::{CertificateFacts, moment};
@@ -41,6 +42,7 @@ pub use pinned::pinned_client;
 pub use refusal::JoinRefusal;
 pub use revocation::{LONGEST_LIST, RevocationList};
 pub use tls::HostIdentity;
+pub use watched::WatchedStream;
 
 /// Where a host's identity is if nothing else is said.
 pub const DEFAULT_DIRECTORY: &str = "/etc/ioplane/identity";

@@ -35,6 +35,23 @@ fn refused(importer: &TestDaemon, uri: &str) -> String {
     said.err
 }
 
+/// The session beside the connections has the same security, and none that the disk would not have.
+#[test]
+fn a_disk_grows_over_tls_for_the_host_that_may_have_it() {
+    let (exporter, port) = publish(authority(), 8 << 20);
+    let (importer, other) = (member(&exporter, "host-b"), member(&exporter, "host-c"));
+    assert_eq!(importer.cli(&["disk", "add", "data", "--remote", &uri(port)]).code, 0);
+    importer.until(|| importer.disk("data")["backing"]["remote"]["exporter"] == "served");
+    assert!(
+        exporter.log().contains("a session with a host has begun client=Host(\"host-b\")"),
+        "{}",
+        exporter.log()
+    );
+    exporter.json(&["publish", "resize", "data", "16M"]);
+    importer.until(|| importer.disk("data")["size"] == 16 << 20);
+    assert!(refused(&other, &uri(port)).contains("host-c is not among the hosts"));
+}
+
 #[test]
 fn each_host_shows_who_it_is_and_keeps_its_key_to_itself() {
     let a = authority();

@@ -8,6 +8,7 @@
 //!   import          disks of other hosts, as backings
 //!   claim           who may write an export: what is said about it, and the exporter's book
 //!   reserve         a part of an export's capacity that is kept for one import: what is said about it
+//!   session         how a session of two hosts comes over an export's port
 //!   tls             records between a socket and both
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod handshake;
 pub mod import;
 pub mod mutation;
 pub mod reserve;
+pub mod session;
 pub mod spec;
 mod tls;
 pub mod transmission;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ioplane_identity::{IdentityError, TlsFault};
 
 use crate::device::DeviceFlaw;
-use crate::limits::{LONGEST_MESSAGE, MOST_HOSTS, MOST_NAMES};
+use crate::limits::{MOST_HOSTS, MOST_NAMES};
 
 /// How a connection looks whose peer is gone.
 const ENDS: [ErrorKind; 4] = [
@@ -38,13 +38,13 @@ pub enum NetbusError {
     #[error("what the peer says of a device cannot be used: {0}")]
     Device(#[from] DeviceFlaw),
     /// A message beyond the limit.
-    #[error("a message of {0} bytes; there are at most {LONGEST_MESSAGE}")]
+    #[error("a message of {0} bytes is longer than any may be")]
     Long(usize),
     /// Not a message of this protocol.
-    #[error("the peer does not speak the protocol of directories: {0}")]
+    #[error("the peer does not speak the protocol: {0}")]
     Malformed(String),
     /// The peer has another version.
-    #[error("the peer speaks version {0} of the protocol of directories, and this host versions 1 and 2")]
+    #[error("the peer speaks version {0} of the protocol, which this host does not")]
     Version(u32),
     /// The directory does not want to.
     #[error("the directory refuses: {0}")]

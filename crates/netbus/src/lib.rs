@@ -9,6 +9,8 @@
 //!   host-a, host-b: DirectorySession --compare-and-swap on a key for each name--> etcd
 //! ```
 //!
+//! Beside that, two hosts of which one uses what the other one publishes have a session of their own ([`control`]), by which the one is told how its devices are.
+//!
 //! - **A name is one host's** from its first report until the host reports without it, or a person forgets it. That is kept in a file and
 //!   synced before the host is answered, or in etcd under a key without a lease. A second host that publishes the same name is told whose it is.
 //! - **Whether a host is there** is a lease: each report renews it. Leases are in memory only, or leases of etcd, since a name does not change hands when one ends.
@@ -18,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod control;
 mod device;
 mod directory;
 mod error;

@@ -1,12 +1,10 @@
 //! Connections, in plain text or with TLS 1.3.
 
 use std::net::IpAddr;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, PeerConnection, TlsFault};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, TlsFault, WatchedStream};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -66,7 +64,7 @@ pub(crate) async fn connect(
             let peer = session.peer_certificates().and_then(<[_]>::first);
             let peer = peer.and_then(|peer| CertificateFacts::of(peer).ok());
             let peer = peer.map(|peer| directory.watch(&peer, tcp)).transpose().map_err(&failed)?;
-            Ok((Box::new(Watched { stream, _peer: peer }), local, identity.name().to_string()))
+            Ok((Box::new(WatchedStream::new(stream, peer)), local, identity.name().to_string()))
         }
     }
 }
@@ -93,41 +91,7 @@ pub(crate) async fn accept(
     let facts = CertificateFacts::of(certificate.ok_or(TlsFault::Missing)?).map_err(TlsFault::Certificate)?;
     let name = facts.host().map_err(TlsFault::Certificate)?.to_string();
     let peer = directory.watch(&facts, tcp).map_err(NetbusError::stream("taking a connection"))?;
-    Ok((Box::new(Watched { stream, _peer: Some(peer) }), Some(name)))
-}
-
-/// A connection that ends when its peer's certificate is revoked.
-struct Watched<S> {
-    stream: S,
-    _peer: Option<PeerConnection>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, into)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+    Ok((Box::new(WatchedStream::new(stream, Some(peer))), Some(name)))
 }
 
 /// The client is told in an alert what is wrong. A connection that is closed with something unread is reset, and the alert would be lost.

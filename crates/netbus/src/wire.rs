@@ -89,12 +89,21 @@ pub(crate) async fn send<S: AsyncWrite + Unpin>(
     sent.map_err(NetbusError::stream("writing to the peer"))
 }
 
-/// Reads a message. `None`: the peer has closed the connection between two messages. The first byte may take `silence`, the rest `limit`: a
-/// peer that sends a byte a minute does not keep its place.
+/// Reads a message of at most [`LONGEST_MESSAGE`]; see [`receive_within`].
 pub(crate) async fn receive<S: AsyncRead + Unpin, M: DeserializeOwned>(
     stream: &mut S,
     silence: Duration,
     limit: Duration,
+) -> Result<Option<M>, NetbusError> {
+    receive_within(stream, LONGEST_MESSAGE, (silence, limit)).await
+}
+
+/// Reads a message of at most `longest` bytes. `None`: the peer has closed the connection between two messages. The first byte may take `silence`, the rest `limit`: a
+/// peer that sends a byte a minute does not keep its place.
+pub(crate) async fn receive_within<S: AsyncRead + Unpin, M: DeserializeOwned>(
+    stream: &mut S,
+    longest: usize,
+    (silence, limit): (Duration, Duration),
 ) -> Result<Option<M>, NetbusError> {
     let failed = NetbusError::stream("reading from the peer");
     let mut length = [0; 4];
@@ -105,7 +114,7 @@ pub(crate) async fn receive<S: AsyncRead + Unpin, M: DeserializeOwned>(
     let rest = async {
         stream.read_exact(&mut length[1..]).await.map_err(&failed)?;
         let bytes = u32::from_be_bytes(length) as usize;
-        if bytes > LONGEST_MESSAGE {
+        if bytes > longest {
             return Err(NetbusError::Long(bytes));
         }
         // Grows with what comes, so that a length alone takes no memory.

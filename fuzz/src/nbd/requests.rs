@@ -106,7 +106,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     let structured = input.ratio(1, 2)?;
     let negotiated = Negotiated {
         name: "disk".into(),
-        info: export.published().info().clone(),
+        info: export.published().info(),
         structured,
         contexts: if structured {
             vec![MetaContext { id: 1, name: BASE_ALLOCATION.into() }]

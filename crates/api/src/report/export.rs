@@ -69,6 +69,9 @@ pub struct ExportReport {
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
+    /// What is wrong with the disk below while it is served, if anything.
+    #[serde(default)]
+    pub trouble: Option<String>,
     /// Which image this is and which boot of the host serves it, as `IMAGE@BOOT`. A restart of the daemon keeps it, unless the export is memory.
     pub instance: Option<String>,
     /// Who may write; nothing if nobody has claimed it yet, or nobody may.

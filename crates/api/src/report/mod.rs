@@ -44,7 +44,7 @@ pub use network::{
 };
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
-pub use remote::{ClaimWord, RemoteReport, RemoteWord};
+pub use remote::{ClaimWord, ExporterWord, RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
 pub use verify::{RangeReport, VerifyReport, VerifyWord};
 pub use vm_pause::{VmPauseReport, VmPauseWord};

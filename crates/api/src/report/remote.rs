@@ -38,6 +38,36 @@ impl RemoteWord {
     }
 }
 
+/// What an exporter tells of an export.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ExporterWord {
+    /// Nothing: there is no session with it.
+    #[default]
+    Unknown,
+    /// It is served.
+    Served,
+    /// The disk below it fails.
+    Failing,
+    /// A person has taken it away there.
+    Withdrawn,
+    /// The exporter has been stopped.
+    Stopped,
+}
+
+impl ExporterWord {
+    /// In words, if there is something to say.
+    pub fn words(self) -> Option<&'static str> {
+        match self {
+            ExporterWord::Unknown | ExporterWord::Served => None,
+            ExporterWord::Failing => Some("its disk fails there"),
+            ExporterWord::Withdrawn => Some("it has been withdrawn there: ioplane publish remove"),
+            ExporterWord::Stopped => Some("the daemon there has been stopped"),
+        }
+    }
+}
+
 /// How a disk stands with its claim to write the export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -76,6 +106,15 @@ pub struct RemoteReport {
     /// What happens then; `wait` if there is no `timeout_s`.
     #[serde(default)]
     pub on_timeout: TimeoutWord,
+    /// What the exporter itself tells of the export, by a session beside the connections.
+    #[serde(default)]
+    pub exporter: ExporterWord,
+    /// What is wrong there, as the exporter tells; why there is no session.
+    #[serde(default)]
+    pub exporter_why: Option<String>,
+    /// Who holds the export, as the exporter tells.
+    #[serde(default)]
+    pub exporter_holder: Option<String>,
     /// Which image the server serves and in which boot, if it says so: `IMAGE@BOOT` from ioplane.
     pub instance: Option<String>,
     /// Whether this disk may write the export, and others may not.

@@ -1,6 +1,7 @@
 //! `publish`.
 
 use clap::{Args, Subcommand};
+use ioplane_api::size::Size;
 use ioplane_api::spec::{ExportChangeForm, ExportForm};
 
 /// What can be done with disks that other machines use.
@@ -15,6 +16,16 @@ pub enum PublishCommand {
         /// What to change
         #[command(flatten)]
         form: ExportChangeForm,
+    },
+    /// Change the size of one while clients use it; disks of other ioplane hosts follow, and their guests see it
+    Resize {
+        /// Its name
+        name: String,
+        /// The new size, such as 20G
+        size: Size,
+        /// Allow the new size to be smaller, if nobody has it attached; what lies beyond is lost
+        #[arg(long)]
+        shrink: bool,
     },
     /// Take one away; refused while clients use it
     Remove {

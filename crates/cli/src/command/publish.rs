@@ -3,6 +3,7 @@
 use anyhow::Result;
 use hyper::Method;
 use ioplane_api::report::{DoneReport, ExportReport};
+use ioplane_api::request::ExportSizeForm;
 use ioplane_api::spec::ExportForm;
 
 use super::{address_of, ask, get, put, seen, show, working};
@@ -29,6 +30,12 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
             print_done(json, &export, |export| {
                 show::exports(std::slice::from_ref(export)) + &show::export_limits(export, true)
             })
+        }
+        PublishCommand::Resize { name, size, shrink } => {
+            let form = ExportSizeForm { size, shrink };
+            let path = format!("{}/resize", address(&name));
+            let export: ExportReport = working("resizing", || ask(client, Method::POST, &path, Some(&form)))?;
+            print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
         }
         PublishCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));

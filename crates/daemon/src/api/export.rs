@@ -2,6 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
+use ioplane_api::request::ExportSizeForm;
 use ioplane_api::spec::{ExportChangeForm, ExportForm};
 
 use super::{Answer, Body, Own, Release, Removal, form, json, put, release_of, removal, whole};
@@ -47,6 +48,17 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
         tracing::info!(export = name, limits = words, "set");
         daemon.exports.tell(EventWord::Changed, &name, &format!("limits: {words}"));
         json(report)
+    })
+    .await
+}
+
+pub async fn resize(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let ExportSizeForm { size, shrink } = form(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.exports.served(&name)?.resize(size, shrink).await?;
+        tracing::info!(export = name, %size, "resized");
+        daemon.exports.tell(EventWord::Changed, &name, &format!("resized to {size}"));
+        json(daemon.exports.report_of(&name).await?)
     })
     .await
 }

@@ -105,6 +105,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Export => routing::on(method, export::export),
         Operation::PutExport => routing::on(method, export::add),
         Operation::ChangeExport => routing::on(method, export::change),
+        Operation::ResizeExport => routing::on(method, export::resize),
         Operation::RemoveExport => routing::on(method, export::remove),
         Operation::Devices => routing::on(method, devices::devices),
         Operation::ForgetDevice => routing::on(method, devices::forget),

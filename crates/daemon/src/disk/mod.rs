@@ -45,6 +45,7 @@ use super::state_file::{DiskRecord, Entries};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
+pub use remote::exporter_news;
 pub use replace::{Beside, Changing};
 
 /// How long a disk that is closed is flushed, and then gives back what it has at an exporter.
@@ -360,8 +361,19 @@ impl Disk {
     }
 
     /// Changes the size while the guest uses the disk, and tells the guest.
-    pub async fn resize(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {
+    pub async fn resize(&self, size: Size, shrink: bool) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
+        self.change_size(size, shrink).await
+    }
+
+    /// The export behind it has that size by now: so has the disk, if nothing else is being changed at this moment.
+    pub async fn follow_size(&self, size: Size) -> Result<(), Refusal> {
+        let busy = |_| Refusal::busy("something else of it is being changed", "it is tried again");
+        let _changing = self.served.changing.try_lock().map_err(busy)?;
+        self.change_size(size, false).await
+    }
+
+    async fn change_size(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {
         self.not_swapping()?;
         let note = self.served.note.clone();
         let change = move |model: &mut Blk| {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::{ClaimWord, RemoteReport, RemoteWord};
+use ioplane_api::report::{ClaimWord, ExporterWord, RemoteReport, RemoteWord};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingSpec, NbdUri, OnTimeout, TimeoutWord};
 use ioplane_nbd::NbdError;
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
-    Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, Import,
-    ImportOptions, ReserveOptions, lets_in,
+    Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, ExporterState,
+    Import, ImportOptions, ReserveOptions, Told, lets_in,
 };
 use sha2::{Digest, Sha256};
 
@@ -76,9 +76,8 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, &uri.export(), owner.wish == ClaimWish::Inherit)?;
-    let host = rustix::system::uname();
-    let name = format!("disk {} of {}", owner.name, host.nodename().to_string_lossy());
-    let usual = ImportOptions::new(address);
+    let name = own_name(&owner.name);
+    let usual = ImportOptions::new(address.clone());
     let retain = retain.map_or(usual.retain, |Size(bytes)| usize::try_from(bytes).unwrap_or(usual.retain));
     let options = ImportOptions {
         claim: Some(ClaimOptions {
@@ -94,9 +93,12 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
         identity: owner.identity.clone(),
         mark: Some(mark(uri, &owner.socket)),
         retain,
+        news: owner.exporters.news().clone(),
         ..usual
     };
-    connect(uri, &located, options)
+    let import = connect(uri, &located, options)?;
+    owner.exporters.follow(&import, &address, &owner.identity);
+    Ok(import)
 }
 
 /// The same to read only, and for a while: it claims nothing, so that it is refused what another disk holds, and reads fail when the server has not been
@@ -210,6 +212,7 @@ pub fn report(import: &Import) -> RemoteReport {
     let sum = |of: fn(&ConnectionStatus) -> u64| status.connections.iter().map(of).sum();
     let state = worst.map_or(RemoteWord::Connected, |one| word(&one.state));
     let (claim, claim_why) = claim_words(&status.claim);
+    let (exporter, exporter_why) = exporter_words(&status.told);
     RemoteReport {
         uri: status.address.clone(),
         state: if claim == ClaimWord::Refused { RemoteWord::Refused } else { state },
@@ -217,6 +220,9 @@ pub fn report(import: &Import) -> RemoteReport {
         for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
         timeout_s: None,
         on_timeout: TimeoutWord::Wait,
+        exporter,
+        exporter_why,
+        exporter_holder: status.told.holder.clone(),
         instance: status.instance.clone(),
         claim,
         claim_why,
@@ -252,6 +258,42 @@ pub fn add_policy(report: &mut RemoteReport, backing: &BackingSpec) {
         OnTimeout::Error(time) => (Some(time.as_secs()), TimeoutWord::Error),
         OnTimeout::Pause(time, _) => (Some(time.as_secs()), TimeoutWord::Pause),
     };
+}
+
+fn exporter_words(told: &Told) -> (ExporterWord, Option<String>) {
+    match &told.state {
+        ExporterState::Silent => (ExporterWord::Unknown, told.why.clone()),
+        ExporterState::Served => (ExporterWord::Served, None),
+        ExporterState::Troubled(why) => (ExporterWord::Failing, Some(why.clone())),
+        ExporterState::Withdrawn => (ExporterWord::Withdrawn, None),
+        ExporterState::Stopping => (ExporterWord::Stopped, None),
+    }
+}
+
+/// How exporters are told whose a disk is, for people.
+fn own_name(disk: &str) -> String {
+    format!("disk {disk} of {}", rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// What of that is news of `disk` for people, after `before`.
+pub fn exporter_news(disk: &str, before: &Told, now: &Told) -> Option<String> {
+    let (was, (word, why)) = (exporter_words(before).0, exporter_words(now));
+    if before.state != now.state && (word, was) != (ExporterWord::Served, ExporterWord::Unknown) {
+        let why = why.map_or(String::new(), |why| format!(" ({why})"));
+        return Some(match word.words() {
+            Some(words) => format!("its exporter says: {words}{why}"),
+            None if word == ExporterWord::Served => "its exporter serves it again".to_owned(),
+            None => format!("its exporter tells nothing any more{why}"),
+        });
+    }
+    // Of its own claim it knows by itself. A certificate is named behind it.
+    let other = |holder: &&String| !holder.starts_with(&own_name(disk));
+    let held = |told: &Told| told.holder.as_ref().filter(other).cloned();
+    let (was, is) = (held(before), held(now));
+    (was != is && now.state != ExporterState::Silent).then(|| match is {
+        Some(holder) => format!("its exporter says: held by {holder}"),
+        None => "its exporter says: held by no other host any more".to_owned(),
+    })
 }
 
 fn claim_words(standing: &ClaimStanding) -> (ClaimWord, Option<String>) {

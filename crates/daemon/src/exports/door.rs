@@ -13,9 +13,11 @@ use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, Negotiated, TlsPolicy};
 use ioplane_nbd::import::{EPOCH, INSTANCE};
 use ioplane_nbd::reserve::{ORDER, RESERVE, ReserveQuery, order_of};
+use ioplane_nbd::session::{SESSION, SESSIONS};
 use tokio::sync::{mpsc, oneshot};
 
 use super::owner::{Ask, ChannelEpoch, Fenced, ShownClaim, joined};
+use super::told::ToldState;
 
 /// Who a client is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +61,7 @@ struct Shared {
     admission: Admission,
     owner: mpsc::Sender<Ask>,
     claim: ShownClaim,
+    told: ToldState,
     refused: AtomicU64,
 }
 
@@ -68,8 +71,10 @@ impl Door {
         instance: String,
         admission: Admission,
         (owner, claim): (mpsc::Sender<Ask>, ShownClaim),
+        told: ToldState,
     ) -> Self {
-        Door(Arc::new(Shared { published, instance, admission, owner, claim, refused: AtomicU64::new(0) }))
+        let refused = AtomicU64::new(0);
+        Door(Arc::new(Shared { published, instance, admission, owner, claim, told, refused }))
     }
 
     pub fn published(&self) -> &PublishedExport {
@@ -78,6 +83,16 @@ impl Door {
 
     pub fn instance(&self) -> &str {
         &self.0.instance
+    }
+
+    /// What those who use it are told.
+    pub fn told(&self) -> &ToldState {
+        &self.0.told
+    }
+
+    /// Whether that client may use it.
+    pub fn admits(&self, client: &ClientOrigin) -> Result<(), ExportRefusal> {
+        self.0.admission.admits(client)
     }
 
     /// Clients that were let in and could not be taken.
@@ -141,8 +156,10 @@ impl Door {
         if query == INSTANCE {
             return Some(format!("{INSTANCE}={}", self.instance()));
         }
-        if query == EPOCH {
-            return Some(EPOCH.to_owned());
+        if query == EPOCH || query == SESSION || query == SESSIONS {
+            // A session is no client: it takes no place, and nobody has to release anything for it.
+            seen.knows.fetch_or(selects && query == SESSION, Ordering::Relaxed);
+            return Some(query.to_owned());
         }
         if query.starts_with(CLAIM) {
             return self.claims(who, query, selects, seen).await;
@@ -195,7 +212,7 @@ impl Door {
     /// The same of a query about claims.
     async fn claims(&self, who: &ClientOrigin, query: &str, selects: bool, seen: &Seen) -> Option<String> {
         // There is nothing to claim where nobody writes.
-        if self.published().info().read_only() {
+        if self.published().read_only() {
             return None;
         }
         let asked = if query == CLAIM { None } else { Some(ClaimQuery::of(query)?) };
@@ -246,7 +263,7 @@ impl Doors {
 
     /// With one more.
     pub fn enter(&self, door: Door) -> Doors {
-        self.lock().insert(door.published().info().name.clone(), door);
+        self.lock().insert(door.published().name().to_owned(), door);
         self.clone()
     }
 
@@ -315,18 +332,18 @@ impl Exports for Visitor {
                 door.admits_unclaimed()?;
             }
         }
-        Ok(door.published().info().clone())
+        Ok(door.published().info())
     }
 
     async fn list(&self) -> Vec<(String, String)> {
         let doors = self.doors.lock();
         let admitted = doors.values().filter(|door| door.0.admission.admits(&self.client).is_ok());
         let listed = admitted.map(|door| door.published().info());
-        listed.map(|info| (info.name.clone(), info.description.clone())).collect()
+        listed.map(|info| (info.name, info.description)).collect()
     }
 
     async fn context(&self, export: &str, query: &str, selects: bool) -> Option<String> {
-        let asks = query.starts_with(CLAIM) || query.starts_with(RESERVE);
+        let asks = query.starts_with(CLAIM) || query.starts_with(RESERVE) || query == SESSION;
         self.asks.fetch_or(selects && asks, Ordering::Relaxed);
         self.doors.door(export)?.context(&self.client, query, selects, &self.seen).await
     }

@@ -87,7 +87,8 @@ impl Registry<PublishedDisk> {
         let image = opened.backing.clone();
         let begin = |record| Ok(StateRecord::written_elsewhere(record, &context.state_file));
         // For this host only, and once the disk has its claim nobody else can write.
-        let published = Arc::new(PublishedDisk::publish(record, opened, context, begin).await?);
+        let published =
+            Arc::new(PublishedDisk::publish(record, opened, (context, self.below()), begin).await?);
         let socket = published.service.socket().to_owned();
         let (entering, leaving) = (published.clone(), published.clone());
         let (listeners, note) = (self.below().clone(), published.note().read());

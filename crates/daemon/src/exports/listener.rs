@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::NbdError;
-use ioplane_nbd::export::{AcceptedClient, ClientSocket, Handshakes};
+use ioplane_nbd::export::{AcceptedClient, Arrival, ClientSocket, Handshakes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
 use super::door::{ClientOrigin, Door, Doors};
+use super::session::Sessions;
 use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
@@ -35,22 +36,31 @@ impl Drop for Entrance {
 /// The TCP listeners, by address. Each serves all exports that name its address.
 pub struct Listeners {
     all: Arc<Mutex<BTreeMap<SocketAddr, (Doors, AbortHandle)>>>,
+    /// Of all addresses: one session is about any of them.
+    reachable: Doors,
     /// Who this host is to clients with TLS.
     identity: IdentityDirectory,
+    sessions: Arc<Sessions>,
 }
 
 impl Listeners {
     /// None yet.
     pub fn new(identity: IdentityDirectory) -> Listeners {
-        Listeners { all: Arc::default(), identity }
+        let (reachable, sessions) = (Doors::default(), Arc::default());
+        Listeners { all: Arc::default(), reachable, identity, sessions }
+    }
+
+    /// The sessions with hosts that use the exports.
+    pub fn sessions(&self) -> &Arc<Sessions> {
+        &self.sessions
     }
 
     /// Has clients of `address` find this export. Must be called in the runtime.
     pub fn enter(&self, address: SocketAddr, door: Door) -> Result<Entrance, Refusal> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = door.published().info().name.clone();
+        let name = door.published().name().to_owned();
         match all.get(&address) {
-            Some((doors, _)) => drop(doors.enter(door)),
+            Some((doors, _)) => drop(doors.enter(door.clone())),
             None => {
                 let refused = |error: std::io::Error| {
                     let remedy = "is it an address of this host, and the port free?";
@@ -59,13 +69,20 @@ impl Listeners {
                 let listener = std::net::TcpListener::bind(address).map_err(refused)?;
                 listener.set_nonblocking(true).map_err(refused)?;
                 let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
-                let doors = Doors::default().enter(door);
-                let task = tokio::spawn(listen_tcp(listener, doors.clone(), self.identity.clone()));
+                let doors = Doors::default().enter(door.clone());
+                let behind = Behind {
+                    doors: doors.clone(),
+                    reachable: self.reachable.clone(),
+                    identity: self.identity.clone(),
+                    sessions: self.sessions.clone(),
+                };
+                let task = tokio::spawn(listen_tcp(listener, Arc::new(behind)));
                 all.insert(address, (doors, task.abort_handle()));
             }
         }
-        let listeners = self.all.clone();
+        let (listeners, reachable) = (self.all.clone(), self.reachable.enter(door));
         Ok(Entrance(Box::new(move || {
+            reachable.leave(&name);
             let mut all = listeners.lock().unwrap_or_else(PoisonError::into_inner);
             if all.get(&address).is_some_and(|(doors, _)| doors.leave(&name))
                 && let Some((_, task)) = all.remove(&address)
@@ -77,7 +94,7 @@ impl Listeners {
 }
 
 /// Listens on the socket of one export. Must be called in the runtime.
-pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> {
+pub fn local(listener: UnixListener, doors: Doors, sessions: Arc<Sessions>) -> Result<Entrance, Refusal> {
     let listener = tokio::net::UnixListener::from_std(listener)
         .map_err(|error| Refusal::failed(format!("listening: {error}"), "see the log of the daemon"))?;
     let task = tokio::spawn(async move {
@@ -85,7 +102,7 @@ pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> 
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    tokio::spawn(admit_local(stream, doors.clone(), handshakes.clone()));
+                    tokio::spawn(admit_local(stream, doors.clone(), handshakes.clone(), sessions.clone()));
                 }
                 Err(error) => pause(&error).await,
             }
@@ -95,14 +112,23 @@ pub fn local(listener: UnixListener, doors: Doors) -> Result<Entrance, Refusal> 
     Ok(Entrance(Box::new(move || task.abort())))
 }
 
-async fn listen_tcp(listener: tokio::net::TcpListener, doors: Doors, identity: IdentityDirectory) {
+/// What is behind a listener by TCP.
+struct Behind {
+    doors: Doors,
+    /// All exports that other machines reach, at whichever address.
+    reachable: Doors,
+    identity: IdentityDirectory,
+    sessions: Arc<Sessions>,
+}
+
+async fn listen_tcp(listener: tokio::net::TcpListener, behind: Arc<Behind>) {
     let handshakes = Arc::new(Handshakes::new(HANDSHAKES, PATIENCE));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 // Answers of a few bytes are not to wait for each other.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(admit(stream, doors.clone(), handshakes.clone(), identity.clone()));
+                tokio::spawn(admit(stream, behind.clone(), handshakes.clone()));
             }
             Err(error) => pause(&error).await,
         }
@@ -115,8 +141,11 @@ async fn pause(error: &std::io::Error) {
 }
 
 /// The handshake of one client of this host; then it is its export's.
-async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshakes>) {
+async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshakes>, sessions: Arc<Sessions>) {
     match handshakes.accept(stream, &doors.seen_by(ClientOrigin::Local)).await {
+        Ok(Some(AcceptedClient { stream, negotiated, .. })) if negotiated.is_session() => {
+            sessions.attend(Box::pin(stream), doors, ClientOrigin::Local).await;
+        }
         Ok(Some(AcceptedClient { stream, negotiated, ahead })) => match stream.into_std() {
             Ok(stream) => {
                 let stream = OwnedFd::from(stream).into();
@@ -131,15 +160,17 @@ async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshake
 }
 
 /// The same for a client of any machine.
-async fn admit(stream: TcpStream, doors: Doors, handshakes: Arc<Handshakes>, identity: IdentityDirectory) {
+async fn admit(stream: TcpStream, behind: Arc<Behind>, handshakes: Arc<Handshakes>) {
+    let Behind { doors, reachable, identity, sessions } = &*behind;
     let mut client = ClientOrigin::Anybody;
     let known = |host: &str| {
         client = ClientOrigin::Host(host.to_owned());
         doors.seen_by(client.clone())
     };
     let plain = doors.seen_by(ClientOrigin::Anybody);
-    match handshakes.accept_tls(stream, doors.policy(), &identity, &plain, known).await {
-        Ok(Some(accepted)) => hand_over(&doors, &client, accepted).await,
+    match handshakes.accept_tls(stream, doors.policy(), identity, &plain, known).await {
+        Ok(Some(Arrival::Client(accepted))) => hand_over(doors, &client, accepted).await,
+        Ok(Some(Arrival::Session(stream))) => sessions.attend(stream, reachable.clone(), client).await,
         Ok(None) => {}
         Err(error) => refused(&error),
     }

@@ -11,6 +11,9 @@ mod door;
 mod in_use;
 mod listener;
 mod owner;
+mod resize;
+mod session;
+mod told;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,12 +41,12 @@ use capacity::{ExportCapacity, ReservationFile};
 use door::{Admission, Door, Doors};
 pub use listener::Listeners;
 use owner::{Ask, Look, Unreleased};
+use told::ToldState;
 
 /// An export that is served.
 pub struct PublishedDisk {
     service: ServedExport,
     shown: Arc<Mutex<Shown>>,
-    size: u64,
     read_only: bool,
 }
 
@@ -57,6 +60,7 @@ pub struct ServedExport {
     /// Held while it is changed.
     changing: tokio::sync::Mutex<()>,
     reservations: ReservationFile,
+    context: Arc<DaemonContext>,
 }
 
 fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
@@ -105,7 +109,7 @@ impl PublishedDisk {
         })
         .await?;
         let begin = |record| StateRecord::begin(record, &context.state_file);
-        let published = PublishedDisk::publish(record, opened, context, begin).await?;
+        let published = PublishedDisk::publish(record, opened, (context, listeners), begin).await?;
         if let Err(refused) = published.listen(listeners) {
             let _ = published.service.stop(true).await;
             return Err(refused);
@@ -117,7 +121,7 @@ impl PublishedDisk {
     async fn publish(
         mut record: ExportRecord,
         opened: Opened,
-        context: &Arc<DaemonContext>,
+        (context, listeners): (&Arc<DaemonContext>, &Listeners),
         begin: impl FnOnce(ExportRecord) -> Result<StateRecord<PublishedDisk>, Refusal>,
     ) -> Result<PublishedDisk, Refusal> {
         let spec = record.now.clone();
@@ -156,8 +160,9 @@ impl PublishedDisk {
         let reservations = ReservationFile::new(&state_dir, &path, &spec.name);
         let (declared, exclusive, file) = (spec.limits(), book.is_some(), reservations.clone());
         let capacity = blocking(move || Ok(ExportCapacity::open(&declared, exclusive, file))).await?;
-        let owner = owner::start(running, ended, placement, book, capacity);
-        let door = Door::new(published, instance, admission, owner);
+        let told = ToldState::new(&instance, published.bytes());
+        let owner = owner::start(running, ended, placement, book, capacity, told.clone());
+        let door = Door::new(published, instance, admission, owner, told);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
                 format!("{}: {error}", path.display()),
@@ -168,15 +173,17 @@ impl PublishedDisk {
         let served = || -> Result<_, Refusal> {
             context.access().open(&path)?;
             let alone = Doors::default();
-            let entrances = vec![listener::local(socket, alone.enter(door.clone()))?];
+            let entrances =
+                vec![listener::local(socket, alone.enter(door.clone()), listeners.sessions().clone())?];
             Ok((begin(record)?, entrances))
         };
         match served() {
             Ok((note, entrances)) => {
                 let (entrances, changing) = (Mutex::new(entrances), tokio::sync::Mutex::default());
-                let service = ServedExport { note, door, socket: ours, entrances, changing, reservations };
-                let (size, read_only) = (info.bytes, info.read_only || spec.read_only);
-                Ok(PublishedDisk { service, shown, size, read_only })
+                let context = context.clone();
+                let service =
+                    ServedExport { note, door, socket: ours, entrances, changing, reservations, context };
+                Ok(PublishedDisk { service, shown, read_only: info.read_only || spec.read_only })
             }
             Err(refused) => {
                 ours.clear();
@@ -304,6 +311,8 @@ impl Service<PublishedDisk> for ServedExport {
                 "disconnect them first, or give --force: their requests then fail or wait",
             ));
         }
+        // Before its connections end, so that nobody takes that for a failure of the network.
+        self.door.told().leave(self.context.is_ending());
         self.entrances.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.socket.clear();
         let (answer, ended) = oneshot::channel();
@@ -399,7 +408,8 @@ impl ServedKind for PublishedDisk {
         let Look { connections, ends, totals, taken, reservations } = look;
         report.state = ServedState::Served;
         report.backing = self.shown.lock().unwrap_or_else(PoisonError::into_inner).report();
-        (report.size, report.read_only) = (self.size, self.read_only);
+        (report.size, report.read_only) = (self.service.door.published().bytes(), self.read_only);
+        report.trouble = self.service.door.told().troubled();
         report.instance = Some(self.service.door.instance().to_owned());
         report.refused = self.service.door.refused();
         report.claim = self.service.door.claim().map(|record| ClaimReport {
@@ -435,6 +445,7 @@ impl ServedKind for PublishedDisk {
             backing,
             size: 0,
             read_only: spec.read_only,
+            trouble: None,
             instance: None,
             claim: None,
             connections: 0,

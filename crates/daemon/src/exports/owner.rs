@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{Counts, ReservationReport};
 use ioplane_api::spec::LimitsSpec;
@@ -15,9 +15,11 @@ use ioplane_nbd::export::{ClientSocket, EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
 use ioplane_nbd::import::EPOCH;
 use ioplane_nbd::reserve::{ReserveQuery, ReserveReply, ReservedRates};
+use ioplane_storage::StorageError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::capacity::ExportCapacity;
+use super::told::{ToldState, TroubleWatch};
 use crate::cores::CorePlacement;
 use crate::readings;
 
@@ -106,6 +108,8 @@ pub enum Ask {
     Reserve { query: ReserveQuery, order: u64, answer: oneshot::Sender<ReserveReply> },
     /// What is reserved by clients that are not connected is for others; `force`: also by those that are. Says by how many it was.
     Unreserve { force: bool, answer: oneshot::Sender<Result<usize, String>> },
+    /// It is to have so many bytes.
+    Resize { bytes: u64, answer: oneshot::Sender<Result<(), Unresized>> },
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
@@ -121,6 +125,15 @@ pub enum Unreleased {
     InUse(usize),
     /// That could not be made durable, or I/O does not end.
     Failed(String),
+}
+
+/// Why an export keeps its size.
+#[derive(Debug)]
+pub enum Unresized {
+    /// Somebody counts on it, as is said.
+    Attached(String),
+    /// What is below it refuses.
+    Refused(StorageError),
 }
 
 /// What an owner says of its export.
@@ -163,6 +176,8 @@ struct Owner {
     /// Who may write; none for an export that nobody may write.
     book: Option<ClaimBook>,
     shown: ShownClaim,
+    told: ToldState,
+    trouble: TroubleWatch,
     /// Of clients without a claim.
     unclaimed: QueueSet,
     /// Of those that were there before the claim changed hands: what they have begun may not have ended yet.
@@ -173,6 +188,8 @@ struct Owner {
 const MOST_KNOWN: usize = 256;
 /// Longest name of a holder.
 const LONGEST_HOLDER: usize = 64;
+/// How often it is looked whether the disk below fails.
+const LOOKS: Duration = Duration::from_millis(500);
 /// How long a client waits for what older connections have begun. It asks again; others are served meanwhile.
 const FENCE: Duration = Duration::from_secs(3);
 
@@ -183,12 +200,25 @@ pub fn start(
     placement: CorePlacement,
     book: Option<ClaimBook>,
     capacity: ExportCapacity,
+    told: ToldState,
 ) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
     let shown = ShownClaim::default();
     let (unclaimed, former) = (QueueSet::new(), QueueSet::new());
     let (holders, shown_too) = (HashMap::new(), shown.clone());
-    let owner = Owner { running, capacity, placement, holders, book, shown: shown_too, unclaimed, former };
+    let (shown_too, trouble) = (shown_too, TroubleWatch::default());
+    let owner = Owner {
+        running,
+        capacity,
+        placement,
+        holders,
+        book,
+        shown: shown_too,
+        told,
+        trouble,
+        unclaimed,
+        former,
+    };
     owner.show();
     tokio::spawn(owner.run(ended, asked));
     (asks, shown)
@@ -201,8 +231,11 @@ fn since_1970() -> u64 {
 
 impl Owner {
     async fn run(mut self, ended: EndedConnections, mut asked: mpsc::Receiver<Ask>) {
+        let mut looks = tokio::time::interval(LOOKS);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let stopped = loop {
             tokio::select! {
+                _ = looks.tick() => self.look_for_trouble(),
                 ended = ended.next() => {
                     let name = &self.running.info().name;
                     tracing::info!(export = name, queue = ended.queue, end = ?ended.end, "a client's connection has ended");
@@ -242,6 +275,9 @@ impl Owner {
                     Some(Ask::Unreserve { force, answer }) => {
                         let outcome = self.unreserve(force).await;
                         let _ = answer.send(outcome);
+                    }
+                    Some(Ask::Resize { bytes, answer }) => {
+                        let _ = answer.send(self.resize(bytes));
                     }
                     Some(Ask::Connect { socket, negotiated, ahead, client }) => {
                         self.connect(socket, &negotiated, &ahead, client);
@@ -403,7 +439,50 @@ impl Owner {
 
     fn show(&self) {
         let record = self.book.as_ref().and_then(ClaimBook::record).cloned();
+        self.told.holder(record.as_ref().filter(|record| record.held).map(|record| record.name.clone()));
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = record;
+    }
+
+    /// Has those who use it told whether its disk fails.
+    fn look_for_trouble(&mut self) {
+        let export = self.running.device();
+        let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
+        let errors = meters.map(|meter| meter.read().errors_io).sum();
+        self.told.trouble(self.trouble.look(errors, Instant::now()));
+    }
+
+    /// See [`Ask::Resize`].
+    fn resize(&mut self, bytes: u64) -> Result<(), Unresized> {
+        let before = self.running.device().published().bytes();
+        if bytes < before
+            && let Some(by) = self.attached()
+        {
+            return Err(Unresized::Attached(by));
+        }
+        // The file system may take its time.
+        let resized = tokio::task::block_in_place(|| self.running.device_mut().resize(bytes));
+        let now = self.running.device().published().bytes();
+        if now != before {
+            tracing::info!(export = self.running.info().name, before, now, "resized");
+            self.told.resized(now);
+        }
+        resized.map_err(Unresized::Refused)
+    }
+
+    /// Who counts on its size, in words.
+    fn attached(&self) -> Option<String> {
+        let connections = self.running.device().connections();
+        let held = self.book.as_ref().filter(|book| book.is_held()).and_then(ClaimBook::record);
+        let taken = self.capacity.taken();
+        if connections > 0 {
+            Some(format!("{connections} connections are open"))
+        } else if let Some(record) = held {
+            Some(format!("{} holds it", record.name))
+        } else if taken != ReservedRates::default() {
+            Some("a part of its capacity is reserved".to_owned())
+        } else {
+            self.told.is_watched().then(|| "a host has a disk of it".to_owned())
+        }
     }
 
     /// Ends all connections, and says whether all that was begun for them has ended. What has not is waited for before anybody else is served.

@@ -90,7 +90,11 @@ impl Reader {
 
     /// What one request ends with; none may be in flight.
     pub fn status_of(&mut self, op: DiskOp) -> u8 {
-        self.disk.submit(op, 0, self.bytes).unwrap();
+        self.status_at(op, 0)
+    }
+
+    fn status_at(&mut self, op: DiskOp, sector: u64) -> u8 {
+        self.disk.submit(op, sector, self.bytes).unwrap();
         self.front.kick(0);
         let end = Instant::now() + LIMIT;
         loop {
@@ -100,6 +104,17 @@ impl Reader {
             assert!(Instant::now() < end, "it is not answered");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// The same of the last block of a disk of so many bytes.
+    pub fn status_at_end(&mut self, op: DiskOp, bytes: u64) -> u8 {
+        self.status_at(op, (bytes - u64::from(self.bytes)) / 512)
+    }
+
+    /// Waits until the daemon says that the configuration has changed, and says how large the disk is by that, in bytes.
+    pub fn new_size(&self) -> u64 {
+        assert!(self.front.config_changed(LIMIT).unwrap(), "the guest is told nothing");
+        self.front.capacity().unwrap() * 512
     }
 
     /// Waits for so many answers.

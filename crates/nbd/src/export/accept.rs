@@ -4,7 +4,7 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault};
+use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault, WatchedStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -15,6 +15,7 @@ use super::socket::ClientSocket;
 use crate::error::NbdError;
 use crate::handshake::ExportInfo;
 use crate::handshake::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
+use crate::session::{Bytes, SessionStream};
 use crate::tls::{self, Records, load};
 
 /// Bytes read at a time.
@@ -59,6 +60,14 @@ pub struct AcceptedClient<S> {
     pub ahead: Vec<u8>,
 }
 
+/// What has come by TCP.
+pub enum Arrival {
+    /// A client of an export.
+    Client(AcceptedClient<ClientSocket>),
+    /// A host that wants a session ([`SESSION`](crate::session::SESSION)).
+    Session(SessionStream),
+}
+
 /// Places for handshakes: a client that says nothing, or a byte a minute, loses its place in time, and however many come, no more than
 /// that wait.
 #[derive(Debug)]
@@ -101,13 +110,16 @@ impl Handshakes {
         identity: &IdentityDirectory,
         plain: &impl Exports,
         known: impl FnOnce(&str) -> E,
-    ) -> Result<Option<AcceptedClient<ClientSocket>>, NbdError> {
+    ) -> Result<Option<Arrival>, NbdError> {
         let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
         let os = |source| NbdError::Os { doing: "taking a client over", source };
         self.in_time(async {
             let mut handshake = ServerHandshake::new(policy);
             let (socket, negotiated, ahead) = match talk(&mut stream, &mut handshake, plain).await? {
                 Talked::End => return Ok(None),
+                Talked::Transmission(negotiated, ahead) if negotiated.is_session() => {
+                    return session(stream, &ahead);
+                }
                 Talked::Transmission(negotiated, ahead) => {
                     (OwnedFd::from(stream.into_std().map_err(os)?).into(), negotiated, ahead)
                 }
@@ -119,13 +131,16 @@ impl Handshakes {
                     else {
                         return Ok(None);
                     };
+                    let watched = identity.watch(&peer, stream.get_ref().0).map_err(os)?;
+                    if negotiated.is_session() {
+                        return session(WatchedStream::new(stream, Some(watched)), &ahead);
+                    }
                     let (stream, records) = Records::of(stream);
-                    let watched = identity.watch(&peer, &stream).map_err(os)?;
                     let fd = OwnedFd::from(stream.into_std().map_err(os)?);
                     (ClientSocket::with_tls(fd, records.watched(watched)), negotiated, ahead)
                 }
             };
-            Ok(Some(AcceptedClient { stream: socket, negotiated, ahead }))
+            Ok(Some(Arrival::Client(AcceptedClient { stream: socket, negotiated, ahead })))
         })
         .await
     }
@@ -133,6 +148,14 @@ impl Handshakes {
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, NbdError>>) -> Result<T, NbdError> {
         let limited = tokio::time::timeout(self.patience, work);
         limited.await.map_err(|_| NbdError::Slow(self.patience))?
+    }
+}
+
+/// A host speaks when its handshake has been answered.
+fn session(stream: impl Bytes + 'static, ahead: &[u8]) -> Result<Option<Arrival>, NbdError> {
+    match ahead {
+        [] => Ok(Some(Arrival::Session(Box::pin(stream)))),
+        ahead => Err(NbdError::Ahead(ahead.len())),
     }
 }
 

@@ -5,10 +5,10 @@ use ioplane_storage::Fault;
 use crate::spec::*;
 use crate::transmission::Request;
 
-/// What an export allows, fixed when a connection begins.
+/// What an export allows, fixed when a connection begins, but for its size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
-    /// Size of the disk, as announced.
+    /// Size of the disk, as it is when a request is looked at.
     pub bytes: u64,
     /// Unit of offsets and lengths.
     pub block: u32,

@@ -31,7 +31,7 @@ use ioplane_device::{
 use ioplane_scheduler::{BlockDevice, LimitSet};
 use ioplane_storage::{Backing, StorageError};
 
-pub use accept::{AcceptedClient, Exports, Handshakes};
+pub use accept::{AcceptedClient, Arrival, Exports, Handshakes};
 use check::Terms;
 use connection::{Connection, Setup};
 use ended::EndedQueue;
@@ -188,6 +188,25 @@ impl Export {
         Ok(std::mem::replace(&mut self.backing, backing))
     }
 
+    /// Changes the size while clients use it. They may use what has been added at once, also those that were told of a smaller disk: nobody has to connect
+    /// again to do so. Blocks for as long as the backing does.
+    ///
+    /// # Errors
+    /// The backing refuses, or it would be smaller and clients are connected, which count on what they were told.
+    pub fn resize(&mut self, bytes: u64) -> Result<(), StorageError> {
+        let smaller = bytes < self.published.bytes();
+        if smaller && self.connections() > 0 {
+            let why = format!("{} connections count on its size", self.connections());
+            return Err(StorageError::Size { image: self.backing.info().name, bytes, why });
+        }
+        if smaller {
+            self.published.set_bytes(bytes);
+        }
+        let outcome = self.backing.resize(bytes);
+        self.published.set_bytes(self.backing.info().bytes);
+        outcome
+    }
+
     /// Takes a client over whose handshake has ended with this export: gives it a queue, which the owner then starts
     /// (`Running::start`). `ahead` is what it has sent beyond the handshake.
     pub fn connect(
@@ -288,7 +307,7 @@ impl Export {
         let readiness =
             Readiness::new(channel.waker()).map_err(|error| DeviceError::Below(Box::new(error)))?;
         let (ended, meter) = (self.ended.clone(), self.meters[usize::from(queue)].clone());
-        Ok(Provided { channel, readiness, ended, meter })
+        Ok(Provided { channel, readiness, ended, meter, published: self.published.clone() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What handshakes are told of an export, while its owner has the export itself.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ioplane_storage::BackingInfo;
 
@@ -13,7 +13,9 @@ use crate::spec::*;
 
 #[derive(Debug)]
 struct Shared {
+    /// Its size is that of `bytes`.
     info: ExportInfo,
+    bytes: AtomicU64,
     most: usize,
     connections: AtomicUsize,
     withdrawn: AtomicBool,
@@ -40,18 +42,40 @@ impl PublishedExport {
         let info = ExportInfo {
             name: name.to_owned(),
             description: options.description.clone(),
-            // What is left over could not be addressed.
-            bytes: below.bytes - below.bytes % u64::from(minimum),
+            bytes: whole_blocks(below.bytes, minimum),
             flags,
             blocks: Some(blocks),
         };
         let (most, connections) = (usize::from(options.connections), AtomicUsize::new(0));
-        PublishedExport(Arc::new(Shared { info, most, connections, withdrawn: AtomicBool::new(false) }))
+        let (bytes, withdrawn) = (AtomicU64::new(info.bytes), AtomicBool::new(false));
+        PublishedExport(Arc::new(Shared { info, bytes, most, connections, withdrawn }))
     }
 
-    /// What clients are told.
-    pub fn info(&self) -> &ExportInfo {
-        &self.0.info
+    /// What clients are told, with the size of this moment.
+    pub fn info(&self) -> ExportInfo {
+        ExportInfo { bytes: self.bytes(), ..self.0.info.clone() }
+    }
+
+    /// By which name clients ask for it.
+    pub fn name(&self) -> &str {
+        &self.0.info.name
+    }
+
+    /// Whether clients may only read.
+    pub fn read_only(&self) -> bool {
+        self.0.info.read_only()
+    }
+
+    /// Its size in bytes: a whole number of blocks.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes.load(Ordering::Acquire)
+    }
+
+    /// What is below has so many bytes from now on.
+    pub(super) fn set_bytes(&self, below: u64) {
+        let minimum = self.0.info.blocks.unwrap_or_default().minimum;
+        self.0.bytes.store(whole_blocks(below, minimum), Ordering::Release);
     }
 
     /// Whether it can be entered; if not, why not.
@@ -82,6 +106,11 @@ impl PublishedExport {
     }
 }
 
+/// What is left over could not be addressed.
+fn whole_blocks(bytes: u64, block: u32) -> u64 {
+    bytes - bytes % u64::from(block.max(1))
+}
+
 impl Exports for PublishedExport {
     async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
         let info = self.info();
@@ -91,11 +120,11 @@ impl Exports for PublishedExport {
         if enters {
             self.enter()?;
         }
-        Ok(info.clone())
+        Ok(info)
     }
 
     async fn list(&self) -> Vec<(String, String)> {
         let info = self.info();
-        vec![(info.name.clone(), info.description.clone())]
+        vec![(info.name, info.description)]
     }
 }

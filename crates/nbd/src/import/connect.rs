@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault};
+use ioplane_identity::{CertificateFacts, IdentityDirectory, PeerConnection, TlsFault};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -21,6 +21,7 @@ use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
 use crate::reserve::{RESERVE, ReserveReply, order_query};
+use crate::session::SESSIONS;
 use crate::tls::{self, Records};
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
@@ -61,6 +62,8 @@ pub(super) struct Reached {
     pub reserved: Option<ReserveReply>,
     /// It knows reservations, and was asked for one, or whether it does.
     pub knows_reservations: bool,
+    /// It has sessions, and was asked whether it has.
+    pub has_sessions: bool,
 }
 
 /// The number of a question about reservations: later questions of this host have greater ones, also those of a later process.
@@ -90,7 +93,7 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
 }
 
 /// A connection to one of the server's addresses. Where the last one came to nothing another one is the first, since the one before may be that of another server by now.
-async fn tcp(options: &ImportOptions, turn: usize) -> Result<TcpStream, NbdError> {
+pub(super) async fn tcp(options: &ImportOptions, turn: usize) -> Result<TcpStream, NbdError> {
     let os = |source| NbdError::Os { doing: CONNECTING, source };
     let mut addresses = places::addresses(options.address.places()).await.map_err(os)?;
     addresses.rotate_left(turn % addresses.len().max(1));
@@ -133,6 +136,7 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     let keeps_claims = connected.contexts.iter().any(|context| context.name == CLAIM);
     let claim = connected.contexts.iter().find_map(|context| ClaimReply::of(&context.name));
     let reserved = connected.contexts.iter().find_map(|context| ReserveReply::of(&context.name));
+    let has_sessions = connected.contexts.iter().any(|context| context.name == SESSIONS);
     let knows_reservations = connected.contexts.iter().any(|context| context.name.starts_with(RESERVE));
     Ok(Reached {
         socket: Arc::new(socket),
@@ -144,6 +148,7 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
         claim,
         reserved,
         knows_reservations,
+        has_sessions,
     })
 }
 
@@ -156,19 +161,13 @@ async fn shake<S: AsyncRead + AsyncWrite + AsFd + Unpin>(
     match (talk(&mut stream, handshake, &mut Vec::new()).await?, &options.address.tls) {
         (Talked::Connected(connected), None) => Ok((stream, None, connected)),
         (Talked::StartTls, Some(name)) => {
-            let mut stream = start_tls(stream, name, &options.identity).await?;
+            let (mut stream, watched) = start_tls(stream, name, &options.identity).await?;
             let mut output = Vec::new();
             handshake.tls_started(&mut output);
             let Talked::Connected(connected) = talk(&mut stream, handshake, &mut output).await? else {
                 return Err(NbdError::TlsRequired);
             };
-            let server = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-            let server = server.ok_or(NbdError::Tls(TlsFault::Missing))?;
-            let server =
-                CertificateFacts::of(server).map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
             let (stream, records) = Records::of(stream);
-            let watched = options.identity.watch(&server, &stream);
-            let watched = watched.map_err(|source| NbdError::Os { doing: SETTING_UP, source })?;
             Ok((stream, Some(records.watched(watched)), connected))
         }
         // The handshake starts TLS where it is asked for, and nowhere else.
@@ -177,22 +176,30 @@ async fn shake<S: AsyncRead + AsyncWrite + AsFd + Unpin>(
     }
 }
 
-/// Starts TLS as its client, with the host of that name and nobody else.
-async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(
+/// Starts TLS as its client, with the host of that name and nobody else, whose certificate is watched from then on.
+pub(super) async fn start_tls<S: AsyncRead + AsyncWrite + AsFd + Unpin>(
     stream: S,
     name: &str,
-    identity: &IdentityDirectory,
-) -> Result<TlsStream<S>, NbdError> {
-    let identity = tls::load(identity).await?;
+    directory: &IdentityDirectory,
+) -> Result<(TlsStream<S>, PeerConnection), NbdError> {
+    let identity = tls::load(directory).await?;
     let name = ServerName::try_from(name.to_owned()).map_err(|_| NbdError::Name(name.to_owned()))?;
     let started = TlsConnector::from(identity.client()).connect(name, stream).await;
-    started.map_err(tls::stream_error("starting TLS"))
+    let stream = started.map_err(tls::stream_error("starting TLS"))?;
+    let (socket, session) = stream.get_ref();
+    let server = session.peer_certificates().and_then(<[_]>::first);
+    let server = server.ok_or(NbdError::Tls(TlsFault::Missing))?;
+    let server = CertificateFacts::of(server).map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
+    let watched = directory.watch(&server, socket);
+    let watched = watched.map_err(|source| NbdError::Os { doing: SETTING_UP, source })?;
+    Ok((stream, watched))
 }
 
 fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, NbdError> {
     let address = &options.address;
-    // Whoever only looks asks whether there are claims, too, and reserves.
-    let looks = (epoch == EPOCH).then(|| [Some(CLAIM.to_owned()), options.opening_query()]);
+    // Whoever only looks asks whether there are claims and sessions, too, and reserves.
+    let looks = (epoch == EPOCH)
+        .then(|| [Some(CLAIM.to_owned()), Some(SESSIONS.to_owned()), options.opening_query()]);
     let asks: Vec<String> =
         [epoch.to_owned()].into_iter().chain(looks.into_iter().flatten().flatten()).collect();
     let reserves = asks.iter().any(|query| query.starts_with(RESERVE) && query != RESERVE);
@@ -206,13 +213,13 @@ fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, Nb
 }
 
 /// What a handshake, or its part before TLS, came to.
-enum Talked {
+pub(super) enum Talked {
     StartTls,
     Connected(Connected),
 }
 
 /// Drives the handshake over `stream`. `output`: what is to be sent first.
-async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     handshake: &mut ClientHandshake,
     output: &mut Vec<u8>,

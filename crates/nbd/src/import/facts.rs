@@ -13,7 +13,8 @@ const FREED: u32 = 128 << 20;
 /// What is known of an export, fixed while it is imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Size, a multiple of [`Facts::logical_block`]: what is beyond cannot be addressed.
+    /// Size when it was looked at, a multiple of [`Facts::logical_block`]: what is beyond cannot be addressed. An import's own is
+    /// [`super::size::ExportSize`].
     pub bytes: u64,
     /// Transmission flags.
     pub flags: u16,
@@ -65,14 +66,14 @@ impl Facts {
         FREED
     }
 
-    /// What is wrong with an export in place of this one, after a reconnection.
-    pub fn misfit(&self, now: &Facts) -> Option<String> {
+    /// What is wrong with an export in place of this one, which has `bytes` by now, after a reconnection. `grows`: it is known to be the same, which may have grown.
+    pub fn misfit(&self, now: &Facts, bytes: u64, grows: bool) -> Option<String> {
         // What requests in flight and the guest's driver count on.
         let used =
             NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES | NBD_FLAG_CAN_MULTI_CONN;
         let gone = self.flags & !now.flags & used;
-        if now.bytes != self.bytes {
-            Some(format!("the export has {} bytes now, and had {}", now.bytes, self.bytes))
+        if now.bytes < bytes || (now.bytes > bytes && !grows) {
+            Some(format!("the export has {} bytes now, and had {bytes}", now.bytes))
         } else if now.read_only() && !self.read_only() {
             Some("the export is read-only now".into())
         } else if gone != 0 {
@@ -100,21 +101,27 @@ mod tests {
     #[test]
     fn what_a_server_may_change_and_what_not() {
         let writable = Facts { flags: FACTS.flags & !NBD_FLAG_READ_ONLY, ..FACTS };
-        assert_eq!(FACTS.misfit(&FACTS), None);
+        let misfit = |had: &Facts, now: &Facts| had.misfit(now, had.bytes, false);
+        assert_eq!(misfit(&FACTS, &FACTS), None);
         assert_eq!(
-            writable.misfit(&Facts { preferred_block: 512, maximum_payload: 1 << 20, ..writable }),
+            misfit(&writable, &Facts { preferred_block: 512, maximum_payload: 1 << 20, ..writable }),
             None
         );
         for (now, word) in [
             (Facts { bytes: 512, ..writable }, "bytes now"),
+            (Facts { bytes: 2 << 20, ..writable }, "bytes now"),
             (FACTS, "read-only"),
             (Facts { flags: writable.flags & !NBD_FLAG_SEND_TRIM, ..writable }, "0x20"),
             (Facts { minimum_block: 4096, ..writable }, "aligned"),
             (Facts { maximum_payload: 4096, ..writable }, "smaller"),
         ] {
-            let misfit = writable.misfit(&now).unwrap();
+            let misfit = misfit(&writable, &now).unwrap();
             assert!(misfit.contains(word), "{misfit}");
         }
+        // The same export may have grown, and is never smaller than it has been.
+        let grown = Facts { bytes: 2 << 20, ..writable };
+        assert_eq!(writable.misfit(&grown, 1 << 20, true), None);
+        assert!(writable.misfit(&grown, 4 << 20, true).is_some());
     }
 
     #[test]

@@ -340,7 +340,7 @@ impl Keeper {
             let why = "the exporter has not confirmed that older requests of this connection are done with";
             return Err(Attempt::Failed(why.into()));
         }
-        shared.facts.misfit(&reached.facts).map_or(Ok(reached), |misfit| Err(Attempt::Failed(misfit)))
+        shared.fits(&reached).map(|()| reached).map_err(Attempt::Failed)
     }
 
     async fn confirm(&self, reached: &Reached) -> Result<(), Attempt> {

@@ -20,6 +20,7 @@ use super::facts::Facts;
 use super::locker::Locker;
 use super::quiet::{Leave, Quiet};
 use super::retained::Retained;
+use super::size::ExportSize;
 use super::socket::Socket;
 use super::status::{ConnectionState, ConnectionStatus, Loss};
 use super::writes::Writes;
@@ -61,6 +62,7 @@ pub(super) fn add(counter: &AtomicU64, n: u64) {
 #[derive(Debug)]
 pub(super) struct Link {
     pub facts: Facts,
+    pub size: Arc<ExportSize>,
     /// Requests that may have been carried out are sent again.
     pub replays: bool,
     pub writes: Arc<Writes>,
@@ -97,6 +99,7 @@ const SOCKET: u64 = 1;
 impl Link {
     pub fn new(
         facts: Facts,
+        size: Arc<ExportSize>,
         replays: bool,
         writes: Arc<Writes>,
         retained: Option<Locker<Retained>>,
@@ -108,6 +111,7 @@ impl Link {
         epoll::add(&waker, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         Ok(Arc::new(Link {
             facts,
+            size,
             replays,
             writes,
             retained,

@@ -43,9 +43,12 @@ mod reserve;
 mod rest;
 mod retained;
 mod seat;
+mod session;
 mod shelf;
+mod size;
 mod socket;
 mod status;
+mod told;
 mod turnover;
 mod writes;
 
@@ -60,6 +63,7 @@ use quiet::{Leave, Quiet};
 use reserve::Reservation;
 use seat::Seat;
 use shelf::Shelf;
+use size::ExportSize;
 use socket::Socket;
 use turnover::{Talk, Trouble};
 use writes::Writes;
@@ -71,7 +75,9 @@ pub use options::{
     RememberedClaim, ReserveOptions, Unfenced,
 };
 pub use reserve::LentReservation;
+pub use session::open_session;
 pub use status::{ClaimStanding, ConnectionState, ConnectionStatus, ImportStatus, Loss};
+pub use told::{ExporterState, Told};
 
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::NbdError;
@@ -97,6 +103,12 @@ pub struct Import {
 struct Shared {
     options: ImportOptions,
     facts: Facts,
+    /// Its size by now.
+    size: Arc<ExportSize>,
+    /// The exporter has sessions.
+    has_sessions: bool,
+    /// See [`Told`].
+    told: ArcSwap<Told>,
     /// What the exporter keeps for it.
     reservation: Reservation,
     instance: ArcSwapOption<String>,
@@ -163,6 +175,9 @@ impl Import {
             && !facts.read_only();
         let shared = Shared {
             facts: reached.facts,
+            size: ExportSize::new(reached.facts.bytes, options.news.clone()),
+            has_sessions: reached.has_sessions,
+            told: ArcSwap::default(),
             reservation,
             shelf: retains.then(|| Shelf::new(options.retain)),
             used: AtomicBool::new(false),
@@ -215,6 +230,7 @@ impl Import {
             connections: links.iter().filter_map(Weak::upgrade).map(|link| link.status()).collect(),
             closing: !shared.quiet.now(),
             starts: shared.claim.starts(),
+            told: Told::clone(&shared.told.load()),
         }
     }
 
@@ -250,7 +266,7 @@ impl Import {
             }
             _ => {}
         }
-        shared.facts.misfit(&reached.facts).map_or(Ok(()), |misfit| Err(NbdError::Unsuitable(misfit)))
+        shared.fits(&reached).map_err(NbdError::Unsuitable)
     }
 
     /// Makes durable what the exporter has acknowledged, by a connection of its own.
@@ -346,6 +362,7 @@ impl Import {
         let (retained, _shelf) = retained.unzip();
         let link = Link::new(
             shared.facts,
+            shared.size.clone(),
             shared.replays(),
             shared.writes.clone(),
             retained.map(Locker::new),
@@ -403,6 +420,29 @@ impl Shared {
         }
     }
 
+    /// Whether a connection is to the export as it was. One of ours may have grown since, which is taken with that.
+    fn fits(&self, reached: &Reached) -> Result<(), String> {
+        let known = self.instance.load_full();
+        let grows = match (known.as_deref(), &reached.instance) {
+            (Some(known), Some(now)) => told::is_same_disk(known, now),
+            _ => false,
+        };
+        match self.facts.misfit(&reached.facts, self.size.now(), grows) {
+            Some(misfit) => Err(misfit),
+            None => {
+                self.grow(reached.facts.bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// The export has so many bytes by now; fewer than it had count for nothing.
+    fn grow(&self, bytes: u64) {
+        if let Some(before) = self.size.grow(bytes) {
+            tracing::info!(address = %self.options.address, before, bytes, "an export has grown");
+        }
+    }
+
     /// The exporter is that one from now on.
     fn set_instance(&self, now: &str) {
         self.writes.set_instance(now);
@@ -456,7 +496,7 @@ impl Backing for Import {
         let facts = &self.shared.facts;
         BackingInfo {
             name: self.shared.options.address.to_string(),
-            bytes: facts.bytes,
+            bytes: self.bytes(),
             logical_block: facts.logical_block(),
             physical_block: facts.preferred_block.max(facts.logical_block()),
             read_only: facts.read_only(),
@@ -474,10 +514,12 @@ impl Backing for Import {
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
-        if bytes == self.shared.facts.bytes {
+        if bytes == self.bytes() {
             return Ok(());
         }
-        let why = "its size is that of the export: change it at the exporter, then import it again".into();
+        let why =
+            "its size is that of the export: change it there (ioplane publish resize), and the disk follows"
+                .into();
         Err(StorageError::Size { image: self.shared.options.address.to_string(), bytes, why })
     }
 

@@ -106,7 +106,8 @@ impl Operation {
     }
 
     /// Checks `op` whole and notes it down. `Err` if it has ended with that already.
-    pub fn begin(&mut self, view: &GuestView, op: &Op<'_>, facts: &Facts) -> Result<(), Outcome> {
+    /// `bytes`: the size of the export now.
+    pub fn begin(&mut self, view: &GuestView, op: &Op<'_>, facts: &Facts, bytes: u64) -> Result<(), Outcome> {
         debug_assert_eq!(self.stage, Stage::Free, "two operations with one tag");
         (self.done, self.fault, self.begun, self.unmap, self.copy) = (0, None, false, false, None);
         self.ranges.clear();
@@ -144,7 +145,7 @@ impl Operation {
         if self.kind != Kind::Read && facts.read_only() {
             return Err(Err(Fault::ReadOnly));
         }
-        if self.offset.checked_add(self.len).is_none_or(|end| end > facts.bytes) {
+        if self.offset.checked_add(self.len).is_none_or(|end| end > bytes) {
             return Err(Err(Fault::BeyondEnd));
         }
         if self.len == 0 || (self.kind == Kind::Discard && !facts.can_trim()) {

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use ioplane_identity::IdentityDirectory;
+use tokio::sync::Notify;
 
 use super::address::Address;
 use crate::reserve::{RESERVE, ReserveQuery, ReservedRates};
@@ -161,6 +162,8 @@ pub struct ImportOptions {
     pub reserve: Option<ReserveOptions>,
     /// Which of the server's addresses is tried first: it grows with each attempt that comes to nothing.
     pub turn: Arc<AtomicUsize>,
+    /// Woken when the export has grown, or its exporter has told something.
+    pub news: Arc<Notify>,
 }
 
 /// Copies of 16 MiB for each channel.
@@ -192,6 +195,7 @@ impl ImportOptions {
             claim: None,
             reserve: None,
             turn: Arc::default(),
+            news: Arc::default(),
         }
     }
 }

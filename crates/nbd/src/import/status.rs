@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use super::told::Told;
 use crate::claim::ClaimRefusal;
 use crate::error::Violation;
 use crate::reserve::ReservedRates;
@@ -161,4 +162,6 @@ pub struct ImportStatus {
     pub closing: bool,
     /// How many channels have been opened: queues of guests that have started.
     pub starts: u64,
+    /// What the exporter has told beside the connections.
+    pub told: Told,
 }

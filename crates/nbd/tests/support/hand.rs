@@ -59,7 +59,7 @@ impl ByHand {
         let contexts = vec![MetaContext { id: 1, name: BASE_ALLOCATION.into() }];
         let negotiated = Negotiated {
             name: "disk".into(),
-            info: export.published().info().clone(),
+            info: export.published().info(),
             structured,
             contexts: if structured { contexts } else { Vec::new() },
             keeps_blocks: true,

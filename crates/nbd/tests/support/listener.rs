@@ -13,7 +13,7 @@ use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
 use ioplane_device::{CoreId, QueueSet, Quiescent};
 use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::export::{
-    AcceptedClient, Ended, Export, ExportOptions, Exports, Handshakes, PublishedExport,
+    AcceptedClient, Arrival, Ended, Export, ExportOptions, Exports, Handshakes, PublishedExport,
 };
 use ioplane_nbd::handshake::ExportInfo;
 use ioplane_nbd::handshake::server::{ExportRefusal, TlsPolicy};
@@ -169,7 +169,12 @@ async fn own(
                         }),
                         Some(identity) => {
                             let known = |_: &str| published.clone();
-                            handshakes.accept_tls(stream, TlsPolicy::Required, identity, &published, known).await
+                            let policy = TlsPolicy::Required;
+                            let arrived = handshakes.accept_tls(stream, policy, identity, &published, known).await;
+                            arrived.map(|arrival| match arrival {
+                                Some(Arrival::Client(client)) => Some(client),
+                                Some(Arrival::Session(_)) | None => None,
+                            })
                         }
                     };
                     match accepted {

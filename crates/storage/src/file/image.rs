@@ -271,8 +271,14 @@ impl Image {
         if bytes == 0 || !bytes.is_multiple_of(unit) {
             return Err(size(format!("it must be a multiple of {unit}, and not zero")));
         }
+        let there = || length(&self.file).map_err(|e| os("asking for the size of the image", e));
         if self.read_only {
-            return Err(size("the disk is read-only".into()));
+            // Somebody else may have made it larger.
+            if there()? < bytes || bytes < self.bytes() {
+                return Err(size("the disk is read-only".into()));
+            }
+            self.bytes.store(bytes, Ordering::Release);
+            return Ok(());
         }
         if self.is_device {
             let most = length(&self.file).map_err(|e| os("asking for the size of the device", e))?;
@@ -283,6 +289,12 @@ impl Image {
             return Ok(());
         }
         let before = self.bytes();
+        if bytes > before {
+            let there = there()?;
+            if there > bytes {
+                return Err(size(format!("somebody else has made the file larger: it has {there} bytes")));
+            }
+        }
         if bytes < before {
             self.shrunk.store(true, Ordering::Release);
             self.bytes.store(bytes, Ordering::Release);

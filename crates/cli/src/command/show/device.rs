@@ -162,6 +162,11 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
             remote.connections, remote.losses, remote.replays, remote.device_errors
         ),
     );
+    let said = remote.exporter.words().map(|words| match &remote.exporter_why {
+        Some(why) => format!("the exporter says: {words} ({why})"),
+        None => format!("the exporter says: {words}"),
+    });
+    text.extend(said.map(|said| fact("", said)));
     text += &fact("", format!("while it is not reachable: {}", remote.timeout_words()));
     if remote.state == RemoteWord::Stopped {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));

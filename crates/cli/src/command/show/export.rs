@@ -105,6 +105,7 @@ pub fn export(export: &ExportReport) -> String {
     text += &fact("preferred core", export.core.map_or("any".to_owned(), |core| core.to_string()));
     text += &group_of(export.group.as_deref());
     text += &export_limits(export, false);
+    text.extend(export.trouble.as_ref().map(|trouble| fact("trouble", trouble)));
     text.extend(export.instance.as_ref().map(|instance| fact("instance", instance)));
     let totals = &export.totals;
     let (read, written) = (Size(totals.bytes_read), Size(totals.bytes_written));

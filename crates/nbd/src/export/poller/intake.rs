@@ -73,6 +73,7 @@ impl ExportPoller {
         if self.connection.is_full() {
             return false;
         }
+        self.connection.terms.bytes = self.published.bytes();
         match self.connection.terms.check(&request) {
             Ok(ask) => {
                 let data = if matches!(ask, Ask::Read | Ask::Write) { request.length } else { 0 };

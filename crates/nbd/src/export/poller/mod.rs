@@ -24,6 +24,7 @@ use ioplane_storage::{IoChannel, MAX_RANGES, Outcome, Tag};
 
 use super::connection::Connection;
 use super::ended::{Ended, EndedQueue};
+use super::published::PublishedExport;
 use super::readiness::{Interest, Readiness};
 
 /// What a system call costs beside the bytes that it moves.
@@ -51,6 +52,7 @@ pub(super) struct Provided {
     pub readiness: Readiness,
     pub ended: Arc<EndedQueue>,
     pub meter: Arc<Meter>,
+    pub published: PublishedExport,
 }
 
 /// The data half of one connection.
@@ -60,6 +62,8 @@ pub struct ExportPoller {
     readiness: Readiness,
     ended: Arc<EndedQueue>,
     meter: Arc<Meter>,
+    /// Knows the size of this moment.
+    published: PublishedExport,
     tally: Tally,
     wanted: Wanted,
     /// [`IoChannel::slice`].
@@ -91,7 +95,7 @@ pub struct ExportPoller {
 
 impl ExportPoller {
     pub(super) fn new(connection: Connection, provided: Provided) -> ExportPoller {
-        let Provided { channel, readiness, ended, meter } = provided;
+        let Provided { channel, readiness, ended, meter, published } = provided;
         let depth = usize::from(connection.depth());
         let slice = channel.slice().max(connection.terms.block);
         ExportPoller {
@@ -102,6 +106,7 @@ impl ExportPoller {
             ended,
             tally: meter.tally(),
             meter,
+            published,
             wanted: Wanted::Serving,
             finished: VecDeque::with_capacity(depth),
             ranges: Vec::with_capacity(MAX_RANGES),

@@ -325,7 +325,7 @@ impl IoChannel for ImportChannel {
 
     fn submit(&mut self, _context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let operation = &mut self.operations[usize::from(tag.0)];
-        if let Err(outcome) = operation.begin(view, op, &self.link.facts) {
+        if let Err(outcome) = operation.begin(view, op, &self.link.facts, self.link.size.now()) {
             return Submitted::Done(outcome);
         }
         let refused = self.connection.is_none() && self.link.refuses() && !self.link.has_mail();
