@@ -131,6 +131,8 @@ fn issue_named(authority: &str, name: &str, validity: Validity) -> Result<String
 #[derive(Debug, Clone)]
 pub struct SigningRequest(PublicKey);
 
+/// Bytes of a public key of P-256, uncompressed: a mark and two coordinates.
+const POINT: usize = 65;
 /// Longest text of a request, bytes.
 pub const LONGEST_REQUEST: usize = 8 << 10;
 
@@ -144,8 +146,12 @@ impl SigningRequest {
             return Err(JoinRefusal::BadRequest);
         }
         let request = CertificateSigningRequestParams::from_pem(text).map_err(|_| JoinRefusal::BadRequest)?;
-        match request.public_key.algorithm() == &PKCS_ECDSA_P256_SHA256 {
-            true => Ok(SigningRequest(request.public_key)),
+        let key = request.public_key;
+        // The algorithm is that of the signature, which says nothing of the curve. A point of 65 bytes (RFC 5480, section 2.2), whose signature was right, is
+        // one of P-256: what checks signatures knows no other curve with such points.
+        let point = key.der_bytes().len() == POINT && key.der_bytes().first() == Some(&4);
+        match PublicKeyData::algorithm(&key) == &PKCS_ECDSA_P256_SHA256 && point {
+            true => Ok(SigningRequest(key)),
             false => Err(JoinRefusal::BadRequest),
         }
     }

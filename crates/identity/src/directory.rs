@@ -38,6 +38,25 @@ pub struct Shown {
     pub problem: Option<String>,
 }
 
+/// An identity that this host has got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// Whose it is.
+    pub name: HostName,
+    /// Why the list that came along was not taken: it is older than the one that is here.
+    pub older_list: Option<String>,
+}
+
+/// The file with the revocation list, for an identity that is to come.
+enum Present {
+    /// There is none, or a damaged one of the identity's authority.
+    None,
+    /// One of its authority.
+    List(RevocationList),
+    /// One of another authority.
+    Foreign,
+}
+
 /// What looking at the revocation list again came to.
 #[derive(Debug, Default)]
 pub struct ListNews {
@@ -90,7 +109,7 @@ impl IdentityDirectory {
         if !self.authority().exists() {
             files::write(&self.authority(), &authority::found(name)?, IfThere::Refuse(AUTHORITY))?;
         }
-        let host = self.issue_known(name, validity)?;
+        let host = self.issue_known(name, validity, None)?;
         files::write(&self.host(), &host, IfThere::Refuse(HOST))
     }
 
@@ -99,15 +118,18 @@ impl IdentityDirectory {
         if out.exists() {
             return Err(IdentityError::Exists { path: out.to_owned(), what: HOST });
         }
-        files::write(out, &self.issue_known(name, validity)?, IfThere::Refuse(HOST))
+        files::write(out, &self.issue_known(name, validity, None)?, IfThere::Refuse(HOST))
     }
 
     /// Makes what is in `from` the identity of this host. Says whose it is. With an identity of another name or authority in place that is refused,
     /// unless it is to be `replaced`.
+    ///
+    /// # Errors
+    /// It is not for this host, not valid, or revoked; the list of its authority that is here is damaged; the files cannot be used.
     pub fn import(&self, from: &Path, replaces: bool) -> Result<HostName, IdentityError> {
         let text = files::read_file(from, HOST, files::LONGEST)?;
         let new = HostIdentity::parse(from, &text, None)?;
-        self.replace_by(from, &new, &text, None, replaces)
+        Ok(self.replace_by(from, &new, &text, None, replaces)?.name)
     }
 
     /// Whether an identity of that name (`None`: any) and authority may become this host's. It may not if it is another one's than the one that is here,
@@ -142,7 +164,8 @@ impl IdentityDirectory {
         Ok(())
     }
 
-    /// Makes `new`, whose text is `text`, the identity of this host, and takes a list of its authority.
+    /// Makes `new`, whose text is `text`, the identity of this host, and takes a list of its authority. At no moment a revoked peer is let in by the new
+    /// identity; if the host leaves another authority, a crash may leave one that lets nobody in, and doing it again helps.
     pub(crate) fn replace_by(
         &self,
         from: &Path,
@@ -150,23 +173,63 @@ impl IdentityDirectory {
         text: &str,
         list: Option<RevocationList>,
         replaces: bool,
-    ) -> Result<HostName, IdentityError> {
+    ) -> Result<Installed, IdentityError> {
         new.check(from, UnixTime::now())?;
         self.may_replace(from, Some(new.name()), &new.authority().fingerprint, replaces)?;
         let [_, authority] = new.certificates();
-        if let Err(IdentityError::RevocationList { .. }) = self.read_list(authority) {
-            // Of another authority, which this host leaves. Between the two steps nothing can be used, and doing it again helps.
+        let present = match self.read_list(authority) {
+            Err(IdentityError::RevocationList { path, why }) => match self.leaves_list(authority) {
+                true => Present::Foreign,
+                // Without it revoked peers would be let in.
+                false if list.is_none() => return Err(IdentityError::RevocationList { path, why }),
+                false => Present::None,
+            },
+            Err(error) => return Err(error),
+            Ok(list) => list.map_or(Present::None, Present::List),
+        };
+        let lists = list.iter().chain(match &present {
+            Present::List(list) => Some(list),
+            _ => None,
+        });
+        if lists.into_iter().any(|list| list.revokes(&new.host().serial)) {
+            return Err(IdentityError::Revoked { path: from.to_owned() });
+        }
+        let name = new.name().clone();
+        if let Present::Foreign = present {
+            // The other authority's list lets nobody in until the new one has taken its place.
             files::write(&self.host(), text, IfThere::Replace)?;
-            files::remove(&self.list_file())?;
+            match list {
+                Some(list) => drop(self.take_list(from, list, authority)?),
+                None => files::remove(&self.list_file())?,
+            }
+            return Ok(Installed { name, older_list: None });
         }
         // The list first: with the new certificate no revoked peer is let in.
-        match list.map(|list| self.take_list(from, list, authority)).transpose() {
+        let (taken, older_list) = match list.map(|list| self.take_list(from, list, authority)).transpose() {
+            Ok(taken) => (taken.is_some_and(|(_, new)| new), None),
             // This host knows more than whoever answered.
-            Ok(_) | Err(IdentityError::OlderRevocationList { .. }) => {}
+            Err(error @ IdentityError::OlderRevocationList { .. }) => (false, Some(error.to_string())),
             Err(error) => return Err(error),
+        };
+        let written = files::write(&self.host(), text, IfThere::Replace);
+        if written.is_err() && taken && matches!(present, Present::None) && self.is_of_another(authority) {
+            // The old identity, of another authority, goes on without.
+            files::remove(&self.list_file())?;
         }
-        files::write(&self.host(), text, IfThere::Replace)?;
-        Ok(new.name().clone())
+        written?;
+        Ok(Installed { name, older_list })
+    }
+
+    /// Whether the list in the file, which is none of `authority`, belongs to another authority, which this host leaves for it. If not, it is damaged.
+    fn leaves_list(&self, authority: &CertificateDer<'static>) -> bool {
+        let text = files::read_long(&self.list_file(), LIST, LONGEST_LIST as u64);
+        text.is_ok_and(|text| RevocationList::is_foreign(&text, authority)) || self.is_of_another(authority)
+    }
+
+    /// Whether this host has an identity, and that is of another authority.
+    fn is_of_another(&self, authority: &CertificateDer<'static>) -> bool {
+        let certificates = files::read(&self.host(), HOST).ok().and_then(|text| certificates(&text).ok());
+        certificates.is_some_and(|all| all.get(1).is_some_and(|present| present != authority))
     }
 
     /// A new key and certificate for this host, where the authority is.
@@ -178,7 +241,7 @@ impl IdentityDirectory {
                 format!("it is of {}, which is not the authority of this directory", old.authority().name);
             return Err(IdentityError::WrongAuthority { path, why });
         }
-        let text = self.issue_known(old.name(), validity)?;
+        let text = self.issue_known(old.name(), validity, Some(old.host()))?;
         files::write(&path, &text, IfThere::Replace)?;
         Ok(old.name().clone())
     }
@@ -308,10 +371,13 @@ impl IdentityDirectory {
         // Two that come at once are taken one after the other.
         let _lock = files::lock(&self.path.join("revoked.lock"), PATIENCE)?;
         let number = list.number();
-        // A list that cannot be read is replaced by one that can.
-        let present = self.read_list(authority).unwrap_or_default();
+        let present = match self.read_list(authority) {
+            // One that is damaged, or another authority's, is replaced.
+            Err(IdentityError::RevocationList { .. }) => None,
+            read => read?,
+        };
         match present {
-            Some(present) if present == list => return Ok((number, false)),
+            Some(present) if present.is_same(&list) => return Ok((number, false)),
             Some(present) if present.number() >= number => {
                 let (path, present) = (from.to_owned(), present.number());
                 return Err(IdentityError::OlderRevocationList { path, number, present });

@@ -62,6 +62,29 @@ pub fn private(path: &Path, metadata: &std::fs::Metadata) -> Result<(), Identity
     }
 }
 
+/// What tells one state of a file from the next: another file, content, owner or mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileVersion {
+    file: (u64, u64),
+    length: u64,
+    /// Seconds and nanoseconds.
+    written: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    /// That of the file that is there. `None`: there is none, or it cannot be seen.
+    pub(crate) fn of(path: &Path) -> Option<FileVersion> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(FileVersion {
+            file: (metadata.dev(), metadata.ino()),
+            length: metadata.len(),
+            written: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
 /// Makes the directory, if it is not there, and looks at its permissions.
 pub fn prepare(directory: &Path) -> Result<(), IdentityError> {
     let unwritable = |source| IdentityError::Unwritable { path: directory.to_owned(), source };

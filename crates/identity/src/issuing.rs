@@ -7,15 +7,17 @@ use time::OffsetDateTime;
 
 use crate::authority::{self, CLOCKS, SigningRequest, Validity};
 use crate::certificate::CertificateFacts;
-use crate::directory::IdentityDirectory;
+use crate::directory::{IdentityDirectory, Installed};
 use crate::error::IdentityError;
-use crate::files::{self, IfThere};
-use crate::ledger::{OpenLedger, SignedEntry, TokenAdmission, TokenOrder};
+use crate::files::{self, FileVersion, IfThere};
+use crate::ledger::{Ledger, OpenLedger, SignedEntry, TokenAdmission, TokenOrder};
 use crate::name::HostName;
 use crate::refusal::JoinRefusal;
 use crate::revocation::RevocationList;
 use crate::tls::HostIdentity;
 
+/// Seconds that making an authority and its ledger may take.
+const FOUNDING: i64 = 300;
 /// The one-time secret of a token, bytes.
 pub const SECRET: usize = 32;
 
@@ -71,22 +73,67 @@ impl IdentityDirectory {
             .map_err(|error| IdentityError::Malformed { path: self.authority(), why: error.to_string() })
     }
 
-    /// The list of what the authority has revoked, if there is one.
+    /// The list of what the authority has revoked, if there is one. If the file is gone or lacks something of the ledger, it is written again.
     ///
     /// # Errors
-    /// There is no authority here, or the list is none of its.
+    /// There is no authority here, the list is none of its, or the files cannot be used.
     pub fn authority_revocations(&self) -> Result<Option<RevocationList>, IdentityError> {
-        self.read_list(&self.authority_certificate()?)
+        let authority = self.read_authority()?;
+        self.say_again(&authority, self.ledger()?)
     }
 
-    /// Signs a certificate for a key that is made here, and enters it into the ledger before anybody has it.
-    pub(crate) fn issue_known(&self, name: &HostName, validity: Validity) -> Result<String, IdentityError> {
-        let text = authority::issue(&self.read_authority()?, name, validity)?;
+    fn say_again(
+        &self,
+        authority: &str,
+        ledger: OpenLedger,
+    ) -> Result<Option<RevocationList>, IdentityError> {
+        let certificate = self.authority_certificate()?;
+        let present = self.read_list(&certificate)?;
+        if ledger.content.is_said(present.as_ref()) {
+            return Ok(present);
+        }
+        self.write_list(authority, &certificate, ledger, present)?;
+        self.read_list(&certificate)
+    }
+
+    /// Signs a certificate for a key that is made here, and enters it into the ledger before anybody has it; so it does with the `old` one, which is to be
+    /// replaced.
+    pub(crate) fn issue_known(
+        &self,
+        name: &HostName,
+        validity: Validity,
+        old: Option<&CertificateFacts>,
+    ) -> Result<String, IdentityError> {
+        let authority = self.read_authority()?;
+        let text = authority::issue(&authority, name, validity)?;
         let mut ledger = self.ledger()?;
         ledger.may_sign(name, now())?;
-        ledger.signed(&facts(&text)?);
+        let new = facts(&text)?;
+        old.into_iter().chain([&new]).for_each(|facts| ledger.signed(facts));
         ledger.keep()?;
+        self.say_again(&authority, ledger)?;
         Ok(text)
+    }
+
+    /// Whether the ledger has been there since the authority was made. If not, hosts may have certificates that it does not know: those that were issued
+    /// before. They are neither revoked by name nor in the way of a token for any name.
+    ///
+    /// # Errors
+    /// There is no authority here, or its files cannot be used.
+    pub fn knows_all(&self) -> Result<bool, IdentityError> {
+        let begun = self.authority_facts()?.not_before.saturating_add(CLOCKS.whole_seconds());
+        Ok(self.ledger()?.content.since <= begun.saturating_add(FOUNDING))
+    }
+
+    /// Whether a token with that secret was made here. Waits for nobody: what works is seen when it is used.
+    ///
+    /// # Errors
+    /// [`IdentityError::Refused`]: it was not. Others: the ledger cannot be used.
+    pub fn knows_token(&self, secret: &[u8]) -> Result<(), IdentityError> {
+        match Ledger::read(&Ledger::path(self.path()), now())?.knows(secret) {
+            true => Ok(()),
+            false => Err(JoinRefusal::UnknownToken.into()),
+        }
     }
 
     /// Makes a token and answers its secret, which is kept nowhere.
@@ -133,13 +180,13 @@ impl IdentityDirectory {
         admission: &TokenAdmission,
     ) -> Result<SignedCertificate, IdentityError> {
         let TokenAdmission { name, days, replaces } = admission;
-        self.sign(request, name, *days, |ledger| match !replaces && ledger.has(name, now()) {
+        self.sign(request, name, *days, None, |ledger| match !replaces && ledger.has(name, now()) {
             true => Err(JoinRefusal::NameIssued.into()),
             false => Ok(()),
         })
     }
 
-    /// Signs another certificate for a host that has shown a valid one.
+    /// Signs another certificate for a host that has shown a valid one. The ledger knows the shown one from then on, if it did not.
     ///
     /// # Errors
     /// The certificate that was shown is revoked; the host has too many; the files cannot be used.
@@ -151,9 +198,10 @@ impl IdentityDirectory {
     ) -> Result<SignedCertificate, IdentityError> {
         let name = shown.host().map_err(|_| JoinRefusal::NoCertificate)?;
         let authority = self.authority_certificate()?;
-        self.sign(request, &name, days, |_| {
-            // It may have been revoked since the handshake. Whoever revokes has the ledger until the list is there.
-            match self.read_list(&authority)?.is_some_and(|list| list.revokes(&shown.serial)) {
+        self.sign(request, &name, days, Some(shown), |ledger| {
+            // It may have been revoked since the handshake; the ledger says so also where the list is lost, and the list where the ledger is.
+            let on_list = self.read_list(&authority)?.is_some_and(|list| list.revokes(&shown.serial));
+            match on_list || ledger.content.revokes(&shown.serial) {
                 true => Err(JoinRefusal::NoCertificate.into()),
                 false => Ok(()),
             }
@@ -165,6 +213,7 @@ impl IdentityDirectory {
         request: &SigningRequest,
         name: &HostName,
         days: u32,
+        shown: Option<&CertificateFacts>,
         may: impl FnOnce(&OpenLedger) -> Result<(), IdentityError>,
     ) -> Result<SignedCertificate, IdentityError> {
         let authority = self.read_authority()?;
@@ -173,13 +222,13 @@ impl IdentityDirectory {
         ledger.may_sign(name, now())?;
         let certificate = authority::sign(&authority, request, name, Validity::days(days))?;
         let facts = facts(&certificate)?;
-        ledger.signed(&facts);
+        shown.into_iter().chain([&facts]).for_each(|facts| ledger.signed(facts));
         ledger.keep()?;
         let authority = authority::authority_certificate(&authority)?;
         Ok(SignedCertificate { certificate, authority, facts })
     }
 
-    /// Revokes certificates of a host, and writes the list that says so. Doing it again writes the list again if it is gone.
+    /// Revokes certificates of a host, of those that the ledger knows, and writes the list that says so. Doing it again writes the list again if it is gone.
     ///
     /// # Errors
     /// There is no such certificate; it is the one that this host uses; there is no authority here; the files cannot be used.
@@ -246,10 +295,13 @@ impl IdentityDirectory {
             }
         }
         let before = present.as_ref().map_or(0, RevocationList::number);
-        if present.is_some_and(|list| list.revoked().map(|(serial, _)| serial).eq(revoked.keys())) {
+        let last = ledger.content.list_number;
+        let same = |list: RevocationList| list.revoked().map(|(serial, _)| serial).eq(revoked.keys());
+        if before >= last && present.is_some_and(same) {
             return Ok(before);
         }
-        let number = ledger.content.list_number.max(before).saturating_add(1);
+        // The time as well: numbers go on also if both files come from an old backup.
+        let number = last.max(before).max(now().max(0).unsigned_abs()).saturating_add(1);
         ledger.content.list_number = number;
         let text = authority::revocation_list(authority, number, &revoked)?;
         let malformed = |why| IdentityError::RevocationList { path: self.list_file(), why };
@@ -261,14 +313,15 @@ impl IdentityDirectory {
     }
 
     /// A server's part of TLS with which the authority answers hosts that join, renew or ask for the list: under a certificate of its own that is made
-    /// for this call, ends in a day, and that no host can have. Clients with a certificate have to show a good one; others may come without.
+    /// for this call, ends in a day, and that no host can have. Clients with a certificate have to show a good one; others may come without. The list of
+    /// revoked ones is written again if it lacks something.
     ///
     /// # Errors
     /// There is no authority here, or its files cannot be used.
     pub fn answering(&self) -> Result<std::sync::Arc<rustls::ServerConfig>, IdentityError> {
         let authority = self.read_authority()?;
         let certificate = self.authority_certificate()?;
-        let list = self.read_list(&certificate)?;
+        let list = self.say_again(&authority, self.ledger()?)?;
         let now = OffsetDateTime::now_utc();
         let validity = Validity { from: now - CLOCKS, until: now + time::Duration::days(1) };
         let text = authority::answering(&authority, validity)?;
@@ -276,12 +329,18 @@ impl IdentityDirectory {
             .map_err(|why| IdentityError::Malformed { path: self.authority(), why })
     }
 
+    /// What changes whenever [`IdentityDirectory::answering`] would answer something else.
+    pub fn answering_version(&self) -> [Option<FileVersion>; 3] {
+        [self.authority(), self.list_file(), Ledger::path(self.path())].map(|path| FileVersion::of(&path))
+    }
+
     /// Whether this host is called so.
     fn is_own(&self, name: &HostName) -> bool {
         self.show().is_ok_and(|shown| shown.host.name == name.as_str())
     }
 
-    /// Of what a host has got for its key: makes it the identity of this host, and takes the list that came along. `key`: the private key (PEM).
+    /// Makes what the authority has answered the identity of this host, and takes the list that came along. `key`: the private key (PEM) that the
+    /// certificate is for.
     ///
     /// # Errors
     /// What came is not for this key, not of the authority `fingerprint`, not for the host `name`, or not valid; or an identity is here that it may not
@@ -291,7 +350,7 @@ impl IdentityDirectory {
         received: &SignedAnswer<'_>,
         key: &str,
         replaces: bool,
-    ) -> Result<HostName, IdentityError> {
+    ) -> Result<Installed, IdentityError> {
         let text = format!("{}{}{key}", received.certificate, received.authority);
         let path = std::path::Path::new("the answer of the authority's host");
         if [received.certificate, received.authority].iter().any(|text| text.contains("PRIVATE KEY")) {

@@ -11,6 +11,7 @@ use crate::error::IdentityError;
 use crate::files::{self, IfThere};
 use crate::name::HostName;
 use crate::refusal::JoinRefusal;
+use crate::revocation::RevocationList;
 
 /// Most tokens at a time, those that have ended within [`REMEMBERED`] included.
 const MOST_TOKENS: usize = 1024;
@@ -84,6 +85,9 @@ pub(crate) struct Ledger {
     version: u32,
     /// That of the last revocation list.
     pub list_number: u64,
+    /// When it was begun, in seconds since 1970: what was signed before is not in it.
+    #[serde(default)]
+    pub since: i64,
     tokens: Vec<TokenEntry>,
     pub certificates: Vec<SignedEntry>,
 }
@@ -102,24 +106,8 @@ impl OpenLedger {
     /// Opens that in `directory`; an authority without one has made nothing yet. What has ended long ago is not in it any more.
     pub fn open(directory: &Path, now: i64) -> Result<OpenLedger, IdentityError> {
         let lock = files::lock(&directory.join("ledger.lock"), PATIENCE)?;
-        let path = directory.join("ledger.json");
-        let malformed = |why: String| IdentityError::Malformed { path: path.clone(), why };
-        let mut content = match files::read_long(&path, WHAT, LONGEST) {
-            Err(IdentityError::Missing { .. }) => {
-                Ledger { version: VERSION, list_number: 0, tokens: Vec::new(), certificates: Vec::new() }
-            }
-            Err(error) => return Err(error),
-            Ok(text) => serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?,
-        };
-        if content.version != VERSION {
-            return Err(malformed(format!(
-                "its form is {}, and this program knows {VERSION}",
-                content.version
-            )));
-        }
-        let since = now.saturating_sub(REMEMBERED);
-        content.tokens.retain(|token| token.until >= since);
-        content.certificates.retain(|certificate| certificate.not_after >= since);
+        let path = Ledger::path(directory);
+        let content = Ledger::read(&path, now)?;
         Ok(OpenLedger { path, content, _lock: lock })
     }
 
@@ -180,6 +168,8 @@ impl OpenLedger {
         if !entry.replaces && self.has(&name, now) {
             return Err(JoinRefusal::NameIssued.into());
         }
+        // What could not be signed does not use it up.
+        self.may_sign(&name, now)?;
         let entry = &mut self.content.tokens[token];
         entry.used = Some(now);
         Ok(TokenAdmission { name, days: entry.days, replaces: entry.replaces })
@@ -196,8 +186,11 @@ impl OpenLedger {
         }
     }
 
-    /// Enters a certificate that was signed.
+    /// Enters a certificate that was signed, unless it is there.
     pub fn signed(&mut self, facts: &CertificateFacts) {
+        if self.content.certificates.iter().any(|one| one.serial == facts.serial) {
+            return;
+        }
         self.content.certificates.push(SignedEntry {
             name: facts.name.clone(),
             serial: facts.serial.clone(),
@@ -209,6 +202,53 @@ impl OpenLedger {
 }
 
 impl Ledger {
+    pub fn path(directory: &Path) -> PathBuf {
+        directory.join("ledger.json")
+    }
+
+    /// As it is: whoever has no lock changes nothing.
+    pub fn read(path: &Path, now: i64) -> Result<Ledger, IdentityError> {
+        let malformed = |why: String| IdentityError::Malformed { path: path.to_owned(), why };
+        let mut content = match files::read_long(path, WHAT, LONGEST) {
+            Err(IdentityError::Missing { .. }) => {
+                let (tokens, certificates) = (Vec::new(), Vec::new());
+                Ledger { version: VERSION, list_number: 0, since: now, tokens, certificates }
+            }
+            Err(error) => return Err(error),
+            Ok(text) => serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?,
+        };
+        if content.version != VERSION {
+            return Err(malformed(format!(
+                "its form is {}, and this program knows {VERSION}",
+                content.version
+            )));
+        }
+        let since = now.saturating_sub(REMEMBERED);
+        content.tokens.retain(|token| token.until >= since);
+        content.certificates.retain(|certificate| certificate.not_after >= since);
+        Ok(content)
+    }
+
+    /// Whether a token with that secret was made, used or not.
+    pub fn knows(&self, secret: &[u8]) -> bool {
+        let hash = digest(secret);
+        self.tokens.iter().any(|token| token.hash == hash)
+    }
+
+    /// Whether the certificate of that number was revoked.
+    pub fn revokes(&self, serial: &str) -> bool {
+        self.certificates.iter().any(|one| one.serial == serial && one.revoked.is_some())
+    }
+
+    /// Whether `list` says all that was revoked, and is not older than the last one.
+    pub fn is_said(&self, list: Option<&RevocationList>) -> bool {
+        let mut revoked = self.certificates.iter().filter(|one| one.revoked.is_some());
+        match list {
+            Some(list) => list.number() >= self.list_number && revoked.all(|one| list.revokes(&one.serial)),
+            None => self.list_number == 0 && revoked.next().is_none(),
+        }
+    }
+
     fn valid(&self, name: &HostName, now: i64) -> impl Iterator<Item = &SignedEntry> {
         self.certificates
             .iter()

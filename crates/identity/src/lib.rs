@@ -4,7 +4,7 @@
 //!   authority.pem   certificate and key of the authority: on one host only     create, issue, renew
 //!   ledger.json     what the authority has made: tokens, certificates, revocations     make_token, use_token, sign, revoke
 //!   host.pem        certificate and key of this host, certificate of the authority     import, install, load, show, export
-//!   revoked.pem     the authority's list of revoked certificates     revoke, take_revocations, look_again
+//!   revoked.pem     the authority's list of revoked certificates     revoke, take_revocations, ListWatch
 //!   authority.at    where the authority answers     keep_places, places
 //! ```
 //!
@@ -27,13 +27,15 @@ mod pinned;
 mod refusal;
 mod revocation;
 mod tls;
+mod watch;
 mod watched;
 
 pub use authority::{LONGEST_REQUEST, NewKey, SigningRequest, Validity};
 pub use certificate::{CertificateFacts, moment};
-pub use directory::{IdentityDirectory, ListNews, Shown};
+pub use directory::{IdentityDirectory, Installed, ListNews, Shown};
 pub use error::IdentityError;
 pub use fault::TlsFault;
+pub use files::FileVersion;
 pub use issuing::{Revoked, SECRET, SignedAnswer, SignedCertificate, Which};
 pub use ledger::{TokenAdmission, TokenOrder};
 pub use name::{ANSWERING, HostName};
@@ -42,6 +44,7 @@ pub use pinned::pinned_client;
 pub use refusal::JoinRefusal;
 pub use revocation::{LONGEST_LIST, RevocationList};
 pub use tls::HostIdentity;
+pub use watch::ListWatch;
 pub use watched::WatchedStream;
 
 /// Where a host's identity is if nothing else is said.

@@ -83,6 +83,11 @@ impl Peers {
                 let path = path.to_owned();
                 heard.refused = Some(IdentityError::OlderRevocationList { path, number, present });
             }
+            (Ok(Some(new)), Some(present)) if new.number() == present.number() && !new.is_same(&present) => {
+                let why =
+                    format!("it is another list {} than the one that counts in this process", new.number());
+                heard.refused = Some(IdentityError::RevocationList { path: path.to_owned(), why });
+            }
             (Ok(Some(new)), present) => {
                 heard.changed = present.is_none_or(|present| *present != new);
                 let new = Arc::new(new);

@@ -35,6 +35,11 @@ pub enum JoinRefusal {
         "the certificate signing request cannot be used: it is malformed, wrongly signed, or not for an ECDSA P-256 key"
     )]
     BadRequest,
+    /// The token was used up, and nothing came of it.
+    #[error(
+        "the authority could not sign after it had used the token up, its host's log says why: then make another token (`ioplane identity token`)"
+    )]
+    Spent,
     /// Whoever renews shows the certificate that is to be renewed.
     #[error("no valid certificate was shown: a host without one joins by a token (`ioplane identity token`)")]
     NoCertificate,

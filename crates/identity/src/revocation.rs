@@ -24,6 +24,17 @@ pub struct RevocationList {
 }
 
 impl RevocationList {
+    /// Whether a text (PEM) is a list that another authority than this says it has made. Nothing else of it is checked.
+    pub(crate) fn is_foreign(text: &str, authority: &CertificateDer<'_>) -> bool {
+        let Ok(der) = CertificateRevocationListDer::from_pem_slice(text.as_bytes()) else { return false };
+        let list = CertificateRevocationList::from_der(&der);
+        let issuer = X509Certificate::from_der(authority);
+        match (list, issuer) {
+            (Ok((_, list)), Ok((_, issuer))) => list.issuer().as_raw() != issuer.subject().as_raw(),
+            _ => false,
+        }
+    }
+
     /// Of a text (PEM, `X509 CRL`). An error says what is wrong with it.
     pub(crate) fn parse(text: &str, authority: &CertificateDer<'static>) -> Result<RevocationList, String> {
         if text.len() > LONGEST_LIST {
@@ -75,6 +86,11 @@ impl RevocationList {
 
     pub(crate) fn der(&self) -> CertificateRevocationListDer<'static> {
         self.der.clone()
+    }
+
+    /// Whether the authority has signed both at once: texts may differ in what is around.
+    pub(crate) fn is_same(&self, other: &RevocationList) -> bool {
+        self.der == other.der
     }
 
     pub(crate) fn is_of(&self, authority: &CertificateDer<'_>) -> bool {

@@ -10,8 +10,15 @@ use ioplane_identity::{
     HostName, IdentityDirectory, IdentityError, JoinRefusal, NewKey, RevocationList, SignedAnswer,
     SigningRequest, TlsFault, TokenOrder, Validity, Which,
 };
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PublicKeyData,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use support::{authority, both, folder, issued, name};
 use time::OffsetDateTime;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 fn now() -> i64 {
     OffsetDateTime::now_utc().unix_timestamp()
@@ -31,6 +38,10 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T, IdentityError>) -> JoinRefusal
 
 fn revoked(authority: &IdentityDirectory, host: &str) -> u64 {
     authority.revoke(&name(host), &Which::All).unwrap().number
+}
+
+fn permit(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
 }
 
 fn list(authority: &IdentityDirectory) -> String {
@@ -62,7 +73,7 @@ fn a_token_works_once_also_after_a_restart() {
 }
 
 #[test]
-fn tokens_end_and_names_are_had_once() {
+fn tokens_end_and_a_name_is_issued_once() {
     let folder = folder();
     let a = authority(folder.path());
     let late = a.make_token(&TokenOrder { until: now() - 1, ..order(Some("host-b")) }).unwrap();
@@ -123,7 +134,7 @@ fn join(a: &IdentityDirectory, folder: &Path, host: &str) -> IdentityDirectory {
         name: Some(&wanted),
     };
     let directory = IdentityDirectory::new(folder.join(host));
-    assert_eq!(directory.install(&received, key.key(), false).unwrap(), wanted);
+    assert_eq!(directory.install(&received, key.key(), false).unwrap().name, wanted);
     // Another key, name or authority is not taken, and what is there stays.
     let (other, c) = (NewKey::generate().unwrap(), name("host-c"));
     assert!(matches!(directory.install(&received, other.key(), false), Err(IdentityError::Malformed { .. })));
@@ -155,9 +166,43 @@ fn requests_that_cannot_be_used_are_refused() {
     // The end of a request is its signature.
     let last = mixed.len() - 2;
     mixed[last] = lines(&other)[last].clone();
-    for bad in ["", "x", &mixed.join("\n"), &"x".repeat(1 << 20)] {
+    let of = |kind| {
+        let key = KeyPair::generate_for(kind).unwrap();
+        CertificateParams::new(Vec::new()).unwrap().serialize_request(&key).unwrap().pem().unwrap()
+    };
+    // Of keys of other kinds.
+    let (longer, other) = (of(&PKCS_ECDSA_P384_SHA384), of(&PKCS_ED25519));
+    assert!(SigningRequest::parse(&of(&PKCS_ECDSA_P256_SHA256)).is_ok());
+    for bad in ["", "x", &mixed.join("\n"), &"x".repeat(1 << 20), &longer, &other] {
         assert_eq!(SigningRequest::parse(bad).unwrap_err(), JoinRefusal::BadRequest, "{bad:.60}");
     }
+}
+
+/// What a request asks for does not count, but for its key.
+#[test]
+fn a_certificate_has_nothing_of_the_request_but_the_key() {
+    let folder = folder();
+    let a = authority(folder.path());
+    let key = KeyPair::generate().unwrap();
+    let mut asked = CertificateParams::new(vec!["host-a".to_owned(), "10.0.0.1".to_owned()]).unwrap();
+    asked.distinguished_name.push(DnType::CommonName, "host-a");
+    asked.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    asked.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    asked.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning];
+    let request = asked.serialize_request(&key).unwrap().pem().unwrap();
+    let request = SigningRequest::parse(&request).unwrap();
+    let secret = a.make_token(&order(Some("host-b"))).unwrap();
+    let signed = a.sign_admitted(&request, &a.use_token(&secret, None).unwrap()).unwrap();
+    let der = CertificateDer::from_pem_slice(signed.certificate.as_bytes()).unwrap();
+    let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+    assert!(!certificate.is_ca());
+    let names = certificate.subject_alternative_name().unwrap().unwrap();
+    assert_eq!(names.value.general_names, [GeneralName::DNSName("host-b")]);
+    assert_eq!(certificate.subject().to_string(), "CN=host-b");
+    let usage = certificate.key_usage().unwrap().unwrap().value;
+    assert!(usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign());
+    assert!(!certificate.extended_key_usage().unwrap().unwrap().value.code_signing);
+    assert_eq!(certificate.public_key().raw, key.subject_public_key_info());
 }
 
 #[test]
@@ -168,20 +213,21 @@ fn a_revoked_peer_is_refused_by_servers_and_clients_once_they_have_the_list() {
     let renewed = issued(&a, &folder.path().join("again"), "host-b");
     let old = b.show().unwrap().host;
     let done = a.revoke(&name("host-b"), &Which::Fingerprint(old.fingerprint.clone())).unwrap();
-    assert_eq!((done.number, &done.serials[..]), (1, &[old.serial.clone()][..]));
+    assert_eq!(done.serials, [old.serial.clone()]);
     let told = TlsFault::Refused("its authority has revoked it");
     let (at_a, at_b) = (a.load().unwrap(), b.load().unwrap());
     assert_eq!(both(&at_b, &at_a, "host-a"), (Some(told.clone()), Some(TlsFault::Revoked)));
     assert_eq!(both(&at_a, &at_b, "host-b"), (Some(TlsFault::Revoked), Some(told.clone())));
     // Who has not heard of it takes it, and then does not.
     assert_eq!(both(&at_b, &c.load().unwrap(), "host-c"), (None, None));
-    assert_eq!(bring(&a, &c).unwrap(), (1, true));
-    assert_eq!(bring(&a, &c).unwrap(), (1, false));
+    assert_eq!(bring(&a, &c).unwrap(), (done.number, true));
+    assert_eq!(bring(&a, &c).unwrap(), (done.number, false));
     assert_eq!(both(&at_b, &c.load().unwrap(), "host-c"), (Some(told), Some(TlsFault::Revoked)));
     // Another certificate of that name is as good as before, until all are revoked.
     assert_eq!(both(&renewed.load().unwrap(), &at_a, "host-a"), (None, None));
     let all = a.revoke(&name("host-b"), &Which::All).unwrap();
-    assert_eq!((all.number, all.serials), (2, vec![renewed.show().unwrap().host.serial]));
+    assert!(all.number > done.number);
+    assert_eq!(all.serials, [renewed.show().unwrap().host.serial]);
     let refused = both(&renewed.load().unwrap(), &a.load().unwrap(), "host-a");
     assert_eq!(refused.1, Some(TlsFault::Revoked));
     // It knows by itself, once it has the list.
@@ -218,15 +264,16 @@ fn what_may_be_revoked() {
     assert!(unknown(Which::All));
     // The ledger is gone, and the list is not: numbers go on, and nothing is taken off it.
     let done = a.revoke(&name("host-b"), &Which::Serial(serial.clone())).unwrap();
-    assert_eq!((done.number, &done.serials[..]), (2, &[serial.clone()][..]));
+    assert!(done.number > old.number);
+    assert_eq!(done.serials, [serial.clone()]);
     let list = a.revocations().unwrap().unwrap();
     assert_eq!(list.revoked().count(), 2);
     // Again: the same list; written again if it is gone.
     let again = a.revoke(&name("host-b"), &Which::Serial(serial.clone())).unwrap();
-    assert_eq!((again.number, again.serials.len()), (2, 0));
+    assert_eq!((again.number, again.serials.len()), (done.number, 0));
     std::fs::remove_file(a.list_file()).unwrap();
     let again = a.revoke(&name("host-b"), &Which::Serial(serial.clone())).unwrap();
-    assert_eq!(again.number, 3);
+    assert!(again.number > done.number);
     assert!(a.revocations().unwrap().unwrap().revokes(&serial));
 }
 
@@ -239,21 +286,28 @@ fn bad_and_older_lists_are_not_taken() {
         issued(&a, folder.path(), host);
         issued(&foreign, other.path(), host);
     }
-    revoked(&a, "host-b");
+    let old = revoked(&a, "host-b");
     let first = list(&a);
-    revoked(&a, "host-d");
+    let newest = revoked(&a, "host-d");
     revoked(&foreign, "host-b");
     let take = |text: &str| c.take_revocations(Path::new("x"), text);
     let bad = |text: &str| matches!(take(text), Err(IdentityError::RevocationList { .. }));
     assert!(bad(&list(&foreign)) && bad("") && bad("x") && bad(&"x".repeat(3 << 20)));
     assert!(bad(&std::fs::read_to_string(folder.path().join("a/host.pem")).unwrap()));
     assert!(c.revocations().unwrap().is_none());
-    assert_eq!(take(&list(&a)).unwrap(), (2, true));
+    assert_eq!(take(&list(&a)).unwrap(), (newest, true));
     match take(&first) {
-        Err(IdentityError::OlderRevocationList { number: 1, present: 2, .. }) => {}
+        Err(IdentityError::OlderRevocationList { number, present, .. }) => {
+            assert_eq!((number, present), (old, newest));
+        }
         other => panic!("{other:?}"),
     }
-    assert_eq!(c.revocations().unwrap().unwrap().number(), 2);
+    assert_eq!(c.revocations().unwrap().unwrap().number(), newest);
+    // What cannot be read now may be a newer one: it stays.
+    permit(&c.list_file(), 0o644);
+    assert!(matches!(take(&first), Err(IdentityError::Permissions { .. })));
+    permit(&c.list_file(), 0o600);
+    assert_eq!(c.revocations().unwrap().unwrap().number(), newest);
 
     // Written over by hand, while a process runs: what it knows counts. Another one has nothing to go by.
     let known = IdentityDirectory::new(c.path());
@@ -278,7 +332,7 @@ fn bad_and_older_lists_are_not_taken() {
     assert!(known.look_again().refused.is_some());
     assert_eq!(both(&d, &known.load().unwrap(), "host-c").1, Some(TlsFault::Revoked));
     // It is brought again.
-    assert_eq!(take(&list(&a)).unwrap(), (2, true));
+    assert_eq!(take(&list(&a)).unwrap(), (newest, true));
     assert!(known.look_again().refused.is_none());
 }
 
@@ -303,10 +357,10 @@ fn connections_of_a_revoked_peer_end_when_the_list_is_read() {
     drop(gone);
     assert!(ended(&theirs_gone));
     // Another process revokes.
-    revoked(&IdentityDirectory::new(a.path()), "host-b");
+    let number = revoked(&IdentityDirectory::new(a.path()), "host-b");
     assert!(!ended(&theirs_b));
     let news = a.look_again();
-    assert_eq!(news.number, Some(1));
+    assert_eq!(news.number, Some(number));
     let told: Vec<_> = news.ended.iter().map(|peer| (peer.name.as_str(), peer.serial.as_str())).collect();
     assert_eq!(told, [("host-b", of_b.serial.as_str())]);
     assert!(ended(&theirs_b) && !ended(&theirs_c));

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_identity::{
-    ANSWERING, HostIdentity, HostName, IdentityDirectory, JoinRefusal, NewKey, SignedAnswer, pinned_client,
+    ANSWERING, HostIdentity, HostName, IdentityDirectory, Installed, JoinRefusal, NewKey, SignedAnswer,
+    pinned_client,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -31,6 +32,8 @@ pub struct Joined {
     pub name: HostName,
     /// Where the authority answered.
     pub place: AuthorityPlace,
+    /// Why the list that came along was not taken: it is older than the one that is here.
+    pub older_list: Option<String>,
 }
 
 /// Makes a key here, has the authority sign it by the token, and makes that the identity of this host. `name`: how the host is to be called, if the token does
@@ -60,7 +63,12 @@ pub async fn join(
     let secret = token.secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let ask = Ask::Join { secret, name: Some(name.to_string()), request: key.request().to_owned() };
     let (answer, place) = ask_one(&token.places, pinned_client(token.authority), ask).await?;
-    take_issued(identity, answer, key, fingerprint, name, replaces, place).await
+    let taken = take_issued(identity, answer, key, fingerprint, name, replaces, place).await;
+    taken.map_err(|error| match error {
+        // Nothing was signed, and the reason says what has become of the token.
+        JoinError::Refused(refusal) => refusal.into(),
+        other => JoinError::AnswerLost(Box::new(other)),
+    })
 }
 
 /// Makes a new key here and has the authority sign it, by the certificate that this host has. The old one stays valid until its end.
@@ -112,7 +120,7 @@ async fn take_issued(
         return Err(unexpected(answer));
     };
     let directory = identity.clone();
-    let name = blocking(move || {
+    let installed = blocking(move || {
         let (list, name) = (revocations.as_deref(), Some(&name));
         let received = SignedAnswer {
             certificate: &certificate,
@@ -123,7 +131,8 @@ async fn take_issued(
         };
         Ok(directory.install(&received, key.key(), replaces)?)
     });
-    Ok(Joined { name: name.await?, place })
+    let Installed { name, older_list } = installed.await?;
+    Ok(Joined { name, place, older_list })
 }
 
 fn unexpected(answer: Answer) -> JoinError {

@@ -54,9 +54,9 @@ pub enum JoinError {
     /// The other side has closed the connection.
     #[error("the peer closed the connection before it had said all")]
     Closed,
-    /// The request was sent, and what became of it is not known.
+    /// The request was sent, and what became of it is not known, or not of use.
     #[error(
-        "the answer of the authority is lost ({0}). The token may be used up: make another one (`ioplane identity token`), with `--replace` if that says that the name has a certificate"
+        "the answer of the authority is lost or of no use ({0}). The token may be used up: make another one (`ioplane identity token`), with `--replace` if that says that the name has a certificate"
     )]
     AnswerLost(Box<JoinError>),
     /// An address has asked too often.

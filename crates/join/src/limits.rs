@@ -1,4 +1,4 @@
-//! How often one address may ask.
+//! How often one address may ask, and how much at a time.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 const BURST: u32 = 30;
 /// Then one for each of these.
 const EACH: Duration = Duration::from_secs(1);
+/// Connections of an address at a time: a few addresses leave room for others.
+const AT_ONCE: u32 = 8;
 /// Addresses that are remembered.
 const MOST: usize = 4096;
 
@@ -16,6 +18,8 @@ const MOST: usize = 4096;
 pub(crate) struct AddressLimits {
     /// When an address will have paid for all of its connections.
     paid: HashMap<IpAddr, Instant>,
+    /// Connections that are there. Whoever begins them limits how many there are of all addresses.
+    open: HashMap<IpAddr, u32>,
 }
 
 /// What becomes of a connection.
@@ -28,6 +32,25 @@ pub(crate) enum Allowed {
 }
 
 impl AddressLimits {
+    /// Takes one of the places of `address`, if one is free. It is given back by [`AddressLimits::end`].
+    pub fn begin(&mut self, address: IpAddr) -> bool {
+        let open = self.open.entry(network(address)).or_insert(0);
+        let free = *open < AT_ONCE;
+        *open += u32::from(free);
+        free
+    }
+
+    /// Gives a place back.
+    pub fn end(&mut self, address: IpAddr) {
+        let address = network(address);
+        if let Some(open) = self.open.get_mut(&address) {
+            *open = open.saturating_sub(1);
+            if *open == 0 {
+                self.open.remove(&address);
+            }
+        }
+    }
+
     /// Whether `address` may begin another connection.
     pub fn allow(&mut self, address: IpAddr, now: Instant) -> Allowed {
         let address = network(address);
@@ -73,9 +96,23 @@ mod tests {
         assert_eq!(limits.allow(one, start), Allowed::NoMore);
         assert_eq!(limits.allow(one, start), Allowed::No);
         assert_eq!(limits.allow("10.0.0.2".parse().unwrap(), start), Allowed::Yes);
-        let later = start + EACH * 2 + Duration::from_millis(1);
+        let later = start + EACH + Duration::from_millis(1);
         assert_eq!(limits.allow(one, later), Allowed::Yes);
         assert_ne!(limits.allow(one, later), Allowed::Yes);
+    }
+
+    #[test]
+    fn an_address_has_some_places_at_a_time() {
+        let mut limits = AddressLimits::default();
+        let (one, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let taken = |limits: &mut AddressLimits| (0..100).filter(|_| limits.begin(one)).count();
+        assert_eq!(taken(&mut limits), AT_ONCE as usize);
+        assert!(limits.begin(other));
+        limits.end(one);
+        assert_eq!(taken(&mut limits), 1);
+        (0..AT_ONCE).for_each(|_| limits.end(one));
+        limits.end(other);
+        assert!(limits.open.is_empty(), "{:?}", limits.open);
     }
 
     #[test]

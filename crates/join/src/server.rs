@@ -1,18 +1,19 @@
 //! The authority's host: answers hosts that join, renew, or ask for the list of revoked certificates.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_identity::{
-    CertificateFacts, HostName, IdentityDirectory, IdentityError, JoinRefusal, SECRET, SignedCertificate,
-    SigningRequest, TlsFault,
+    CertificateFacts, FileVersion, HostName, IdentityDirectory, IdentityError, JoinRefusal, SECRET,
+    SignedCertificate, SigningRequest, TlsFault,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex as Turns, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
 use crate::error::JoinError;
@@ -20,8 +21,12 @@ use crate::kill::{self, KillPoint};
 use crate::limits::{AddressLimits, Allowed};
 use crate::wire::{Answer, Ask, LONGEST_ANSWER, LONGEST_REQUEST, Request, VERSION, receive, send};
 
-/// How long one connection may take, from its first byte to its last.
+/// How long one connection may take, from when it is taken to its last byte.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long its handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+/// For how long one certificate of the authority's answers for it, at most: it ends in a day.
+const KEEPS: Duration = Duration::from_secs(3600);
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 64;
 /// How long a client may take to hear why it is refused.
@@ -42,6 +47,57 @@ struct Shared {
     /// For how many days a renewed certificate is valid.
     days: u32,
     limits: Mutex<AddressLimits>,
+    /// What the handshake needs, of the files as they were.
+    tls: Arc<Turns<Option<Handshakes>>>,
+    /// Whoever works with the ledger has it: the others wait here, and hold no thread.
+    turn: Arc<Turns<()>>,
+}
+
+#[derive(Debug)]
+struct Handshakes {
+    of: [Option<FileVersion>; 3],
+    since: Instant,
+    tls: Arc<ServerConfig>,
+}
+
+/// A place among the connections, until it is dropped: with what is carried out for it.
+#[derive(Debug)]
+struct Place {
+    shared: Arc<Shared>,
+    peer: SocketAddr,
+    /// When the connection is given up.
+    end: Instant,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.limits().end(self.peer.ip());
+    }
+}
+
+impl Shared {
+    fn limits(&self) -> MutexGuard<'_, AddressLimits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server's part of TLS. It is made anew when one of its files has changed.
+    async fn tls(&self) -> Result<Arc<ServerConfig>, JoinError> {
+        let mut kept = self.tls.clone().lock_owned().await;
+        let identity = self.identity.clone();
+        let made = move || -> Result<_, IdentityError> {
+            let of = identity.answering_version();
+            match &*kept {
+                Some(kept) if kept.of == of && kept.since.elapsed() < KEEPS => Ok(kept.tls.clone()),
+                _ => {
+                    let tls = identity.answering()?;
+                    *kept = Some(Handshakes { of, since: Instant::now(), tls: tls.clone() });
+                    Ok(tls)
+                }
+            }
+        };
+        Ok(tokio::task::spawn_blocking(made).await.map_err(JoinError::gone)??)
+    }
 }
 
 impl JoinServer {
@@ -54,13 +110,19 @@ impl JoinServer {
         identity: IdentityDirectory,
         days: u32,
     ) -> Result<JoinServer, JoinError> {
-        // Each connection reads the files anew; what is wrong with them is to be known at the start.
+        // Whatever is wrong with the files is to be known at the start. A list that lacks something is written again here.
         identity.answering()?;
         let failed = |source| JoinError::Os { doing: "listening", source };
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = TcpListener::from_std(listener).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared { identity, days, limits: Mutex::default() });
+        let shared = Arc::new(Shared {
+            identity,
+            days,
+            limits: Mutex::default(),
+            tls: Arc::default(),
+            turn: Arc::default(),
+        });
         Ok(JoinServer { address, task: tokio::spawn(listen(listener, shared)).abort_handle() })
     }
 
@@ -81,11 +143,8 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let allowed = shared
-                    .limits
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .allow(peer.ip(), Instant::now());
+                let now = Instant::now();
+                let allowed = shared.limits().allow(peer.ip(), now);
                 match allowed {
                     Allowed::Yes => {}
                     Allowed::NoMore => {
@@ -95,12 +154,14 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
                     Allowed::No => continue,
                 }
                 // Who finds no place is closed at once, and comes again.
-                let Ok(place) = places.clone().try_acquire_owned() else { continue };
-                let shared = shared.clone();
+                let Ok(_permit) = places.clone().try_acquire_owned() else { continue };
+                if !shared.limits().begin(peer.ip()) {
+                    continue;
+                }
+                let place = Place { shared: shared.clone(), peer, end: now + PATIENCE, _permit };
                 tokio::spawn(async move {
-                    let served = tokio::time::timeout(PATIENCE, serve(stream, peer, &shared)).await;
+                    let served = tokio::time::timeout(PATIENCE, serve(stream, Arc::new(place))).await;
                     let served = served.unwrap_or(Err(JoinError::Slow(PATIENCE)));
-                    drop(place);
                     if let Err(error) = served {
                         tracing::warn!(%peer, %error, "a host was not answered");
                     }
@@ -114,13 +175,13 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// From the first byte of one connection to its end.
-async fn serve(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) -> Result<(), JoinError> {
+/// All of one connection.
+async fn serve(stream: TcpStream, place: Arc<Place>) -> Result<(), JoinError> {
     stream.set_nodelay(true).map_err(JoinError::stream("taking a connection"))?;
-    let identity = shared.identity.clone();
-    let tls = tokio::task::spawn_blocking(move || identity.answering()).await.map_err(JoinError::gone)??;
-    let accepted = TlsAcceptor::from(tls).accept(stream).into_fallible().await;
-    let mut stream = match accepted {
+    let (tls, peer) = (place.shared.tls().await?, place.peer);
+    let accepted = TlsAcceptor::from(tls).accept(stream).into_fallible();
+    let accepted = tokio::time::timeout(HANDSHAKE, accepted).await;
+    let mut stream = match accepted.map_err(|_| JoinError::Slow(HANDSHAKE))? {
         Ok(stream) => stream,
         Err((error, stream)) => {
             let_hear(stream).await;
@@ -129,7 +190,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) -> Res
     };
     let shown = shown(&stream)?;
     let answer = match receive::<_, Request>(&mut stream, LONGEST_REQUEST).await {
-        Ok(Request { version: VERSION, ask }) => answer(ask, shown, peer, shared).await?,
+        Ok(Request { version: VERSION, ask }) => answer(ask, shown, place).await?,
         Ok(_) => Answer::Refused(JoinRefusal::NotUnderstood),
         Err(error @ (JoinError::Malformed(_) | JoinError::Long { .. })) => {
             send(&mut stream, &Answer::Refused(JoinRefusal::NotUnderstood), LONGEST_ANSWER).await?;
@@ -168,60 +229,105 @@ async fn let_hear(mut stream: TcpStream) {
     let _ = tokio::time::timeout(HEARS, ended).await;
 }
 
-async fn answer(
-    ask: Ask,
-    shown: Option<CertificateFacts>,
-    peer: SocketAddr,
-    shared: &Arc<Shared>,
-) -> Result<Answer, JoinError> {
-    let shared = shared.clone();
+async fn answer(ask: Ask, shown: Option<CertificateFacts>, place: Arc<Place>) -> Result<Answer, JoinError> {
+    let here = place.clone();
+    // Whoever has no token and no certificate is refused without waiting for the others.
+    let wanted = tokio::task::spawn_blocking(move || wanted(&here.shared, ask, shown));
+    let wanted = match wanted.await.map_err(JoinError::gone)? {
+        Ok(wanted) => wanted,
+        Err(error) => return Ok(refused(error, place.peer)),
+    };
+    let turn = place.shared.turn.clone().lock_owned().await;
     let answered = tokio::task::spawn_blocking(move || {
-        let answered = match ask {
-            Ask::Join { secret, name, request } => join(&shared, &secret, name.as_deref(), &request),
-            Ask::Renew { request } => renew(&shared, shown.as_ref(), &request),
-            Ask::Revocations => revocations(&shared, shown.as_ref()),
+        let (_turn, shared, peer) = (turn, &place.shared, place.peer);
+        // Nobody waits for the answer any more.
+        if Instant::now() >= place.end {
+            return Err(JoinError::Slow(PATIENCE));
+        }
+        let answered = match wanted {
+            Wanted::Join { secret, name, request } => join(shared, peer, &secret, name.as_ref(), &request),
+            Wanted::Renew { shown, request } => renew(shared, &shown, &request),
+            Wanted::Revocations => revocations(shared),
         };
-        match answered {
+        Ok(match answered {
             Ok((answer, None)) => answer,
             Ok((answer, Some((done, facts)))) => {
                 let CertificateFacts { name, serial, fingerprint, .. } = facts;
                 tracing::info!(%peer, name, serial, fingerprint, done);
                 answer
             }
-            Err(IdentityError::Refused(refusal)) => Answer::Refused(refusal),
-            Err(error) => {
-                tracing::error!(%peer, %error, "the authority cannot be used");
-                Answer::Refused(JoinRefusal::Unable)
-            }
-        }
+            Err(error) => refused(error, peer),
+        })
     });
-    answered.await.map_err(JoinError::gone)
+    answered.await.map_err(JoinError::gone)?
+}
+
+fn refused(error: IdentityError, peer: SocketAddr) -> Answer {
+    match error {
+        IdentityError::Refused(refusal) => Answer::Refused(refusal),
+        error => {
+            tracing::error!(%peer, %error, "the authority cannot be used");
+            Answer::Refused(JoinRefusal::Unable)
+        }
+    }
+}
+
+/// What is asked for, read and checked as far as that can be done without the ledger's lock.
+enum Wanted {
+    Join { secret: [u8; SECRET], name: Option<HostName>, request: SigningRequest },
+    Renew { shown: CertificateFacts, request: SigningRequest },
+    Revocations,
+}
+
+fn wanted(shared: &Shared, ask: Ask, shown: Option<CertificateFacts>) -> Result<Wanted, IdentityError> {
+    Ok(match ask {
+        Ask::Join { secret, name, request } => {
+            let name = name.as_deref().map(str::parse).transpose().map_err(|_| JoinRefusal::BadName)?;
+            // A request that cannot be used does not use the token up.
+            let request = SigningRequest::parse(&request)?;
+            let secret = unhex(&secret).ok_or(JoinRefusal::UnknownToken)?;
+            shared.identity.knows_token(&secret)?;
+            Wanted::Join { secret, name, request }
+        }
+        Ask::Renew { request } => {
+            let shown = shown.ok_or(JoinRefusal::NoCertificate)?;
+            Wanted::Renew { shown, request: SigningRequest::parse(&request)? }
+        }
+        Ask::Revocations => {
+            shown.ok_or(JoinRefusal::NoCertificate)?;
+            Wanted::Revocations
+        }
+    })
 }
 
 /// An answer, and what the log says of it.
 type Answered = Result<(Answer, Option<(&'static str, CertificateFacts)>), IdentityError>;
 
-fn join(shared: &Shared, secret: &str, name: Option<&str>, request: &str) -> Answered {
-    let name: Option<HostName> = name.map(str::parse).transpose().map_err(|_| JoinRefusal::BadName)?;
-    // A request that cannot be used does not use the token up.
-    let request = SigningRequest::parse(request)?;
-    let secret = unhex(secret).ok_or(JoinRefusal::UnknownToken)?;
-    let admission = shared.identity.use_token(&secret, name.as_ref())?;
+fn join(
+    shared: &Shared,
+    peer: SocketAddr,
+    secret: &[u8; SECRET],
+    name: Option<&HostName>,
+    request: &SigningRequest,
+) -> Answered {
+    let admission = shared.identity.use_token(secret, name)?;
     kill::here(KillPoint::Consumed);
-    let signed = shared.identity.sign_admitted(&request, &admission)?;
-    kill::here(KillPoint::Signed);
-    issued(shared, signed, "a host has joined")
+    let signed = shared.identity.sign_admitted(request, &admission).and_then(|signed| {
+        kill::here(KillPoint::Signed);
+        issued(shared, signed, "a host has joined")
+    });
+    signed.map_err(|error| {
+        tracing::error!(%peer, %error, host = %admission.name, "nothing came of a token that was used up");
+        JoinRefusal::Spent.into()
+    })
 }
 
-fn renew(shared: &Shared, shown: Option<&CertificateFacts>, request: &str) -> Answered {
-    let shown = shown.ok_or(JoinRefusal::NoCertificate)?;
-    let request = SigningRequest::parse(request)?;
-    let signed = shared.identity.sign_renewal(&request, shown, shared.days)?;
+fn renew(shared: &Shared, shown: &CertificateFacts, request: &SigningRequest) -> Answered {
+    let signed = shared.identity.sign_renewal(request, shown, shared.days)?;
     issued(shared, signed, "a host has renewed its certificate")
 }
 
-fn revocations(shared: &Shared, shown: Option<&CertificateFacts>) -> Answered {
-    shown.ok_or(JoinRefusal::NoCertificate)?;
+fn revocations(shared: &Shared) -> Answered {
     let list = shared.identity.authority_revocations()?.map(|list| list.text().to_owned());
     Ok((Answer::Revocations { list }, None))
 }

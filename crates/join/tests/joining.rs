@@ -241,23 +241,29 @@ async fn lists_come_along_and_are_fetched() {
     let rig = Rig::new();
     let (b, c) = (rig.member("host-b").await, rig.member("host-c").await);
     assert_eq!(fetch_revocations(&c, &rig.places()).await.unwrap(), None);
-    rig.authority.revoke(&name("host-b"), &Which::All).unwrap();
-    assert_eq!(fetch_revocations(&c, &rig.places()).await.unwrap(), Some((1, true)));
-    assert_eq!(fetch_revocations(&c, &rig.places()).await.unwrap(), Some((1, false)));
+    let first = rig.authority.revoke(&name("host-b"), &Which::All).unwrap().number;
+    assert_eq!(fetch_revocations(&c, &rig.places()).await.unwrap(), Some((first, true)));
+    assert_eq!(fetch_revocations(&c, &rig.places()).await.unwrap(), Some((first, false)));
     assert!(c.revocations().unwrap().unwrap().revokes(&b.show().unwrap().host.serial));
     // Whoever joins or renews has it from the beginning.
     let d = rig.member("host-d").await;
-    assert_eq!(d.revocations().unwrap().unwrap().number(), 1);
-    rig.authority.revoke(&name("host-c"), &Which::All).unwrap();
+    assert_eq!(d.revocations().unwrap().unwrap().number(), first);
+    let second = rig.authority.revoke(&name("host-c"), &Which::All).unwrap().number;
     renew(&d, &rig.places()).await.unwrap();
-    assert_eq!(d.revocations().unwrap().unwrap().number(), 2);
+    assert_eq!(d.revocations().unwrap().unwrap().number(), second);
     // Also where the present one is damaged, and nothing else can be done with the identity.
     std::fs::write(d.list_file(), "x").unwrap();
     // A process that has not seen a good one.
     let d = IdentityDirectory::new(d.path());
     assert!(matches!(d.load(), Err(IdentityError::RevocationList { .. })));
-    assert_eq!(fetch_revocations(&d, &rig.places()).await.unwrap(), Some((2, true)));
+    assert_eq!(fetch_revocations(&d, &rig.places()).await.unwrap(), Some((second, true)));
     d.load().unwrap();
+    // And where the authority has lost its own.
+    std::fs::remove_file(rig.authority.list_file()).unwrap();
+    let refused = renew(&b, &rig.places()).await;
+    let told = TlsFault::Refused("its authority has revoked it");
+    assert!(matches!(&refused, Err(JoinError::Tls(fault)) if *fault == told), "{refused:?}");
+    assert!(rig.authority.revocations().unwrap().unwrap().number() > second);
     // Nobody else gets it.
     let mut raw = rig.raw(pinned_client(rig.fingerprint())).await.unwrap();
     let ask = json!({ "version": 1, "ask": "revocations" });

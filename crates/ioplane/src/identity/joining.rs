@@ -12,7 +12,7 @@ use ioplane_cli::output::{CommandError, hint, print, print_done};
 use ioplane_identity::{
     HostName, IdentityDirectory, LONGEST_LIST, Revoked, TokenOrder, Validity, Which, moment,
 };
-use ioplane_join::{AuthorityPlace, JoinError, JoinServer, JoinToken, MOST_PLACES, TokenFlaw};
+use ioplane_join::{AuthorityPlace, JoinError, JoinServer, JoinToken, Joined, MOST_PLACES, TokenFlaw};
 use ioplane_plain::file_text;
 use serde::Serialize;
 
@@ -38,6 +38,8 @@ struct TokenReport {
     /// Seconds since 1970.
     until: i64,
     authority_at: Vec<String>,
+    /// The ledger has been there since the authority was made. If not, hosts may have names that it does not know.
+    ledger_knows_all: bool,
 }
 
 /// What `revoke` has done.
@@ -111,12 +113,13 @@ pub fn token(directory: &IdentityDirectory, args: TokenArgs<'_>, json: bool) -> 
     let until = now.saturating_add(args.valid).as_secs() as i64;
     let TokenArgs { name, days, replace, .. } = args;
     let order = TokenOrder { name: name.clone(), replaces: replace, days, until };
+    let ledger_knows_all = directory.knows_all().map_err(refused)?;
     let secret = directory.make_token(&order).map_err(refused)?;
     let name = name.map(|name| name.to_string());
     let authority_at = places.iter().map(ToString::to_string).collect();
     let authority = authority.sha256().context("the fingerprint of the authority")?;
     let token = JoinToken { places, authority, secret, until, name: name.clone() };
-    let report = TokenReport { token: token.text(), name, until, authority_at };
+    let report = TokenReport { token: token.text(), name, until, authority_at, ledger_knows_all };
     print(json, &report, |report| format!("{}\n", report.token))?;
     if !json {
         hint(format!(
@@ -125,6 +128,11 @@ pub fn token(directory: &IdentityDirectory, args: TokenArgs<'_>, json: bool) -> 
             report.name.as_deref().unwrap_or("a host of any name"),
             report.authority_at.join(", ")
         ));
+        if report.name.is_none() && !ledger_knows_all {
+            hint(
+                "the authority is older than its ledger: whoever has this token also gets the name of a host whose certificate was issued before and not renewed since. --name HOST leaves no choice",
+            );
+        }
     }
     Ok(())
 }
@@ -165,7 +173,7 @@ pub fn join(directory: &IdentityDirectory, token: &str, name: Option<HostName>, 
     };
     let remedy = "ioplane identity token prints one, on the host with the authority";
     let token: JoinToken = text.parse().map_err(|error| usage(error, remedy))?;
-    wait(ioplane_join::join(directory, &token, name, replace))?;
+    older(wait(ioplane_join::join(directory, &token, name, replace))?);
     keep(directory, &token.places)
 }
 
@@ -182,11 +190,20 @@ pub fn renew(directory: &IdentityDirectory, days: Option<u32>, from: &[String]) 
     directory.load_for_asking().map_err(refused)?;
     let remedy = "give --from HOST[:PORT], where `ioplane identity serve` runs; or: ioplane identity issue there, import here";
     let places = places(directory, from, remedy)?;
-    wait(ioplane_join::renew(directory, &places))?;
+    older(wait(ioplane_join::renew(directory, &places))?);
     if !from.is_empty() {
         keep(directory, &places)?;
     }
     Ok(())
+}
+
+/// Says when the authority knows less of what is revoked than this host does: its files come from an old backup.
+fn older(joined: Joined) {
+    if let Some(why) = joined.older_list {
+        hint(format!(
+            "{why}. Was the authority restored from a backup? Revoke there again what it has forgotten"
+        ));
+    }
 }
 
 fn keep(directory: &IdentityDirectory, places: &[AuthorityPlace]) -> Result<()> {
@@ -222,7 +239,7 @@ pub fn revoke(
     })?;
     if !json {
         hint(
-            "the daemon of this host takes the list within seconds; on each other host: ioplane identity revocations --fetch",
+            "these are the certificates that the authority's ledger knows. The daemon of this host takes the list within seconds; on each other host: ioplane identity revocations --fetch",
         );
     }
     Ok(())
