@@ -38,6 +38,8 @@ struct ExporterHost {
 struct Uses {
     /// By the name of the export.
     imports: BTreeMap<String, Vec<Weak<Import>>>,
+    /// Where each export was opened last.
+    addresses: BTreeMap<String, Address>,
     /// What was told of each last.
     told: BTreeMap<String, Learned>,
 }
@@ -45,16 +47,20 @@ struct Uses {
 #[derive(Debug, Clone)]
 struct Learned {
     told: Told,
-    /// Of which instance, and how many bytes it has.
+    /// Of which instance, and how many bytes it has; only while there is a session that would say if that changes.
     size: Option<(String, u64)>,
 }
 
 impl Learned {
     fn reaches(&self, import: &Import) {
+        self.size_reaches(import);
+        import.tell(self.told.clone());
+    }
+
+    fn size_reaches(&self, import: &Import) {
         if let Some((instance, bytes)) = &self.size {
             import.tell_size(instance, *bytes);
         }
-        import.tell(self.told.clone());
     }
 }
 
@@ -95,17 +101,20 @@ impl Exporters {
             learned.reaches(import);
         }
         uses.imports.entry(address.export.clone()).or_default().push(Arc::downgrade(import));
+        uses.addresses.insert(address.export.clone(), address.clone());
         let wanted = uses.wanted();
         drop(uses);
         host.subscriber.want(wanted);
     }
 
-    /// Forgets imports that are gone, and ends the sessions with hosts of which nothing is used any more.
+    /// Forgets imports that are gone, ends the sessions with hosts of which nothing is used any more, and says sizes again to imports whose connections
+    /// may have found the instance since.
     pub fn prune(&self) {
         self.hosts().retain(|_, host| {
             let wanted = {
                 let mut uses = lock(&host.uses);
                 uses.forget_gone();
+                uses.say_sizes_again();
                 uses.wanted()
             };
             let stays = !wanted.is_empty();
@@ -129,8 +138,16 @@ impl Uses {
             imports.retain(|import| import.strong_count() > 0);
             !imports.is_empty()
         });
-        let Uses { imports, told } = self;
+        let Uses { imports, addresses, told } = self;
+        addresses.retain(|export, _| imports.contains_key(export));
         told.retain(|export, _| imports.contains_key(export));
+    }
+
+    fn say_sizes_again(&self) {
+        for (export, learned) in &self.told {
+            let imports = self.imports.get(export).into_iter().flatten().filter_map(Weak::upgrade);
+            imports.for_each(|import| learned.size_reaches(&import));
+        }
     }
 
     fn learn(&mut self, export: &str, learned: Learned) {
@@ -144,6 +161,7 @@ impl Uses {
 
 /// How one host is reached, and who hears what it tells.
 struct ExporterLink {
+    /// With the address of the disk that was opened first.
     options: ImportOptions,
     uses: Arc<Mutex<Uses>>,
 }
@@ -153,30 +171,31 @@ impl PublisherLink for ExporterLink {
 
     async fn connect(&self, device: &str) -> Result<SessionStream, String> {
         let mut options = self.options.clone();
-        options.address.export = device.to_owned();
+        // One of its addresses may be gone, and another disk have a better one.
+        let address = lock(&self.uses).addresses.get(device).cloned();
+        match address {
+            Some(address) => options.address = address,
+            None => options.address.export = device.to_owned(),
+        }
         open_session(&options).await.map_err(|error| error.to_string())
     }
 
     fn told(&self, device: &str, news: DeviceNews<'_>) {
         let mut uses = lock(&self.uses);
-        let before = uses.told.get(device).cloned();
-        let size = before.as_ref().and_then(|before| before.size.clone());
-        let silent =
-            |why: &str, size| Learned { told: Told { why: Some(why.to_owned()), ..Told::default() }, size };
+        let silent = |why: &str| Told { why: Some(why.to_owned()), ..Told::default() };
+        // Nobody says when a size is not true any more: without a session it is what connections find.
         let learned = match news {
             DeviceNews::State(state, events) => {
-                tracing::info!(export = device, ?events, "an exporter tells of an export");
+                tracing::debug!(export = device, ?events, "an exporter tells of an export");
                 state_of(state)
             }
-            DeviceNews::Refused(why) => silent(why, size),
+            DeviceNews::Refused(why) => Learned { told: silent(why), size: None },
             // What it has said before it went explains why it is gone.
-            DeviceNews::Unknown(why) => match before {
-                Some(before)
-                    if matches!(before.told.state, ExporterState::Withdrawn | ExporterState::Stopping) =>
-                {
-                    before
+            DeviceNews::Unknown(why) => match uses.told.get(device).map(|before| &before.told) {
+                Some(told) if matches!(told.state, ExporterState::Withdrawn | ExporterState::Stopping) => {
+                    Learned { told: told.clone(), size: None }
                 }
-                _ => silent(why, size),
+                _ => Learned { told: silent(why), size: None },
             },
         };
         uses.learn(device, learned);
@@ -195,5 +214,7 @@ fn state_of(state: &DeviceState) -> Learned {
         (DevicePresence::Served, None) => ExporterState::Served,
     };
     let told = Told { state: exporter, holder: state.holder.clone(), why: None };
-    Learned { told, size: Some((state.incarnation.clone(), state.units)) }
+    // One that is published anew may have another size before that is told.
+    let served = state.presence == DevicePresence::Served;
+    Learned { told, size: served.then(|| (state.incarnation.clone(), state.units)) }
 }

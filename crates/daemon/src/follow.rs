@@ -7,12 +7,15 @@ use std::time::Duration;
 use ioplane_api::report::EventWord;
 use ioplane_api::size::Size;
 use ioplane_nbd::import::{Import, Told};
+use tokio::time::MissedTickBehavior;
 
 use super::Daemon;
 use crate::disk::{Disk, exporter_news};
 
 /// How often disks are looked at without news: one that was being swapped when its export grew follows then.
 const LOOKS: Duration = Duration::from_secs(1);
+/// Between two looks at least, however much exporters tell.
+const REST: Duration = Duration::from_millis(50);
 
 /// What was done about a disk of another machine last.
 #[derive(Default)]
@@ -22,6 +25,8 @@ struct Followed {
     bytes: Option<u64>,
     /// Why it has not been; said once.
     refused: Option<String>,
+    /// By socket, which of its front ends has been told.
+    front_ends: [u64; 2],
     told: Arc<Told>,
 }
 
@@ -30,10 +35,14 @@ impl Daemon {
     pub(super) async fn follow_exporters(self: Arc<Self>) {
         let exporters = self.disks.context().exporters().clone();
         let mut followed: BTreeMap<String, Followed> = BTreeMap::new();
+        let mut looks = tokio::time::interval(LOOKS);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = exporters.news().notified() => {}
-                () = tokio::time::sleep(LOOKS) => exporters.prune(),
+                // Not put off by news, however many there are.
+                biased;
+                _ = looks.tick() => exporters.prune(),
+                () = exporters.news().notified() => tokio::time::sleep(REST).await,
             }
             // While everything is being handed over the successor does it.
             let Ok(_leave) = self.may_change() else { continue };
@@ -54,20 +63,31 @@ impl Daemon {
         }
     }
 
-    async fn follow(&self, name: &str, disk: &Disk, import: &Import, known: &mut Followed) {
+    async fn follow(&self, name: &str, disk: &Disk, import: &Arc<Import>, known: &mut Followed) {
         let (told, bytes) = (import.told(), import.bytes());
         if let Some(text) = exporter_news(name, &known.told, &told) {
             tracing::warn!(disk = name, "{text}");
             self.disks.tell(EventWord::Changed, name, &text);
         }
         known.told = told;
-        if known.bytes == Some(bytes) {
-            return;
+        if known.bytes != Some(bytes) {
+            self.follow_size(name, disk, import, bytes, known).await;
         }
-        match disk.follow_size(Size(bytes)).await {
+        disk.tell_new_front_ends(&mut known.front_ends).await;
+    }
+
+    async fn follow_size(
+        &self,
+        name: &str,
+        disk: &Disk,
+        import: &Arc<Import>,
+        bytes: u64,
+        known: &mut Followed,
+    ) {
+        match disk.follow_size(import, Size(bytes)).await {
             Ok(()) => {
                 if known.bytes.is_some() {
-                    let text = format!("its export has {} by now, and so has the disk", Size(bytes));
+                    let text = format!("grown to {} with its export", Size(bytes));
                     tracing::info!(disk = name, bytes, "{text}");
                     self.disks.tell(EventWord::Changed, name, &text);
                 }

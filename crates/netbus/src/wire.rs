@@ -98,8 +98,8 @@ pub(crate) async fn receive<S: AsyncRead + Unpin, M: DeserializeOwned>(
     receive_within(stream, LONGEST_MESSAGE, (silence, limit)).await
 }
 
-/// Reads a message of at most `longest` bytes. `None`: the peer has closed the connection between two messages. The first byte may take `silence`, the rest `limit`: a
-/// peer that sends a byte a minute does not keep its place.
+/// Reads a message of at most `longest` bytes. `None`: the peer has closed the connection between two messages. The first byte may take
+/// `silence`, the rest `limit`: a peer that sends a byte a minute does not keep its place.
 pub(crate) async fn receive_within<S: AsyncRead + Unpin, M: DeserializeOwned>(
     stream: &mut S,
     longest: usize,

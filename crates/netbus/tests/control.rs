@@ -235,6 +235,20 @@ async fn a_lost_session_is_made_again_and_says_what_happened_meanwhile() {
     assert!(rig.host.sessions.load(Ordering::SeqCst) >= 2);
 }
 
+#[tokio::test]
+async fn a_device_that_was_added_to_a_session_hears_of_its_loss_too() {
+    let mut rig = Rig::new();
+    rig.host.publish("a", 1);
+    rig.host.publish("b", 2);
+    rig.want(&["a"]);
+    assert_eq!(rig.next_of("a").await, served(1));
+    rig.want(&["a", "b"]);
+    assert_eq!(rig.next_of("b").await, served(2));
+    rig.served.lock().unwrap().abort_all();
+    assert_eq!(rig.next_of("a").await, Heard::Unknown);
+    assert_eq!(rig.next_of("b").await, Heard::Unknown);
+}
+
 /// Whoever ends says so before the connection does.
 #[tokio::test]
 async fn a_host_that_stops_has_said_so_when_the_session_ends() {

@@ -227,6 +227,27 @@ fn the_waker_tells_and_then_is_quiet() {
     }
 }
 
+/// What somebody else has put behind the end is cut by nobody who only names a size that the disk has, or less than that.
+#[test]
+fn a_file_that_was_grown_by_hand_is_not_cut() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = image(folder.path(), 1 << 20);
+    let backing = FileBacking::open(FileOptions::new(&path)).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
+    let length = || std::fs::metadata(&path).unwrap().len();
+    for less in [1 << 20, 2 << 20] {
+        let refused = backing.resize(less).unwrap_err();
+        assert!(refused.to_string().contains("made the file larger"), "{refused}");
+        assert_eq!((length(), backing.info().bytes), (4 << 20, 1 << 20));
+    }
+    backing.resize(4 << 20).unwrap();
+    assert_eq!((length(), backing.info().bytes), (4 << 20, 4 << 20));
+    // The same size again changes nothing.
+    backing.resize(4 << 20).unwrap();
+    drop(backing);
+    assert_eq!(length(), 4 << 20);
+}
+
 #[test]
 fn sizes_change_under_open_lanes() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -729,3 +729,15 @@ fn what_cannot_become_a_copy_is_refused() {
     assert!(refused.to_string().contains("one size"), "{refused}");
     assert!(Mirror::new(disk(1 << 20), disk(1 << 20)).unwrap().resize(1 << 20).is_err());
 }
+
+/// What the old one gains while it is copied is not promised to a guest that goes on with the new one.
+#[test]
+fn a_mirror_is_as_long_as_both_were_although_the_old_one_grows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.img");
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let old: Arc<dyn Backing> = FileBacking::open(FileOptions::new(&path)).unwrap();
+    let mirror = Mirror::new(old.clone(), MemoryBacking::new(1 << 20).unwrap()).unwrap();
+    old.resize(2 << 20).unwrap();
+    assert_eq!((mirror.info().bytes, old.info().bytes), (1 << 20, 2 << 20));
+}

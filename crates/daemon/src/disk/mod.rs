@@ -52,6 +52,8 @@ pub use replace::{Beside, Changing};
 const LEAVE: Duration = Duration::from_secs(3);
 /// How long a disk that goes waits for a change of its settings: longer than an exporter may take to answer.
 const SETTINGS: Duration = Duration::from_secs(12);
+/// How long a disk that is busy keeps others waiting for what is the same for all.
+const OTHERS_WAIT: Duration = Duration::from_millis(100);
 /// How often the log says that an image is still being waited for.
 const NEWS: Duration = Duration::from_secs(2);
 
@@ -366,11 +368,27 @@ impl Disk {
         self.change_size(size, shrink).await
     }
 
-    /// The export behind it has that size by now: so has the disk, if nothing else is being changed at this moment.
-    pub async fn follow_size(&self, size: Size) -> Result<(), Refusal> {
-        let busy = |_| Refusal::busy("something else of it is being changed", "it is tried again");
-        let _changing = self.served.changing.try_lock().map_err(busy)?;
+    /// The export behind it has that size by now: so has the disk, if nothing else is being changed at this moment, and `import` is still what it is on.
+    pub async fn follow_size(&self, import: &Arc<Import>, size: Size) -> Result<(), Refusal> {
+        let busy =
+            || Refusal::busy("something else of it is being changed", "wait a second: that is retried");
+        let _changing = self.served.changing.try_lock().map_err(|_| busy())?;
+        if !self.import().is_some_and(|now| Arc::ptr_eq(&now, import)) {
+            return Err(busy());
+        }
         self.change_size(size, false).await
+    }
+
+    /// Says to front ends that have come since that the configuration has changed, once their rings run. They may know it from before this daemon was
+    /// started, and a VMM reads it when it makes the device, and after that only when it is told. `told`: the last one of each socket.
+    pub async fn tell_new_front_ends(&self, told: &mut [u64; 2]) {
+        for (handle, told) in self.served.handles().iter().zip(told) {
+            let Ok(Ok(status)) = tokio::time::timeout(OTHERS_WAIT, handle.status()).await else { continue };
+            let runs = status.connected && status.queues.iter().any(|queue| queue.core.is_some());
+            if runs && status.connections != *told && handle.change(|_| ((), true)).await.is_ok() {
+                *told = status.connections;
+            }
+        }
     }
 
     async fn change_size(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {

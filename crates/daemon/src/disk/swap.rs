@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, RemoteWord, SwapReport, SwapWord};
 use ioplane_api::request::SwapForm;
 use ioplane_api::size::Size;
@@ -635,9 +636,15 @@ impl Disk {
     ) -> Result<Duration, Refusal> {
         let (equal, imported) = (mirror.clone(), opened.clone());
         let first = commit.is_some();
-        let allowed = move |_: &Blk| {
+        let allowed = move |model: &Blk| {
             if first {
                 has_kept_all(&imported)?;
+                let (old, new) = (Size(model.bytes()), Size(imported.backing.info().bytes));
+                if new < old {
+                    let error = format!("the new backing has {new}, and the guest has a disk of {old}");
+                    let remedy = "cancel the swap, then swap again";
+                    return Err(Refusal::conflict(error, remedy).coded(Code::LosesData));
+                }
             }
             if equal.is_equal() { Ok(()) } else { Err(not_equal()) }
         };

@@ -13,7 +13,7 @@ pub enum ExporterState {
     Silent,
     /// It is served.
     Served,
-    /// The disk below it fails, as it says: a failure of the device.
+    /// Requests below it fail, as it says: its device, or the way to that.
     Troubled(String),
     /// A person has taken it away there.
     Withdrawn,
@@ -49,10 +49,11 @@ impl Import {
         self.shared.told.load_full()
     }
 
-    /// The exporter has told that it is this instance and has so many bytes: more than before is taken, if it is the same disk. Less is never taken.
+    /// The exporter has told that it is this instance and has so many bytes: more than before is taken, if connections have found the same instance.
+    /// Less is never taken. To be called again while that holds: a connection that finds the instance later may have found another size.
     pub fn tell_size(&self, instance: &str, bytes: u64) {
         let known = self.shared.instance.load_full();
-        let same = known.is_some_and(|known| is_same_disk(&known, instance));
+        let same = known.is_some_and(|known| *known == instance && is_same_disk(&known, instance));
         let block = u64::from(self.shared.facts.logical_block());
         // What nobody can have would be refused when it is looked at by a connection, too.
         if same && bytes <= i64::MAX as u64 {

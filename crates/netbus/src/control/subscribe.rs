@@ -108,6 +108,8 @@ impl<L: PublisherLink> Subscribing<L> {
                 },
             };
             let why = printable(&why);
+            // Some may have been added while the session lasted.
+            let wanted = self.wants.borrow().clone();
             wanted.iter().for_each(|device| self.link.told(device, DeviceNews::Unknown(&why)));
             // One that has lasted is connected again at once.
             delay = if begun.elapsed() > most { least } else { (delay * 2).clamp(least, most) };

@@ -16,6 +16,7 @@ use crate::mirror::ranges::DirtyMap;
 #[derive(Debug)]
 pub struct Watched {
     disk: Arc<dyn Backing>,
+    bytes: u64,
     written: Arc<DirtyMap>,
 }
 
@@ -23,7 +24,7 @@ impl Watched {
     /// Nothing has been written yet. It is put in at a quiescent point, so that no write is under way of which it does not know.
     pub fn new(disk: Arc<dyn Backing>) -> Arc<Self> {
         let bytes = disk.info().bytes;
-        Arc::new(Watched { disk, written: Arc::new(DirtyMap::none(bytes, unit(bytes))) })
+        Arc::new(Watched { disk, bytes, written: Arc::new(DirtyMap::none(bytes, unit(bytes))) })
     }
 
     /// The one that is watched.
@@ -38,8 +39,9 @@ impl Watched {
 }
 
 impl Backing for Watched {
+    /// As long as it was: it is not known what is written beyond.
     fn info(&self) -> BackingInfo {
-        self.disk.info()
+        BackingInfo { bytes: self.bytes, ..self.disk.info() }
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {

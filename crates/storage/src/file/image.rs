@@ -289,10 +289,14 @@ impl Image {
             return Ok(());
         }
         let before = self.bytes();
-        if bytes > before {
+        if bytes >= before {
             let there = there()?;
             if there > bytes {
                 return Err(size(format!("somebody else has made the file larger: it has {there} bytes")));
+            }
+            if there == bytes {
+                self.bytes.store(bytes, Ordering::Release);
+                return Ok(());
             }
         }
         if bytes < before {

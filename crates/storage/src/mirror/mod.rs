@@ -296,8 +296,9 @@ impl Mirror {
 }
 
 impl Backing for Mirror {
+    /// As long as both were: what the old one has gained since is not copied, and the new one has not got it.
     fn info(&self) -> BackingInfo {
-        self.old.info()
+        BackingInfo { bytes: self.state.bytes, ..self.old.info() }
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
