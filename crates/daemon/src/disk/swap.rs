@@ -29,10 +29,12 @@ use tokio::sync::{oneshot, watch};
 
 use super::commit::{self, Commit};
 use super::converge::{Converging, Next};
+use super::held::Opening;
 use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
 use super::{Disk, Opened, Shown, held, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
+use crate::ledger;
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 use crate::state_file::{DiskRecord, StateFile, SwapRecord};
@@ -215,7 +217,10 @@ fn open_target(
     let shape = (false, spec.block_size);
     let owner = &Opener { wish: ClaimWish::New, ..owner.clone() };
     let opened = open_unchecked(&spec.name, &opened_as, shape, None, owner).and_then(|opened| {
-        held::check(&opened, &spec.backing, owner)?;
+        if created {
+            ledger::forget(&spec.backing, &owner.state_dir)?;
+        }
+        held::check(&opened, &spec.backing, Opening::InPlace, owner)?;
         // Not before it is ours. A device may be longer than the disk; a file is made as long, if its content may be lost.
         let whole = opened.backing.info().bytes;
         let resized = match &spec.backing {
