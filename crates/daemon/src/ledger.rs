@@ -6,6 +6,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use ioplane_api::spec::BackingSpec;
 use ioplane_nbd::claim::{ClaimBook, ClaimRecord, ClaimStore};
@@ -38,6 +39,46 @@ pub fn last(
     find(spec, image, state_dir).map(|(record, _)| record)
 }
 
+/// How a person takes the claim away that an image carries itself.
+pub fn undo(spec: &BackingSpec) -> Option<String> {
+    match spec {
+        BackingSpec::File { path, .. } if path.is_file() => Some(remove_attribute(&spec.name())),
+        _ => None,
+    }
+}
+
+fn remove_attribute(image: &str) -> String {
+    format!("setfattr -x {ATTRIBUTE} {image}")
+}
+
+/// Nobody holds it any more: its holder is the one who says so. Blocks.
+pub fn release(spec: &BackingSpec, image: Option<BorrowedFd<'_>>, state_dir: &Path) -> Result<(), Refusal> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    open(spec, image, state_dir)?.release(now).map_err(|refusal| {
+        Refusal::failed(
+            format!("the claim of {} cannot be released: {}", spec.name(), refusal.name),
+            "is there space, and may this user write there?",
+        )
+    })
+}
+
+/// An image has just been made there: what is noted of an earlier one by that path is of something else. Blocks.
+pub fn forget(spec: &BackingSpec, state_dir: &Path) -> Result<(), Refusal> {
+    let Some(key) = key(spec) else { return Ok(()) };
+    let file = folder(state_dir).join(key);
+    match std::fs::remove_file(&file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let remedy = format!("rm {}", file.display());
+            Err(Refusal::failed(format!("the claim of an image that is gone: {error}"), remedy))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn folder(state_dir: &Path) -> PathBuf {
+    state_dir.join("claims").join("exports")
+}
+
 /// What is written down, and where.
 fn find(
     spec: &BackingSpec,
@@ -58,7 +99,7 @@ fn find(
         let image = image.try_clone_to_owned().map_err(os)?;
         match read_attribute(&image) {
             Ok(record) => {
-                let undo = format!("setfattr -x {ATTRIBUTE} {}", spec.name());
+                let undo = remove_attribute(&spec.name());
                 let record = record.map(|bytes| decode(&bytes, &spec.name(), &undo)).transpose()?;
                 // A file system that reads no attribute may write none either: that is found out now.
                 return Ok((record, Box::new(Image(image))));
@@ -68,7 +109,7 @@ fn find(
         }
     }
     let Some(key) = key(spec) else { return Ok((None, Box::new(Nowhere))) };
-    let folder = state_dir.join("claims").join("exports");
+    let folder = folder(state_dir);
     let file = folder.join(key);
     let bytes = read(&file).map_err(|error| unreadable(&file.display().to_string(), error))?;
     let undo = format!("rm {}", file.display());
@@ -107,22 +148,40 @@ fn key(spec: &BackingSpec) -> Option<String> {
     let place = match spec {
         BackingSpec::Memory { .. } => return None,
         BackingSpec::Remote { remote, .. } => remote.to_string(),
-        BackingSpec::File { path, .. } => lasting_name(path).display().to_string(),
+        BackingSpec::File { path, .. } => lasting_name(path),
     };
     Some(Sha256::digest(place).iter().take(16).map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// A name that an image keeps whatever it is published as, and a device when the host reboots: what `/dev/dm-3` is then is another one.
-fn lasting_name(path: &Path) -> PathBuf {
+fn lasting_name(path: &Path) -> String {
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let device = |path: &Path| {
-        let found = std::fs::metadata(path).ok()?;
-        found.file_type().is_block_device().then(|| found.rdev())
+    let Some(number) = device(&whole) else { return whole.display().to_string() };
+    let found = ["/dev/disk/by-id", "/dev/disk/by-path"].into_iter().find_map(|folder| {
+        let links = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        most_lasting(links.filter(|link| device(link) == Some(number)))
+    });
+    // A loop device, as a rule: the next run of the host puts something else there.
+    let by_number = || {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        format!("device {number:#x} of boot {}", boot.trim())
     };
-    let Some(number) = device(&whole) else { return whole };
-    let links =
-        std::fs::read_dir("/dev/disk/by-id").into_iter().flatten().flatten().map(|entry| entry.path());
-    links.filter(|link| device(link) == Some(number)).min().unwrap_or(whole)
+    found.map_or_else(by_number, |link| link.display().to_string())
+}
+
+/// The number of a block device.
+fn device(path: &Path) -> Option<u64> {
+    let found = std::fs::metadata(path).ok()?;
+    found.file_type().is_block_device().then(|| found.rdev())
+}
+
+/// Of links to one device. Names that a person gives, and may give to another one, come last.
+fn most_lasting(links: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let given = |link: &Path| {
+        let name = link.file_name().unwrap_or_default().as_encoded_bytes();
+        name.starts_with(b"dm-name-") || name.starts_with(b"md-name-")
+    };
+    links.min_by_key(|link| (given(link), link.clone()))
 }
 
 /// On the image.
@@ -156,5 +215,62 @@ struct Nowhere;
 impl ClaimStore for Nowhere {
     fn save(&mut self, _record: &ClaimRecord) -> Result<(), String> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_can_be_given_to_another_device_is_the_last_choice() {
+        let best = |names: &[&str]| most_lasting(names.iter().map(PathBuf::from));
+        assert_eq!(best(&["dm-name-vg-data", "dm-uuid-LVM-x"]), Some("dm-uuid-LVM-x".into()));
+        assert_eq!(best(&["md-uuid-1", "md-name-host:0"]), Some("md-uuid-1".into()));
+        assert_eq!(best(&["wwn-0x5", "ata-disk-7"]), Some("ata-disk-7".into()), "as ever: all of them last");
+        assert_eq!(best(&["dm-name-vg-data"]), Some("dm-name-vg-data".into()));
+        assert_eq!(best(&[]), None);
+    }
+
+    /// On a file system without attributes a claim is found by the path, and outlives the image.
+    #[test]
+    fn an_image_that_is_made_has_no_claim_of_an_earlier_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let spec = BackingSpec::File {
+            path: path.clone(),
+            format: None,
+            direct: Default::default(),
+            engine: Default::default(),
+        };
+        let last = || last(&spec, None, folder.path()).unwrap();
+        forget(&spec, folder.path()).unwrap();
+        let record =
+            ClaimRecord { generation: 3, holder: "one".into(), name: "one".into(), since: 1, held: true };
+        let (_, mut store) = find(&spec, None, folder.path()).unwrap();
+        store.save(&record).unwrap();
+        assert_eq!(last(), Some(record));
+        release(&spec, None, folder.path()).unwrap();
+        let released = last().unwrap();
+        assert!(!released.held && released.since > 1 && released.generation == 3, "{released:?}");
+        forget(&spec, folder.path()).unwrap();
+        assert_eq!(last(), None);
+    }
+
+    #[test]
+    fn a_device_without_a_link_is_another_one_after_a_reboot() {
+        let nodes = std::fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
+        let unlinked = nodes.filter(|path| device(path).is_some()).map(|path| lasting_name(&path));
+        let mut names = unlinked.filter(|name| !name.starts_with("/dev/disk/")).peekable();
+        if names.peek().is_none() {
+            println!("SKIPPED: this host has no block device without a link in /dev/disk");
+        }
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert!(names.all(|name| name.starts_with("device ") && name.contains(boot.trim())));
+        // An image is found by its path, whichever way that is written.
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("image"), "").unwrap();
+        let long = folder.path().join("../").join(folder.path().file_name().unwrap()).join("image");
+        assert_eq!(lasting_name(&long), lasting_name(&folder.path().join("image")));
     }
 }

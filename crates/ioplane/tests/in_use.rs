@@ -127,15 +127,39 @@ fn after_a_reboot_a_disk_has_its_own_image_and_no_other_disk_does() {
     let image = daemon.path("data.img").display().to_string();
     let said = beside(&mut load, &daemon, &["publish", "disk", "web", "--disk", "data"]);
     assert_eq!((said.code, &remote(&daemon, "data")["claim"]), (0, &"held".into()), "{}", said.err);
-    daemon.kill9();
+    let configured = std::fs::read_to_string(daemon.path("ioplane.toml")).unwrap();
+    let reboot = |daemon: &mut TestDaemon, configuration: &str| {
+        daemon.kill9();
+        std::fs::remove_file(daemon.path("state.json")).unwrap();
+        daemon.configure(configuration);
+        daemon.start();
+    };
+    let does = |daemon: &TestDaemon, args: &[&str]| {
+        let said = daemon.cli(args);
+        assert_eq!(said.code, 0, "{args:?}: {}{}", said.err, daemon.log());
+    };
+    // No disk has been on the image: not another one, and not this one while it is on something else.
+    reboot(&mut daemon, "[[core]]\n");
     drop(load);
-    std::fs::remove_file(daemon.path("state.json")).unwrap();
-    daemon.start();
+    does(&daemon, &["disk", "add", "data", "--memory", &BYTES.to_string()]);
+    for command in [
+        &["disk", "add", "other", "--path", &image][..],
+        &["disk", "replace", "data", "--path", &image],
+        &["swap", "data", "--to", &image, "--overwrite"],
+    ] {
+        let refused = daemon.refused(command);
+        assert!(refused.contains("held by disk data of"), "{command:?}: {refused}");
+    }
+    reboot(&mut daemon, &configured);
     daemon.until(|| daemon.disk("data")["state"] == "served");
     assert_eq!(daemon.disk("data")["backing"]["kind"], "file");
-    assert_eq!(daemon.cli(&["disk", "remove", "data"]).code, 0);
-    let refused = daemon.refused(&["disk", "add", "other", "--path", &image]);
-    assert!(refused.contains("held by disk data of"), "{refused}");
-    let said = daemon.cli(&["disk", "add", "data", "--path", &image, "--queues", "2"]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    // And its claim is settled: the image is anybody's who comes first, and can be published again by any name.
+    does(&daemon, &["disk", "remove", "data"]);
+    does(&daemon, &["disk", "add", "other", "--path", &image]);
+    does(&daemon, &["disk", "remove", "other"]);
+    does(&daemon, &["disk", "add", "data", "--path", &image, "--queues", "2"]);
+    does(&daemon, &["publish", "disk", "again", "--disk", "data"]);
+    daemon.until(|| {
+        remote(&daemon, "data")["state"] == "connected" || remote(&daemon, "data")["claim"] == "free"
+    });
 }

@@ -265,26 +265,35 @@ fn an_exporter_that_is_absent_is_waited_for_or_refused() {
 #[test]
 fn how_much_is_kept_before_it_is_flushed_can_be_said() {
     const WRITES: u64 = 64;
+    const BYTES: u64 = 64 << 10;
     let port = free_port();
-    let mut exporter = exporter("data", port, 8 << 20);
-    exporter.start();
     let uri = format!("nbd://127.0.0.1:{port}/data");
-    let requests = || exporter.json(&["publish", "show", "data"])["totals"]["requests"].as_u64().unwrap();
     for (retain, flushes) in [("1M", true), ("64M", false)] {
+        let mut exporter = exporter("data", port, 8 << 20);
+        exporter.start();
+        // Of one moment: what came before a write is counted with it at the latest.
+        let totals = || exporter.json(&["publish", "show", "data"])["totals"].clone();
+        let counted = |what: &str, least: u64| {
+            let mut seen = totals();
+            exporter.until(|| {
+                seen = totals();
+                seen[what].as_u64().unwrap() >= least
+            });
+            seen["requests"].as_u64().unwrap()
+        };
         let importer = daemon(&format!(
             "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\nremote = {uri:?}\nretain = \"{retain}\"\n"
         ));
         importer.until(|| importer.disk("data")["state"] == "served");
-        let mut guest = Reader::of(&importer, "data", 64 << 10);
+        let mut guest = Reader::of(&importer, "data", BYTES as u32);
         guest.submit(1);
         guest.wait(1);
-        let before = requests();
+        let before = counted("bytes_read", BYTES);
         for write in 0..WRITES {
             assert!(guest.write(write * 128));
             guest.wait(1);
         }
-        exporter.until(|| requests() >= before + WRITES);
-        let more = requests() - before - WRITES;
+        let more = counted("bytes_written", WRITES * BYTES) - before - WRITES;
         assert_eq!(more > 0, flushes, "{retain}: {more} flushes");
         drop(guest);
         assert_eq!(importer.cli(&["disk", "remove", "data", "--force"]).code, 0);

@@ -600,6 +600,8 @@ fn an_image_that_another_host_holds_is_no_local_disk() {
         let refused = here.refused(command);
         assert!(refused.contains("held by disk data of") && refused.contains("(generation 1)"), "{refused}");
         assert!(refused.contains("publish release") && refused.contains("--remote"), "{refused}");
+        let copy = "if this is a copy of the image that is held: setfattr -x user.ioplane.claim /";
+        assert!(refused.to_lowercase().contains(copy), "{refused}");
     }
     assert_eq!(here.disk("spare")["backing"]["path"], spare.as_str());
     // Who only reads writes nothing that its guest would lose, and keeps everybody from publishing it for writing.

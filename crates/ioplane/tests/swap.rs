@@ -396,9 +396,9 @@ fn a_target_that_fails_in_the_commit_leaves_the_disk_as_it_was() {
     }
 }
 
-/// A guest that writes everywhere, as fast as it can, while its disk is swapped with this option; the report when both backings are written at first, whether
-/// the guest was ever held, and its writes per second while it was, and at the end.
-fn outrun(more: &[&str]) -> (u64, bool, f64, f64) {
+/// A guest that writes everywhere, as fast as it can, while its disk is swapped with this option; what is left when both backings are written at first, and
+/// whether the guest was ever held. How much slower it is then counts in crates/storage/tests/hold.rs, by a clock of the test.
+fn outrun(more: &[&str]) -> (u64, bool) {
     const DISK: u64 = 128 << 20;
     const SECTORS: u64 = (64 << 10) / 512;
     let mut daemon = TestDaemon::new_beside_the_build(
@@ -407,33 +407,29 @@ fn outrun(more: &[&str]) -> (u64, bool, f64, f64) {
     daemon.start();
     let mut guest = Reader::connect(&daemon, "data");
     let (mut written, mut flying, mut chunk) = (0u64, 0usize, 0u64);
-    let mut writes_for = |time: Duration| {
-        let (begun, before) = (Instant::now(), written);
-        while begun.elapsed() < time {
-            while guest.write(chunk * SECTORS) {
-                (chunk, flying) = ((chunk + 1) % (DISK / (64 << 10)), flying + 1);
-            }
-            let ended = guest.reap();
-            (written, flying) = (written + ended as u64, flying - ended);
-            std::thread::yield_now();
+    let mut write = || {
+        while guest.write(chunk * SECTORS) {
+            (chunk, flying) = ((chunk + 1) % (DISK / (64 << 10)), flying + 1);
         }
-        (written - before) as f64 / begun.elapsed().as_secs_f64()
+        let ended = guest.reap();
+        (written, flying) = (written + ended as u64, flying - ended);
+        std::thread::yield_now();
+        written
     };
     let new = daemon.path("new.img");
     // The copy takes two seconds a pass, in each of which the guest is everywhere.
     let swap = [&["swap", "data", "--to", text(&new), "--rate", "64M", "--detach"], more].concat();
     let said = daemon.cli(&swap);
     assert_eq!(said.code, 0, "{}", said.err);
-    let (mut mirrored, mut was_held, mut held) = (0, false, f64::MAX);
+    let (mut mirrored, mut was_held) = (0, false);
     let end = Instant::now() + LONG;
     let swap = loop {
-        let speed = writes_for(Duration::from_millis(100));
-        let before = was_held;
+        let look = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < look {
+            write();
+        }
         let swap = daemon.disk("data")["swap"].clone();
         was_held |= swap["holding"] == true;
-        if before && swap["holding"] == true {
-            held = held.min(speed);
-        }
         match swap["state"].as_str().unwrap() {
             "copying" => assert!(Instant::now() < end, "{swap}"),
             "mirroring" => mirrored = mirrored.max(swap["left"].as_u64().unwrap()),
@@ -442,21 +438,23 @@ fn outrun(more: &[&str]) -> (u64, bool, f64, f64) {
         }
     };
     assert_eq!((&swap["state"], &swap["holding"]), (&"done".into(), &false.into()), "{swap}");
-    let freed = writes_for(Duration::from_millis(300));
+    // It goes on: more than it had in flight when it was let go.
+    let before = write();
+    while write() < before + 1000 {
+        assert!(Instant::now() < end, "{before} writes, and no more");
+    }
     assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
-    (mirrored, was_held, held, freed)
+    (mirrored, was_held)
 }
 
 #[test]
 fn a_guest_that_writes_faster_than_the_copy_is_held_if_somebody_says_so() {
-    let (mirrored, was_held, _, _) = outrun(&[]);
+    let (mirrored, was_held) = outrun(&[]);
     println!("not held: {} MiB are left when mirroring begins", mirrored >> 20);
     assert!(mirrored > 64 << 20 && !was_held, "{mirrored}");
-    let (mirrored, was_held, held, freed) = outrun(&["--hold", "8M"]);
-    println!("held: {} MiB, {held:.0} writes per second, {freed:.0} afterwards", mirrored >> 20);
+    let (mirrored, was_held) = outrun(&["--hold", "8M"]);
+    println!("held: {} MiB", mirrored >> 20);
     assert!(mirrored <= 32 << 20 && was_held, "{mirrored}");
-    // 128 chunks per second, and what is to be copied anyway.
-    assert!(freed > 3.0 * held, "{held} writes per second while it was held, {freed} afterwards");
     let (daemon, _) = with_image();
     let new = daemon.path("new.img");
     let refused = daemon.refused(&["swap", "data", "--to", text(&new), "--hold", "1M"]);

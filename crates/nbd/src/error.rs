@@ -162,7 +162,9 @@ pub enum NbdError {
     #[error("TLS needs an identity of this host: {0}")]
     Identity(#[from] ioplane_identity::IdentityError),
     /// The server insists on TLS.
-    #[error("the server requires TLS: write nbds:// in place of nbd://")]
+    #[error(
+        "the server requires TLS: write nbds in place of nbd (of a socket nbds+unix, with &tls-hostname=HOST)"
+    )]
     TlsRequired,
     /// The server is shutting down.
     #[error("the server is shutting down")]

@@ -156,6 +156,10 @@ pub trait IoChannel: Send {
         None
     }
 
+    /// Whether the owner waits for the end of all that is in flight, and hands down no more than the rest of that: from then on nothing waits for a rate
+    /// ([`IoChannel::held_until`]). Until the owner says otherwise.
+    fn set_draining(&mut self, _draining: bool) {}
+
     /// Calls `done` once for each operation that has ended since, in any order, and says how many those were.
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
 

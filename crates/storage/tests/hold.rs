@@ -94,7 +94,7 @@ impl Rig {
 
     /// From now on it is held, and the bucket is full.
     fn hold(&mut self) {
-        self.mirror.hold(HOLD);
+        self.mirror.hold(HOLD, self.context.look());
         self.clock.advance(Duration::from_secs(10));
     }
 
@@ -191,4 +191,28 @@ fn a_copy_that_comes_to_nothing_holds_nobody() {
         rig.write(None);
     }
     assert_eq!(rig.channel.held_until(), None);
+}
+
+/// Whoever stops a queue waits for all that it has in flight: with long writes, and as many as there may be, a rate would take more time than that one has.
+#[test]
+fn a_queue_that_is_stopped_is_not_held() {
+    let mut rig = Rig::new();
+    rig.copier.run(None, &mut |_| false).unwrap();
+    rig.hold();
+    for _ in 0..1000 {
+        rig.write(None);
+    }
+    assert!(rig.free.is_empty() && rig.channel.held_until().is_some());
+    rig.channel.set_draining(true);
+    // Nobody sleeps on it until the time that was told before.
+    assert!(rig.channel.held_until().is_none() && rig.channel.held_back());
+    // Its clock stands still.
+    (0..DEPTH).for_each(|_| rig.reap());
+    assert_eq!((rig.free.len(), rig.channel.in_flight()), (usize::from(DEPTH), 0));
+    // It goes on after all.
+    rig.channel.set_draining(false);
+    for _ in 0..1000 {
+        rig.write(None);
+    }
+    assert!(rig.free.is_empty() && rig.channel.held_until().is_some());
 }

@@ -12,6 +12,7 @@ use ioplane_device::clock::{Clock, ManualClock};
 use ioplane_device::{Change, Device, QueueSet, Running};
 use ioplane_scheduler::{LimitUnit, RateBucket, RateLimit};
 use ioplane_storage::MemoryBacking;
+use ioplane_storage::mirror::Mirror;
 use ioplane_testkit::driver::net::NetHeader;
 use ioplane_testkit::driver::{DiskOp, DiskPlan, Shape};
 use ioplane_testkit::hand::HandCore;
@@ -392,4 +393,54 @@ fn a_nic_has_limits_for_what_it_sends_and_for_what_it_receives() {
             bytes.check("bytes", (1 << 20, 64 << 10), SECOND, 1514);
         }
     }
+}
+
+/// Of a swap whose copy is outrun: writes wait for a rate within the storage. A stop waits for them, and its front end for the stop.
+#[test]
+fn a_queue_that_is_stopped_does_not_wait_for_the_rate_of_a_swap() {
+    const MIB: u32 = 1 << 20;
+    const WRITES: u16 = 12;
+    let disk = || MemoryBacking::new(64 * u64::from(MIB)).unwrap();
+    let mirror = Mirror::new(disk(), disk()).unwrap();
+    mirror.copier().unwrap().run(None, &mut |_| false).unwrap();
+    let clock = Arc::new(ManualClock::default());
+    let core = HandCore::by(clock.clone());
+    mirror.hold(NonZeroU64::new(4 << 20).unwrap(), clock.now());
+    let plan = DiskPlan { slots: WRITES, max_bytes: MIB, segments: 2, shape: Shape::Indirect };
+    let mut rig = Rig::planned(options("disk"), mirror, plan, SPLIT, &core);
+    // Each time to other places, of which none is to be copied yet.
+    let fill = |rig: &mut Rig, from: u64| {
+        for write in 0..u64::from(WRITES) {
+            let sector = (from + write) * u64::from(MIB) / 512;
+            rig.disk.submit(DiskOp::Write, sector, MIB).unwrap();
+        }
+        for _ in 0..200 {
+            core.turn();
+        }
+        assert!(rig.disk.reap().unwrap().is_none(), "a write of 1 MiB takes 250 ms");
+    };
+    let ended = |rig: &mut Rig| {
+        let mut ended = 0;
+        while let Some(done) = rig.disk.reap().unwrap() {
+            assert!(done.ok());
+            ended += 1;
+        }
+        ended
+    };
+    fill(&mut rig, 0);
+    // The clock stands still.
+    rig.quiesce();
+    assert_eq!(ended(&mut rig), WRITES);
+    rig.running().start(&QueueSet::from([0]), &core).unwrap();
+    fill(&mut rig, 20);
+    let mut all = 0;
+    for step in 0..100 {
+        clock.advance(Duration::from_millis(50));
+        for _ in 0..20 {
+            core.turn();
+        }
+        all += ended(&mut rig);
+        assert!(step > 19 || all < WRITES, "{WRITES} MiB in a second");
+    }
+    assert_eq!(all, WRITES);
 }

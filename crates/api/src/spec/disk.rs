@@ -24,12 +24,29 @@ const QUEUE_SIZE: CountField =
 /// What a queue of a disk of another machine may keep of its writes: below it flushes all the time, above it takes the host's memory.
 const RETAIN: std::ops::RangeInclusive<u64> = 1 << 20..=256 << 20;
 
-/// What is wrong with how much is kept.
-pub(super) fn retain_flaw(retain: Option<Size>) -> Option<Flaw> {
-    let retain = retain.filter(|size| !RETAIN.contains(&size.0))?;
-    let remedy =
-        format!("give {} to {}, or leave it out for 16M", Size(*RETAIN.start()), Size(*RETAIN.end()));
-    Some(Flaw::new("retain", format!("retain = \"{retain}\" for each queue"), remedy))
+/// What all of them together may: it is taken whether or not anything is written.
+const RETAIN_IN_ALL: u64 = 1 << 30;
+
+/// What is wrong with how much is kept, for each of so many of what `each` names.
+pub(super) fn retain_flaw(retain: Option<Size>, count: u16, each: &str) -> Option<Flaw> {
+    let retain = retain?;
+    let (least, most) = (*RETAIN.start(), *RETAIN.end());
+    if !RETAIN.contains(&retain.0) {
+        let remedy = format!("give {} to {}, or leave it out for 16M", Size(least), Size(most));
+        return Some(Flaw::new("retain", format!("retain = \"{retain}\" for each {each}"), remedy));
+    }
+    let all = retain.0 * u64::from(count);
+    let fits = (RETAIN_IN_ALL / u64::from(count.max(1))).min(most);
+    // A whole number of MiB is what a person would write.
+    let remedy = format!("give {} at most, or fewer {each}s", Size(fits - fits % least));
+    (all > RETAIN_IN_ALL).then(|| {
+        let limit = Size(RETAIN_IN_ALL);
+        let reason = format!(
+            "retain = \"{retain}\" for each of {count} {each}s is {} of memory, more than {limit}",
+            Size(all)
+        );
+        Flaw::new("retain", reason, remedy)
+    })
 }
 
 /// Where a disk's bytes live.
@@ -581,7 +598,7 @@ impl ServedSpec for DiskSpec {
             }
             BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
                 flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
-                flaws.extend(retain_flaw(*retain));
+                flaws.extend(retain_flaw(*retain, self.queues, "queue"));
                 flaws.extend(self.backing.reserved().flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
             }
         }

@@ -180,7 +180,7 @@ impl ServedSpec for ExportSpec {
                 flaws.push(Flaw::new("on_timeout", reason, "write \"error\" or \"wait\""));
             }
             BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
-                flaws.extend(retain_flaw(*retain));
+                flaws.extend(retain_flaw(*retain, self.connections, "connection"));
                 flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
             }
             BackingSpec::Memory { .. } => {}

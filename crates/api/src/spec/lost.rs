@@ -117,11 +117,22 @@ mod tests {
             assert_eq!(fields(retain(bad)), ["retain"], "{bad}");
         }
         assert!(fields(retain(1 << 20)).is_empty() && fields(retain(256 << 20)).is_empty());
+        // And so has what all queues keep together.
+        let queues = |bytes, queues| DiskForm { queues: Some(queues), ..retain(bytes) };
+        assert!(fields(queues(16 << 20, 64)).is_empty() && fields(queues(256 << 20, 4)).is_empty());
+        assert_eq!(fields(queues(256 << 20, 5)), ["retain"]);
+        let remote = Some("nbd://host-a/data".parse().unwrap());
+        let flaws = DiskForm { remote, ..queues(256 << 20, 64) }.spec("a").unwrap_err();
+        assert_eq!(flaws[0].reason, "retain = \"256M\" for each of 64 queues is 16G of memory, more than 1G");
+        assert_eq!(flaws[0].remedy, "give 16M at most, or fewer queues");
         let local = DiskForm { path: Some("/a".into()), ..retain(64 << 20) };
         assert_eq!(local.spec("a").unwrap_err()[0].field, "retain", "a disk of this host keeps nothing");
         let remote = Some("nbd://host-a/data".parse().unwrap());
         let export = ExportForm { remote, retain: Some(Size(1)), ..ExportForm::default() };
-        assert_eq!(export.spec("a").unwrap_err()[0].field, "retain");
+        assert_eq!(export.clone().spec("a").unwrap_err()[0].field, "retain");
+        let export = ExportForm { retain: Some(Size(64 << 20)), connections: Some(17), ..export };
+        assert_eq!(export.clone().spec("a").unwrap_err()[0].field, "retain", "one for each connection");
+        assert!(ExportForm { connections: Some(16), ..export }.spec("a").is_ok());
     }
 
     #[test]

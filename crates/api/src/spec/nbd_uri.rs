@@ -19,7 +19,7 @@ pub struct NbdUri(String);
 /// A text that is no such URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is neither the name of a device nor an NBD URI: write NAME as `ioplane devices` has it, nbds://HOST/EXPORT, nbd://HOST/EXPORT without TLS, or nbd+unix:///EXPORT?socket=PATH"
+    "`{0}` is neither the name of a device nor an NBD URI: write NAME as `ioplane devices` has it, nbds://HOST/EXPORT, nbd://HOST/EXPORT without TLS, or nbd+unix:///EXPORT?socket=PATH (with TLS nbds+unix:///EXPORT?socket=PATH&tls-hostname=HOST)"
 )]
 pub struct NotAnNbdUri(String);
 

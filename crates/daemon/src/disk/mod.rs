@@ -44,6 +44,7 @@ use super::served::{Queued, Served, ServedKind, Standing, blocking};
 use super::state_file::{DiskRecord, Entries};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
+use held::Opening;
 
 pub use remote::exporter_news;
 pub use replace::{Beside, Changing};
@@ -174,13 +175,12 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>, membership: Membership)
     blk
 }
 
-/// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
-pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
+/// Opens what is behind a disk, or is to be, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
+pub fn open(record: &DiskRecord, opening: Opening, owner: &Opener) -> Result<Opened, Refusal> {
     let spec = &record.now;
     let owner = &Opener { wish: record.claim, ..owner.clone() };
     let opened =
         open_backing(&spec.name, &spec.backing, (spec.read_only, spec.block_size), record.image, owner)?;
-    held::check(&opened, &spec.backing, owner)?;
     let info = opened.backing.info();
     let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
     if let BackingSpec::File { path, .. } = &spec.backing
@@ -191,6 +191,7 @@ pub fn open(record: &DiskRecord, owner: &Opener) -> Result<Opened, Refusal> {
             format!("truncate -s {} {}", info.bytes.next_multiple_of(unit), path.display()),
         ));
     }
+    held::check(&opened, &spec.backing, opening, owner)?;
     if let Some(bytes) = record.bytes.filter(|bytes| *bytes < info.bytes) {
         opened.backing.resize(bytes)?;
     }
@@ -549,7 +550,7 @@ impl ServedKind for Disk {
         let state_file = context.state_file.clone();
         let opened = blocking(move || {
             swap::recover(&wanted, &state_file)?;
-            open(&wanted, &owner)
+            open(&wanted, Opening::Itself, &owner)
         })
         .await;
         let opened = opened.map_err(|refused| match record.now.at_start {

@@ -11,6 +11,7 @@ use ioplane_api::spec::{BackingSpec, DiskSpec, ServedSpec, TimeoutWord};
 use ioplane_nbd::import::LentReservation;
 use ioplane_virtio::blk::Blk;
 
+use super::held::Opening;
 use super::mark::{self, Mark};
 use super::{Disk, Opened, Shown, lock, open, remote, reserve};
 use crate::context::DaemonContext;
@@ -89,7 +90,7 @@ impl Disk {
             Some(same) => Some(same.lend_reservation(reserved).await),
             None => None,
         };
-        let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
+        let opened = blocking(move || open(&DiskRecord::added(spec), Opening::InPlace, &owner)).await?;
         let image = opened.image;
         let fresh_import = opened.import.clone();
         let came = fresh_import.clone().filter(|_| !stays);

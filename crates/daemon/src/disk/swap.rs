@@ -30,15 +30,17 @@ use tokio::sync::{oneshot, watch};
 
 use super::commit::{self, Commit};
 use super::converge::{Converging, Next};
+use super::held::Opening;
 use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
 use super::{Disk, Opened, Shown, held, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
+use crate::ledger;
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 use crate::state_file::{DiskRecord, StateFile, SwapRecord};
 
-/// The lowest rate to which a guest is held: its requests do not wait for seconds when its queues are stopped.
+/// The lowest rate to which a guest is held: a write of 1 MiB takes a quarter of a second then.
 const LEAST_HOLD: u64 = 4 << 20;
 /// How long the server of the new backing may be unreachable.
 const UNREACHABLE: Duration = Duration::from_secs(10);
@@ -216,7 +218,10 @@ fn open_target(
     let shape = (false, spec.block_size);
     let owner = &Opener { wish: ClaimWish::New, ..owner.clone() };
     let opened = open_unchecked(&spec.name, &opened_as, shape, None, owner).and_then(|opened| {
-        held::check(&opened, &spec.backing, owner)?;
+        if created {
+            ledger::forget(&spec.backing, &owner.state_dir)?;
+        }
+        held::check(&opened, &spec.backing, Opening::InPlace, owner)?;
         // Not before it is ours. A device may be longer than the disk; a file is made as long, if its content may be lost.
         let whole = opened.backing.info().bytes;
         let resized = match &spec.backing {
@@ -538,7 +543,7 @@ impl Disk {
             move |copier: &Copier, mirror: &Mirror| match converging.next(copier.passes(), mirror.left()) {
                 Next::Copy => false,
                 Next::Hold(rate) => {
-                    mirror.hold(rate);
+                    mirror.hold(rate, Instant::now());
                     false
                 }
                 Next::Mirror => true,

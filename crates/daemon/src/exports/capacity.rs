@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ioplane_api::report::ReservationReport;
 use ioplane_api::size::Size;
@@ -23,8 +23,10 @@ use crate::small_file;
 const MOST: usize = 256;
 /// Of those, how many are named in a refusal.
 const NAMED: usize = 3;
-/// Clients whose last question is remembered; beyond that, the oldest is forgotten. A question that comes late is some seconds old.
+/// Clients whose last question is remembered; beyond that, the oldest is forgotten.
 const MOST_ORDERS: usize = 4 * MOST;
+/// For how long: a question that comes late is of a handshake that began before, and has ended within 10 s of that.
+const ORDER_HOLDS: Duration = Duration::from_secs(60);
 /// More than the file of so many has.
 const LONGEST_FILE: usize = 1 << 20;
 
@@ -164,8 +166,8 @@ pub struct ExportCapacity {
     whole: DeviceLimits,
     /// By holder.
     reserved: BTreeMap<String, Reserved>,
-    /// The number of the last question of each holder. An exporter that starts again has no connection that could bring an older one.
-    orders: BTreeMap<String, u64>,
+    /// The number of the last question of each holder, and when it came. An exporter that starts again has no connection that could bring an older one.
+    orders: BTreeMap<String, (u64, Instant)>,
     /// One client at a time uses the export, so that each may reserve all of it.
     exclusive: bool,
     file: ReservationFile,
@@ -283,32 +285,34 @@ impl ExportCapacity {
         self.reserved.get(holder).map_or_else(ReservedRates::default, |reserved| reserved.record.rates())
     }
 
-    /// Whether this is no older than the last question of the holder: an older one was given up, and may come late. 0: a client that numbers none.
-    fn is_in_order(&mut self, holder: &str, order: u64) -> bool {
+    /// Whether this is no older than the last question of the holder: an older one was given up, and may come late. 0: a client that numbers none. After a while
+    /// any number will do: the clock of its host may have been set back.
+    fn is_in_order(&mut self, holder: &str, order: u64, now: Instant) -> bool {
         if order == 0 {
             return true;
         }
         let last = self.orders.get(holder).copied();
-        if last.is_some_and(|last| order < last) {
+        if last.is_some_and(|(last, came)| order < last && now.saturating_duration_since(came) < ORDER_HOLDS)
+        {
             return false;
         }
         if last.is_none()
             && self.orders.len() >= MOST_ORDERS
             && let Some(oldest) =
-                self.orders.iter().min_by_key(|(_, order)| **order).map(|(holder, _)| holder.clone())
+                self.orders.iter().min_by_key(|(_, (_, came))| *came).map(|(holder, _)| holder.clone())
         {
             self.orders.remove(&oldest);
         }
-        self.orders.insert(holder.to_owned(), order);
+        self.orders.insert(holder.to_owned(), (order, now));
         true
     }
 
     /// Reserves what a client asks for, in place of what it had. `order`: the number of the question. `now`: seconds since 1970. Blocks.
     pub fn reserve(&mut self, query: &ReserveQuery, order: u64, now: u64) -> ReserveReply {
         let ReserveQuery { holder, rates, name } = query;
-        if !self.is_in_order(holder, order) {
+        if !self.is_in_order(holder, order, Instant::now()) {
             return ReserveReply::Refused(format!(
-                "{name} has asked again since; if its host's clock was set back: ioplane publish release --reservations"
+                "{name} has asked again since; if its host's clock was set back: try again in a minute"
             ));
         }
         if let Err(shortage) = self.admit(holder, *rates) {
@@ -467,14 +471,41 @@ mod tests {
         assert_eq!(capacity.reserve(&query("host-b", 0), 21, 3), granted(0));
         refused(capacity.reserve(&query("host-b", 6000), 20, 4));
         assert_eq!(capacity.reserved_for("host-b").requests, 0);
-        // A clock that was set back: until a person says so.
+        // A person has taken back all that it had, and so what it has asked.
         assert_eq!(capacity.release(|_| true), Ok(1));
         assert_eq!(capacity.reserve(&query("host-b", 6000), 5, 5), granted(6000));
-        // Numbers of strangers take a bounded place.
+    }
+
+    /// No question is on its way for longer than that, and its number means nothing any more.
+    #[test]
+    fn a_host_whose_clock_was_set_back_is_heard_after_a_minute() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        let begun = Instant::now();
+        let mut asks = |order, after| capacity.is_in_order("host-b", order, begun + after);
+        assert!(asks(100, Duration::ZERO));
+        // What was refused does not make it longer.
+        assert!(!asks(7, Duration::from_secs(30)) && !asks(7, ORDER_HOLDS - Duration::from_millis(1)));
+        assert!(asks(7, ORDER_HOLDS));
+        assert!(!asks(6, ORDER_HOLDS + Duration::from_secs(11)) && asks(8, ORDER_HOLDS));
+    }
+
+    #[test]
+    fn numbers_of_strangers_take_a_bounded_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut capacity = ExportCapacity::open(&declared(10_000), false, file(folder.path()));
+        let begun = Instant::now();
         for number in 0..2 * MOST_ORDERS as u64 {
-            assert_eq!(capacity.reserve(&query(&format!("h{number}"), 0), 100 + number, 6), granted(0));
+            // The later they ask the lower it is.
+            let (order, now) = (1_000_000 - number, begun + Duration::from_millis(number));
+            assert!(capacity.is_in_order(&format!("h{number}"), order, now));
         }
-        assert!(capacity.orders.len() <= MOST_ORDERS);
+        assert_eq!(capacity.orders.len(), MOST_ORDERS);
+        let last = format!("h{}", 2 * MOST_ORDERS - 1);
+        assert!(
+            capacity.orders.contains_key(&last) && !capacity.orders.contains_key("h0"),
+            "the oldest goes"
+        );
     }
 
     #[test]

@@ -55,8 +55,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, NbdError> {
         let wrong =
             |why: &str| NbdError::Address { address: text.chars().take(200).collect(), why: why.into() };
-        let form =
-            "write nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+        let form = "write nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH or nbds+unix:///EXPORT?socket=PATH&tls-hostname=HOST";
         let url = Url::parse(text).map_err(|error| wrong(&format!("{error}; {form}")))?;
         let decoded = |part: &str| {
             let text = percent_decode_str(part).decode_utf8().map_err(|_| wrong("it is not UTF-8"))?;

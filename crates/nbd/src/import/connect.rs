@@ -66,7 +66,8 @@ pub(super) struct Reached {
     pub has_sessions: bool,
 }
 
-/// The number of a question about reservations: later questions of this host have greater ones, also those of a later process.
+/// The number of a question about reservations: later questions of this host have greater ones, also those of a later process, unless its clock is set back
+/// in between.
 fn next_order() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();

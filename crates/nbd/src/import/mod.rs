@@ -15,6 +15,7 @@
 
 #![expect(clippy::disallowed_types, reason = "the first connection waits for its channel: control plane")]
 
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -355,11 +356,16 @@ impl Import {
             doing: "making the events of a connection",
             source,
         };
+        let out_of_memory = |error: &TryReserveError| StorageError::Os {
+            image: shared.options.address.to_string(),
+            doing: "making room for the writes that are kept (retain)",
+            source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, error.to_string()),
+        };
         shared.take_over();
         // So that whoever looks for copies finds those of this channel.
         let shelf = shared.shelf.as_ref().map(Shelf::open);
-        let retained = shelf.map(|mut shelf| (shelf.take(&shared.writes), shelf));
-        let (retained, _shelf) = retained.unzip();
+        let retained = shelf.map(|mut shelf| shelf.take(&shared.writes).map(|retained| (retained, shelf)));
+        let (retained, _shelf) = retained.transpose().map_err(|error| out_of_memory(&error))?.unzip();
         let link = Link::new(
             shared.facts,
             shared.size.clone(),

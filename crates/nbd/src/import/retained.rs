@@ -7,7 +7,7 @@
 //! Made once, used on an I/O core: nothing is allocated later. While the control half has it, nothing is sent and nothing is answered
 //! ([`super::turnover`]).
 
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 
 use crate::mutation::{Rule, removed};
 use crate::transmission::Request;
@@ -60,19 +60,15 @@ pub(super) struct Retained {
 
 impl Retained {
     /// Allocates all that it will ever need, so that no store finds a page missing.
-    pub fn new(bytes: usize) -> Retained {
+    pub fn new(bytes: usize) -> Result<Retained, TryReserveError> {
         let bytes = bytes.max(LEAST);
         let most = bytes / BYTES_PER_ENTRY;
-        let mut memory = vec![0u8; bytes];
+        let (mut memory, mut writes) = (Vec::new(), VecDeque::new());
+        memory.try_reserve_exact(bytes)?;
+        memory.resize(bytes, 0u8);
+        writes.try_reserve_exact(most)?;
         memory.iter_mut().step_by(4096).for_each(|byte| *std::hint::black_box(byte) = 1);
-        Retained {
-            bytes: memory.into(),
-            writes: VecDeque::with_capacity(most),
-            most,
-            first: 0,
-            head: 0,
-            cut: false,
-        }
+        Ok(Retained { bytes: memory.into(), writes, most, first: 0, head: 0, cut: false })
     }
 
     /// Where `bytes` go, if there is room.
@@ -182,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_is_durable_is_released_oldest_first() {
-        let mut retained = Retained::new(LEAST);
+        let mut retained = Retained::new(LEAST).unwrap();
         let write = request(NBD_CMD_WRITE, 4096);
         let numbers: Vec<u64> = (0..4).map(|at| retained.add(write, false, at).unwrap()).collect();
         for (nth, number) in [(1, 1), (2, 0), (3, 2)] {
@@ -205,8 +201,13 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_there_is_not_is_an_error() {
+        assert!(Retained::new(isize::MAX as usize).is_err());
+    }
+
+    #[test]
     fn a_flush_is_wanted_once_a_half_is_taken_by_what_it_would_free() {
-        let mut retained = Retained::new(LEAST);
+        let mut retained = Retained::new(LEAST).unwrap();
         let mut numbers = Vec::new();
         while retained.has_room(4096) {
             numbers.push(retained.add(request(NBD_CMD_WRITE, 4096), false, 0).unwrap());
@@ -222,7 +223,7 @@ mod tests {
         retained.release(200);
         assert!(!retained.wants_flush(200));
         // What has no bytes takes places, too.
-        let mut retained = Retained::new(LEAST);
+        let mut retained = Retained::new(LEAST).unwrap();
         while let Some(number) = retained.add(request(NBD_CMD_TRIM, 1 << 20), false, 0) {
             retained.acknowledge(number, number + 1);
         }
@@ -234,7 +235,7 @@ mod tests {
         /// Whatever is added and released, each write keeps its bytes, and no more than the memory is taken.
         #[test]
         fn bytes_stay_as_they_are(lengths in prop::collection::vec((1u32..300_000, 0usize..5), 1..60)) {
-            let mut retained = Retained::new(LEAST);
+            let mut retained = Retained::new(LEAST).unwrap();
             let mut kept = VecDeque::new();
             let mut nth = 0;
             for (at, (length, gone)) in lengths.iter().enumerate() {

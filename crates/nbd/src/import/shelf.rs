@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_types, reason = "control plane")]
 #![expect(clippy::vec_box, reason = "boxes as channels have them: an I/O core moves a pointer")]
 
+use std::collections::TryReserveError;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::link::Link;
@@ -36,9 +37,9 @@ impl Shelf {
 
 impl OpenShelf<'_> {
     /// For a new channel: what an earlier one has left, or an empty one.
-    pub fn take(&mut self, writes: &Writes) -> Box<Retained> {
+    pub fn take(&mut self, writes: &Writes) -> Result<Box<Retained>, TryReserveError> {
         self.clear(writes);
-        self.left.pop().unwrap_or_else(|| Box::new(Retained::new(self.bytes)))
+        self.left.pop().map_or_else(|| Retained::new(self.bytes).map(Box::new), Ok)
     }
 
     /// A channel is gone. Says whether its copies are here now; the control half may have them.

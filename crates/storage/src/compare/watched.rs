@@ -115,6 +115,10 @@ impl IoChannel for WatchedChannel {
         self.disk.held_until()
     }
 
+    fn set_draining(&mut self, draining: bool) {
+        self.disk.set_draining(draining);
+    }
+
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         self.disk.reap(context, done)
     }

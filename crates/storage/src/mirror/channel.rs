@@ -150,6 +150,8 @@ struct Own {
     waiting: VecDeque<u16>,
     /// When the first of these may begin, if it waits for the rate to which the guest is held.
     held_until: Option<Instant>,
+    /// Whoever stops the queue waits for what waits here: no rate holds it.
+    draining: bool,
     /// All parts of these have ended: a list of one reap.
     settled: Vec<u16>,
     /// The new backing is not used any more.
@@ -192,6 +194,7 @@ impl MirrorChannel {
             buffers: Buffers::new(depth)?,
             waiting: VecDeque::with_capacity(depth.into()),
             held_until: None,
+            draining: false,
             settled: Vec::with_capacity(depth.into()),
             abandoned: false,
             in_flight: 0,
@@ -207,7 +210,7 @@ impl MirrorChannel {
         ranges: &[GuestRange],
         tag: u16,
     ) -> Begun {
-        let Own { state, slots, buffers, held_until, .. } = &mut self.own;
+        let Own { state, slots, buffers, held_until, draining, .. } = &mut self.own;
         let slot = &mut slots[usize::from(tag)];
         let alone = state.has_failed();
         if slot.kind.modifies() {
@@ -221,7 +224,8 @@ impl MirrorChannel {
         (slot.locked, slot.only_new) = (false, state.is_decided());
         if slot.kind.modifies() && !alone && !slot.only_new {
             let mirroring = state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
-            let marks = match slot.kind == Kind::Write && state.hold.is_on() && !mirroring {
+            let held = state.hold.is_on() && !mirroring && !*draining;
+            let marks = match slot.kind == Kind::Write && held {
                 true => state.map.unmarked(slot.offset, slot.piece),
                 false => 0,
             };
@@ -444,6 +448,14 @@ impl IoChannel for MirrorChannel {
 
     fn held_until(&self) -> Option<Instant> {
         self.own.held_until
+    }
+
+    fn set_draining(&mut self, draining: bool) {
+        self.own.draining = draining;
+        // Whatever waits begins in the next poll, or is held anew.
+        self.own.held_until = None;
+        self.old.set_draining(draining);
+        self.new.set_draining(draining);
     }
 
     fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {

@@ -212,10 +212,10 @@ impl Mirror {
         self.state.hold.release();
     }
 
-    /// From now on writes of the guest make at most so many bytes per second to be copied again, all queues together, until writes go to both or this comes to
-    /// nothing. A write to what is to be copied anyway is not held. Control plane.
-    pub fn hold(&self, bytes_per_second: std::num::NonZeroU64) {
-        self.state.hold.hold(bytes_per_second, Instant::now());
+    /// From `now` on writes of the guest make at most so many bytes per second to be copied again, all queues together, until writes go to both or this comes to
+    /// nothing. A write to what is to be copied anyway is held only behind another one of its queue, and a queue that is being stopped is not held. Control plane.
+    pub fn hold(&self, bytes_per_second: std::num::NonZeroU64, now: Instant) {
+        self.state.hold.hold(bytes_per_second, now);
     }
 
     /// Whether writes are held to a rate.

@@ -693,11 +693,12 @@ impl BlkPoller {
             work.channel.detach(context);
             return PollOutcome::PARKED;
         }
+        let held_until = work.channel.held_until();
         match (done, context.limited()) {
             // What nobody is woken for is polled for.
             (0, _) if work.channel.held_back() => PollOutcome::IDLE,
-            (0, Some(at)) => PollOutcome::limited(at, context),
-            (0, None) if waits => match work.channel.held_until() {
+            (0, Some(at)) => PollOutcome::limited(at.min(held_until.unwrap_or(at)), context),
+            (0, None) if waits => match held_until {
                 Some(at) => PollOutcome::WAITING.wake_at(at, context),
                 None => PollOutcome::WAITING,
             },
@@ -724,10 +725,12 @@ impl Poller for BlkPoller {
 
     fn drain(&mut self) {
         self.queue.drain();
+        self.work.channel.set_draining(true);
     }
 
     fn undrain(&mut self) {
         self.queue.undrain();
+        self.work.channel.set_draining(false);
     }
 
     fn suspend(&mut self) {
