@@ -57,7 +57,7 @@ struct Pace {
 pub fn measure(bench: &Bench, options: &Options) -> Result<Vec<(&'static str, Figure)>> {
     let seconds = Duration::from_secs;
     let pace = match options.quick {
-        true => Pace { rounds: 1, warm: seconds(4), time: seconds(10) },
+        true => Pace { rounds: 3, warm: seconds(4), time: seconds(10) },
         false => Pace { rounds: 3, warm: seconds(5), time: seconds(20) },
     };
     let figure = match Wan::new(bench) {
@@ -153,16 +153,24 @@ impl<'a> Wan<'a> {
         Ok(figure.beside("connections", CONNECTIONS).beside("frames_that_found_the_relay_full", overflowed))
     }
 
-    /// Bytes per second of the disk and of iperf3, in turn. Both begin with new connections.
+    /// Bytes per second of the disk and of iperf3, each first in turn. Both begin with new connections.
     fn pairs(&self, op: DiskOp, control: &str, pace: &Pace) -> Result<Vec<[f64; 2]>> {
         let mut pairs = Vec::new();
         for round in 0..pace.rounds {
             let folder = self.bench.folders.run(&format!("wan_{op:?}_{control}_{round}"));
-            let (served, mut guest) = self.disk(&folder)?;
-            let disk = transfer(&mut guest, op, pace, &mut Scatter::new(u64::from(round) + 1));
-            let disk = disk.with_context(|| format!("{op:?} with {control}\n{}", served.log_tail()))?;
-            drop((guest, served));
-            pairs.push([disk, self.iperf(op, pace, &folder)?]);
+            let disk = || -> Result<f64> {
+                let (served, mut guest) = self.disk(&folder)?;
+                let rate = transfer(&mut guest, op, pace, &mut Scatter::new(u64::from(round) + 1));
+                rate.with_context(|| format!("{op:?} with {control}\n{}", served.log_tail()))
+            };
+            let iperf = || self.iperf(op, pace, &folder);
+            pairs.push(if round % 2 == 0 {
+                let first = disk()?;
+                [first, iperf()?]
+            } else {
+                let first = iperf()?;
+                [disk()?, first]
+            });
         }
         Ok(pairs)
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use daemon::TestDaemon;
 use daemon::load::free_port;
 use daemon::reader::Reader;
-use daemon::relay::Relay;
+use daemon::relay::TcpRelay;
 use serde_json::{Value, json};
 
 /// An exporter that publishes `data`, and where that is.
@@ -448,8 +448,8 @@ fn hostile_reservations_are_refused_and_keep_nobody_out() {
 }
 
 /// A relay to the exporter at `uri`, and the URI by way of it.
-fn relayed(uri: &str) -> (Relay, String) {
-    let relay = Relay::to(port(uri));
+fn relayed(uri: &str) -> (TcpRelay, String) {
+    let relay = TcpRelay::to(port(uri));
     let by_relay = format!("nbd://127.0.0.1:{}/data", relay.port());
     (relay, by_relay)
 }

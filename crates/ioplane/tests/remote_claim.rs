@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use daemon::TestDaemon;
-use daemon::load::{free_port, step_for, step_until};
+use daemon::load::{free_port, step_for, step_until, zero};
 use daemon::reader::Reader;
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::driver::DiskOp;
@@ -97,15 +97,6 @@ fn refusal(importer: &TestDaemon) -> String {
     let seen = remote(importer);
     assert_eq!((&seen["state"], &seen["claim"]), (&"refused".into(), &"refused".into()), "{seen}");
     seen["why"].as_str().unwrap().to_owned()
-}
-
-/// Zeros all over the disk, as the load finds it at its beginning.
-fn zero(importer: &TestDaemon) {
-    let mut guest = Reader::of(importer, "data", CrashLoad::image_bytes(1) as u32);
-    assert_eq!(guest.status_of(DiskOp::WriteZeroes { unmap: false }), 0);
-    drop(guest);
-    // Who comes while a guest is still leaving is sent away.
-    importer.until(|| importer.disk("data")["connected"] == false);
 }
 
 #[test]

@@ -1,15 +1,15 @@
-//! Histories on real sockets: four clients of one of our exporters, by TCP, through cables that delay, stall and cut by seed, and that deliver late what they
+//! Histories on real sockets: four clients of one of our exporters, by TCP, through relays that delay, stall and cut by seed, and that deliver late what they
 //! had taken in. They are those of a disk whose requests each take effect once (docs/decisions/0044-remote-requests-once.md), and the checker of
 //! import_histories.rs notices when a rule of replays is taken out.
 //!
 //! ```text
-//!   4 x (import, 16 requests in flight) --TCP--> cable --TCP--> exporter on an I/O core, memory of 8 blocks
+//!   4 x (import, 16 requests in flight) --TCP--> relay --TCP--> exporter on an I/O core, memory of 8 blocks
 //! ```
 //!
 //! Each 4 KiB block is a register. Everybody reads everything; writes of one client overlap each other, those of two clients do not: two connections have no
 //! order between them that a replay could keep (decision 44, "Two queues").
 
-#![expect(clippy::disallowed_types, reason = "clients and cables of the tests, on threads of their own")]
+#![expect(clippy::disallowed_types, reason = "clients and relays of the tests, on threads of their own")]
 
 mod register;
 #[path = "../../storage/tests/support/mod.rs"]
@@ -17,10 +17,11 @@ mod rig;
 mod scripted;
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::Notify;
@@ -42,49 +43,68 @@ const OPERATIONS: u32 = 80;
 const SEEDS: u64 = 50;
 /// So many of a client's connections are cut at most.
 const CUTS: u64 = 10;
+/// For what takes a second on a machine that has time.
+const LIMIT: Duration = Duration::from_secs(60);
 /// How soon silence counts as a loss: some stalls are shorter, some longer.
 const SILENCE: Duration = Duration::from_millis(120);
 
-/// Between a client and the exporter. Its threads end with their connections; the listening one when it is dropped.
-struct Cable {
+/// Between a client and the exporter. Its threads end with their connections, the listening one in [`TcpRelay::end`].
+struct TcpRelay {
     address: SocketAddr,
     /// As the exporter sees them, in the order in which they were made.
     connections: Arc<Mutex<Vec<SocketAddr>>>,
     stop: Arc<AtomicBool>,
+    /// Listens, and hands out the threads of its connections.
+    listens: JoinHandle<Vec<JoinHandle<()>>>,
 }
 
-impl Cable {
-    fn lay(exporter: SocketAddr, seed: u64) -> Cable {
+impl TcpRelay {
+    fn to(exporter: SocketAddr, seed: u64) -> TcpRelay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let cable = Cable { address, connections: Arc::default(), stop: Arc::default() };
-        let (connections, stop) = (cable.connections.clone(), cable.stop.clone());
-        std::thread::spawn(move || {
-            let mut seed = seed;
+        let connections = Arc::<Mutex<Vec<SocketAddr>>>::default();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (made, stopped) = (connections.clone(), stop.clone());
+        let listens = std::thread::spawn(move || {
+            let (mut seed, mut threads) = (seed, Vec::new());
             for (number, client) in (0..).zip(listener.incoming()) {
-                if stop.load(Ordering::Acquire) {
-                    return;
+                if stopped.load(Ordering::Acquire) {
+                    break;
                 }
                 let (client, server) = (client.unwrap(), TcpStream::connect(exporter).unwrap());
                 [&client, &server].iter().for_each(|stream| stream.set_nodelay(true).unwrap());
-                connections.lock().unwrap().push(server.local_addr().unwrap());
+                made.lock().unwrap().push(server.local_addr().unwrap());
                 let fate = Fate::draw(&mut seed, number);
                 let state = Arc::new(Connection { client, server, silent: AtomicBool::new(false), fate });
                 for requests in [true, false] {
                     let (state, dice) = (state.clone(), dice(&mut seed) | 1);
-                    std::thread::spawn(move || state.carry(requests, dice));
+                    threads.push(std::thread::spawn(move || state.carry(requests, dice)));
                 }
             }
+            threads
         });
-        cable
+        TcpRelay { address, connections, stop, listens }
+    }
+
+    /// Waits for what is late. The client must be gone.
+    fn end(self) {
+        self.stop.store(true, Ordering::Release);
+        let _ = TcpStream::connect(self.address);
+        self.listens.join().unwrap().into_iter().for_each(|thread| thread.join().unwrap());
     }
 }
 
-impl Drop for Cable {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        let _ = TcpStream::connect(self.address);
-    }
+/// Of all histories of this process.
+static TALLY: Tally = Tally { cuts: AtomicU64::new(0), late: AtomicU64::new(0), replays: AtomicU64::new(0) };
+
+/// What histories went through.
+struct Tally {
+    /// Connections that were cut.
+    cuts: AtomicU64,
+    /// After which what the client had sent was delivered to the exporter's host.
+    late: AtomicU64,
+    /// Requests that clients sent again.
+    replays: AtomicU64,
 }
 
 /// What becomes of a connection.
@@ -150,6 +170,7 @@ impl Connection {
             }
             if passes < count {
                 self.silent.store(true, Ordering::Release);
+                TALLY.cuts.fetch_add(1, Ordering::Relaxed);
                 if !self.fate.in_silence {
                     let _ = self.client.shutdown(Shutdown::Both);
                 }
@@ -180,8 +201,19 @@ impl Connection {
         }
         if let Some(late) = self.fate.late {
             std::thread::sleep(late);
-            let _ = (&self.server).write_all(&sent);
-            std::thread::sleep(Duration::from_millis(1));
+            let delivered = (&self.server).write_all(&sent).is_ok() && !sent.is_empty();
+            TALLY.late.fetch_add(delivered.into(), Ordering::Relaxed);
+            // Until the exporter has read all of it, or has ended the connection.
+            let _ = self.server.shutdown(Shutdown::Write);
+            self.server.set_read_timeout(Some(LIMIT)).unwrap();
+            let end = loop {
+                match (&self.server).read(&mut buffer) {
+                    Ok(1..) => {}
+                    end => break end,
+                }
+            };
+            let kind = end.err().map(|error| error.kind());
+            assert!(kind != Some(ErrorKind::WouldBlock), "the exporter keeps a connection that has ended");
         }
         let _ = (self.client.shutdown(Shutdown::Both), self.server.shutdown(Shutdown::Both));
     }
@@ -313,10 +345,12 @@ fn client(number: u64, seed: u64, options: ImportOptions, shared: &Shared) -> Op
             }
         }
         let waits = ended.is_empty() && rig.channel.in_flight() > 0 && !rig.channel.held_back();
-        if waits && !rig.readable(20_000) {
-            return Some(format!("nothing for 20 s: {:#?}", import.status()));
+        if waits && !rig.readable(LIMIT.as_millis() as u64) {
+            return Some(format!("nothing for {LIMIT:?}: {:#?}", import.status()));
         }
     }
+    let replays: u64 = import.status().connections.iter().map(|connection| connection.replays).sum();
+    TALLY.replays.fetch_add(replays, Ordering::Relaxed);
     None
 }
 
@@ -337,8 +371,8 @@ fn history(seed: u64) -> Option<String> {
             .map(|number| {
                 let (address, exporter, shared) = (exporter.address, exporter.fence.clone(), &shared);
                 scope.spawn(move || {
-                    let cable = Cable::lay(address, (seed << 8 | number) * 2 + 1);
-                    let connections = cable.connections.clone();
+                    let relay = TcpRelay::to(address, (seed << 8 | number) * 2 + 1);
+                    let connections = relay.connections.clone();
                     let options = ImportOptions {
                         dead_after: SILENCE,
                         connect_timeout: Duration::from_secs(1),
@@ -349,9 +383,11 @@ fn history(seed: u64) -> Option<String> {
                         fence: Some(Arc::new(OldOnesEnd { exporter, connections })),
                         // From the guest's memory, or from copies.
                         retain: if seed.is_multiple_of(2) { 1 << 20 } else { 0 },
-                        ..ImportOptions::new(format!("nbd://{}/disk", cable.address).parse().unwrap())
+                        ..ImportOptions::new(format!("nbd://{}/disk", relay.address).parse().unwrap())
                     };
-                    client(number, seed, options, shared)
+                    let wrong = client(number, seed, options, shared);
+                    relay.end();
+                    wrong
                 })
             })
             .collect();
@@ -360,8 +396,7 @@ fn history(seed: u64) -> Option<String> {
     if wrong.is_some() {
         return wrong;
     }
-    // What is late arrives, or finds nobody. What the disk holds in the end is one read more.
-    std::thread::sleep(Duration::from_millis(20));
+    // What the disk holds in the end is one read more.
     let end = shared.now();
     let mut rig = Rig::new(&*memory, 1);
     for (block, mut events) in (0..).zip(shared.events.into_inner().unwrap()) {
@@ -375,11 +410,11 @@ fn history(seed: u64) -> Option<String> {
     None
 }
 
-/// Several at a time, since they mostly wait: the first that is wrong.
+/// Two at a time, since they mostly wait, and silence counts soon: the first that is wrong.
 fn first_wrong(seeds: u64) -> Option<(u64, String)> {
     let (next, wrong) = (AtomicU64::new(1), Mutex::new(None));
     std::thread::scope(|scope| {
-        for _ in 0..6 {
+        for _ in 0..2 {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -402,7 +437,13 @@ fn every_history_is_that_of_a_disk() {
     if let Some((seed, wrong)) = first_wrong(SEEDS) {
         panic!("seed {seed}: {wrong}");
     }
-    println!("{SEEDS} histories in {:?}", begin.elapsed());
+    let [cuts, late, replays] =
+        [&TALLY.cuts, &TALLY.late, &TALLY.replays].map(|count| count.load(Ordering::Relaxed));
+    println!(
+        "{SEEDS} histories in {:?}: {cuts} cuts, {late} delivered late, {replays} replays",
+        begin.elapsed()
+    );
+    assert!(cuts > 0 && late > 0 && replays > 0);
 }
 
 /// With each rule taken out, some history is not that of a disk. Each in a process of its own: beside it, others run with all of them.

@@ -123,6 +123,8 @@ pub struct CrashLoad {
     queues: Vec<LoadQueue>,
     sequence: u64,
     random: u64,
+    /// In what it writes, beside the number: two loads write the same numbers.
+    owner: u64,
     /// Requests answered so far.
     pub answered: u64,
     /// Longest wait for an answer.
@@ -170,6 +172,7 @@ impl CrashLoad {
             queues: made,
             sequence: 0,
             random: seed | 1,
+            owner: seed,
             answered: 0,
             longest: Duration::ZERO,
             lost_after: Duration::from_secs(60),
@@ -253,10 +256,12 @@ impl CrashLoad {
         Ok(())
     }
 
-    fn stamp(queue: usize, block: usize, sequence: u64) -> [u8; 32] {
+    fn stamp(owner: u64, queue: usize, block: usize, sequence: u64) -> [u8; 32] {
         let mut stamp = [0; 32];
         if sequence != 0 {
-            for (at, word) in [queue as u64, block as u64, sequence, !sequence].into_iter().enumerate() {
+            for (at, word) in
+                [owner << 16 | queue as u64, block as u64, sequence, !sequence].into_iter().enumerate()
+            {
                 stamp[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
             }
         }
@@ -302,7 +307,7 @@ impl CrashLoad {
                 _ => DiskOp::Read,
             };
             self.sequence += 1;
-            let sequence = self.sequence;
+            let (owner, sequence) = (self.owner, self.sequence);
             let queue = &mut self.queues[index];
             if op != DiskOp::Flush {
                 // One request a block at a time: then it is known what a read must find.
@@ -314,7 +319,7 @@ impl CrashLoad {
             if let (DiskOp::Write, Some(token)) = (op, queue.disk.next()) {
                 let mut data = [0; BLOCK as usize];
                 data.chunks_exact_mut(32)
-                    .for_each(|c| c.copy_from_slice(&Self::stamp(index, block, sequence)));
+                    .for_each(|c| c.copy_from_slice(&Self::stamp(owner, index, block, sequence)));
                 queue.disk.write_data(token, &data).map_err(text)?;
             }
             let sector = (index * BLOCKS + block) as u64 * SECTORS;
@@ -331,6 +336,7 @@ impl CrashLoad {
     }
 
     fn reap(&mut self, index: usize) -> Result<(), String> {
+        let owner = self.owner;
         let queue = &mut self.queues[index];
         while let Some(done) = queue.disk.reap().map_err(|error| format!("queue {index}: {error}"))? {
             let pending = queue.pending[done.token.slot()].take();
@@ -348,14 +354,17 @@ impl CrashLoad {
                 DiskOp::Read => {
                     let mut data = [0; BLOCK as usize];
                     queue.disk.read_data(done.token, &mut data).map_err(text)?;
-                    let wanted = Self::stamp(index, pending.block, queue.holds[pending.block]);
+                    let wanted = Self::stamp(owner, index, pending.block, queue.holds[pending.block]);
                     if let Some(at) = data.chunks_exact(32).position(|chunk| chunk != wanted) {
-                        let found = u64::from_le_bytes(
-                            data[32 * at + 16..32 * at + 24].try_into().unwrap_or_default(),
-                        );
+                        let word = |word: usize| {
+                            let from = 32 * at + 8 * word;
+                            u64::from_le_bytes(data[from..from + 8].try_into().unwrap_or_default())
+                        };
                         return Err(format!(
-                            "queue {index}: block {} holds write {found} at byte {}, and {} was acknowledged",
+                            "queue {index}: block {} holds write {} of the load of seed {} at byte {}, and {} of {owner} was acknowledged",
                             pending.block,
+                            word(2),
+                            word(0) >> 16,
                             32 * at,
                             queue.holds[pending.block]
                         ));

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::Command;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::geteuid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Runs a program with these words; what it says is in the error.
@@ -40,9 +43,11 @@ impl NetworkSpace {
         Ok(space)
     }
 
-    /// Makes one that no other test has.
+    /// Makes one that no other test has. What processes that were killed have left behind goes before the first.
     pub fn new() -> io::Result<NetworkSpace> {
-        NetworkSpace::named(&own_name("iot"))
+        static TIDY: Once = Once::new();
+        TIDY.call_once(remove_stale);
+        NetworkSpace::named(&own_name(OWN))
     }
 
     pub fn name(&self) -> &str {
@@ -79,16 +84,39 @@ impl Drop for NetworkSpace {
     }
 }
 
-/// What a test needs namespaces for. `None`, which is said past the capture of the test harness, where there are none; with `IOPLANE_NO_SKIP` set that
-/// is a failure.
+/// What a test needs namespaces for. `None`, which is said past the capture of the test harness, without root or `/dev/net/tun`; with `IOPLANE_NO_SKIP` set
+/// that is a failure, and where both are there an error always is.
 pub fn or_skip<T>(made: io::Result<T>) -> Option<T> {
     match made {
         Ok(made) => Some(made),
         Err(why) => {
-            let why = format!("SKIPPED: hosts in namespaces of their own were NOT tested (root?): {why}");
+            let able = geteuid().is_root() && Path::new("/dev/net/tun").exists();
+            assert!(!able, "no hosts in namespaces of their own, and there is root and /dev/net/tun: {why}");
+            let why = format!(
+                "SKIPPED: hosts in namespaces of their own were NOT tested (no root, or no /dev/net/tun): {why}"
+            );
             let _ = writeln!(io::stderr(), "\n*** {why} ***");
             assert!(std::env::var_os("IOPLANE_NO_SKIP").is_none(), "{why}");
             None
+        }
+    }
+}
+
+/// What names of namespaces of tests begin with.
+const OWN: &str = "iot";
+
+/// Removes the namespaces of processes that are gone, and of one that had the number of this one.
+fn remove_stale() {
+    for space in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = space.file_name().to_string_lossy().into_owned();
+        let numbers = name.strip_prefix(OWN).and_then(|numbers| numbers.split_once('x'));
+        let Some((Ok(pid), Ok(_))) = numbers.map(|(pid, nth)| (pid.parse::<u32>(), nth.parse::<u32>()))
+        else {
+            continue;
+        };
+        if pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists() {
+            // Somebody else may have done it.
+            let _ = ip(&format!("netns delete {name}"));
         }
     }
 }

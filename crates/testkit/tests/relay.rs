@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use ioplane_testkit::relay::{BOTH, Conditions, DelayLine, Relay, RelayCounts, RelayDirection};
@@ -47,7 +48,7 @@ impl Hosts {
 
 /// Frames that have gone in.
 fn offered(counts: RelayCounts) -> u64 {
-    counts.carried + counts.lost + counts.overflowed + counts.cut
+    counts.carried + counts.refused + counts.lost + counts.overflowed + counts.cut
 }
 
 #[test]
@@ -68,9 +69,9 @@ fn frames_are_as_late_as_was_asked_for_each_way() {
             .collect();
         late.sort();
         let least = late[0];
-        // The quickest had a processor when it needed one.
+        // The quickest had a processor nearly when it needed one.
         let delay = delays[way as usize];
-        assert!((delay..delay + Duration::from_millis(1)).contains(&least), "{way:?}: {late:?}");
+        assert!((delay..delay + Duration::from_millis(10)).contains(&least), "{way:?}: {late:?}");
     }
 }
 
@@ -129,25 +130,50 @@ fn a_cut_closes_nothing() {
     let at: SocketAddr = (OTHER, 5001).into();
     let mut client = hosts.spaces[0].inside(|| TcpStream::connect(at).unwrap()).unwrap();
     let (mut server, _) = listener.accept().unwrap();
-    server.set_read_timeout(Some(LIMIT)).unwrap();
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(LIMIT)).unwrap();
+        end.set_write_timeout(Some(LIMIT)).unwrap();
+    }
     for ways in [&BOTH[..], &[RelayDirection::There], &[RelayDirection::Back]] {
         hosts.relay.cut(ways);
         let frames = offered(hosts.relay.counts(RelayDirection::There));
         let bytes: Vec<u8> = (0..64 << 10).map(|at| (at % 251) as u8).collect();
+        // A server's socket takes up less before its first byte is acknowledged.
+        let answer = &bytes[..8 << 10];
         client.write_all(&bytes).unwrap();
+        server.write_all(answer).unwrap();
         std::thread::sleep(Duration::from_millis(300));
-        if ways.contains(&RelayDirection::There) {
-            server.set_nonblocking(true).unwrap();
-            let heard = server.read(&mut [0; 16]).unwrap_err();
-            assert_eq!(heard.kind(), ErrorKind::WouldBlock, "{ways:?}: {heard}");
-            server.set_nonblocking(false).unwrap();
+        for (way, end) in BOTH.into_iter().zip([&mut server, &mut client]) {
+            if ways.contains(&way) {
+                end.set_nonblocking(true).unwrap();
+                let heard = end.read(&mut [0; 16]).unwrap_err();
+                assert_eq!(heard.kind(), ErrorKind::WouldBlock, "{ways:?}, {way:?}: {heard}");
+                end.set_nonblocking(false).unwrap();
+            }
         }
         hosts.relay.heal();
-        let mut heard = vec![0; bytes.len()];
-        server.read_exact(&mut heard).unwrap();
-        assert!(heard == bytes);
+        for (end, sent) in [(&mut server, &bytes[..]), (&mut client, answer)] {
+            let mut heard = vec![0; sent.len()];
+            end.read_exact(&mut heard).unwrap();
+            assert!(heard == sent);
+        }
         let frames = offered(hosts.relay.counts(RelayDirection::There)) - frames;
         assert!(frames >= (64 << 10) / 1460, "{frames} frames: larger ones than a wire carries");
     }
     assert!(client.take_error().unwrap().is_none() && server.take_error().unwrap().is_none());
+}
+
+/// A device that is taken away ends the relay, and nobody takes that for a cut.
+#[test]
+fn a_relay_that_has_ended_says_so() {
+    let Some(Hosts { relay, spaces }) = Hosts::new(4) else { return };
+    spaces[0].ip(&format!("link delete {}", relay.device(RelayDirection::There))).unwrap();
+    let told = || catch_unwind(AssertUnwindSafe(|| relay.counts(RelayDirection::There))).is_err();
+    let end = Instant::now() + LIMIT;
+    while !told() {
+        assert!(Instant::now() < end, "it goes on without its device");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(catch_unwind(AssertUnwindSafe(|| relay.cut(&BOTH))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(relay))).is_err());
 }

@@ -4,8 +4,10 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::driver::DiskOp;
 use serde_json::Value;
 
+use super::reader::Reader;
 use super::{LIMIT, TestDaemon};
 
 /// A port of this host that nobody listens on now.
@@ -21,6 +23,19 @@ pub fn exporter(name: &str, port: u16, bytes: u64) -> TestDaemon {
         "[[core]]\n[[export]]\nname = {name:?}\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
     ));
     exporter
+}
+
+/// Zeros all over a disk `data` of one queue, as the load finds it at its beginning.
+pub fn zero(importer: &TestDaemon) {
+    let mut guest = Reader::of(importer, "data", CrashLoad::image_bytes(1) as u32);
+    assert_eq!(guest.status_of(DiskOp::WriteZeroes { unmap: false }), 0);
+    drop(guest);
+    await_no_guest(importer);
+}
+
+/// Who comes while a guest is still leaving is sent away.
+pub fn await_no_guest(importer: &TestDaemon) {
+    importer.until(|| importer.disk("data")["connected"] == false);
 }
 
 /// The guest goes on for so long.

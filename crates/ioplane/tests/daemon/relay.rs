@@ -20,7 +20,7 @@ enum Mode {
 }
 
 /// See the module. Its threads end with their connections.
-pub struct Relay {
+pub struct TcpRelay {
     exporter: u16,
     port: u16,
     mode: Arc<Mutex<Mode>>,
@@ -28,13 +28,13 @@ pub struct Relay {
     lost: Arc<AtomicBool>,
 }
 
-impl Relay {
+impl TcpRelay {
     /// To that port of loopback.
-    pub fn to(exporter: u16) -> Relay {
+    pub fn to(exporter: u16) -> TcpRelay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let relay =
-            Relay { exporter, port, mode: Arc::default(), held: Arc::default(), lost: Arc::default() };
+            TcpRelay { exporter, port, mode: Arc::default(), held: Arc::default(), lost: Arc::default() };
         let (mode, held, lost) = (relay.mode.clone(), relay.held.clone(), relay.lost.clone());
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {

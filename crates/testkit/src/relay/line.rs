@@ -23,17 +23,24 @@ impl Default for Conditions {
     }
 }
 
+/// Most bytes of a frame without data: what asks for an address, or acknowledges.
+const BARE: usize = 200;
+
 /// What became of frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RelayCounts {
     /// Came out.
     pub carried: u64,
+    /// Bytes of those of them that carry data: more than asks for an address, or acknowledges.
+    pub data_bytes: u64,
     /// Were lost at random.
     pub lost: u64,
     /// Found the buffer full.
     pub overflowed: u64,
     /// Were dropped since the direction was cut.
     pub cut: u64,
+    /// Came out, and the device at the other end did not take them: they are not among those that were carried.
+    pub refused: u64,
 }
 
 /// See the module. The seed decides which of the frames that are offered are lost: the n-th is or is not, whatever was done to those before it.
@@ -104,7 +111,15 @@ impl DelayLine {
         let (_, frame) = self.on_their_way.pop_front()?;
         self.bytes -= frame.len();
         self.counts.carried += 1;
+        self.counts.data_bytes += data_bytes(&frame);
         Some(frame)
+    }
+
+    /// A frame that has come out was not taken.
+    pub fn refused(&mut self, frame: &[u8]) {
+        self.counts.carried -= 1;
+        self.counts.data_bytes -= data_bytes(frame);
+        self.counts.refused += 1;
     }
 
     /// From 0 up to, not with, 1 (splitmix64: any seed is good).
@@ -115,6 +130,10 @@ impl DelayLine {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
+}
+
+fn data_bytes(frame: &[u8]) -> u64 {
+    if frame.len() > BARE { frame.len() as u64 } else { 0 }
 }
 
 #[cfg(test)]
@@ -163,6 +182,18 @@ mod tests {
         assert!(line.take(start + ms(10)).is_some());
         line.offer(start + ms(10), &[0; 1000]);
         assert_eq!((line.bytes(), line.counts().overflowed), (2000, 8));
+    }
+
+    #[test]
+    fn what_was_not_taken_was_not_carried() {
+        let now = Instant::now();
+        let mut line = DelayLine::new(1, Conditions::default());
+        [1000, BARE].iter().for_each(|bytes| line.offer(now, &vec![0; *bytes]));
+        let frames: Vec<Vec<u8>> = std::iter::from_fn(|| line.take(now)).collect();
+        let carried = RelayCounts { carried: 2, data_bytes: 1000, ..RelayCounts::default() };
+        assert_eq!(line.counts(), carried);
+        frames.iter().for_each(|frame| line.refused(frame));
+        assert_eq!(line.counts(), RelayCounts { refused: 2, ..RelayCounts::default() });
     }
 
     #[test]

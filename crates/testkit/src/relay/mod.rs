@@ -6,7 +6,8 @@
 //!      10.x.y.1, TAP  <---frames--->  Relay: a DelayLine each way  <---frames--->  TAP, 10.x.y.2
 //! ```
 //!
-//! One thread, which sleeps until a frame comes in or is due. Frames come out up to 1 ms late on a machine that has a processor to spare.
+//! One thread, which sleeps until a frame comes in or is due. Frames come out up to 1 ms late on a machine that has a processor to spare. Before the thread
+//! takes them they wait in the queue of their device, [`QUEUE`] frames at most, which the bound of the buffer does not count.
 
 mod line;
 
@@ -19,12 +20,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
 use crate::space::{NetworkSpace, ip, own_name};
 pub use line::{Conditions, DelayLine, RelayCounts};
 
 /// Frames that are taken from a device before the other one is looked at.
 const TURN: usize = 64;
+/// Frames that wait in a device for the thread; more are dropped by the kernel, and counted there.
+const QUEUE: u32 = 10_000;
 /// More than a frame has.
 const LARGEST: usize = 64 << 10;
 
@@ -39,7 +43,8 @@ pub enum RelayDirection {
 
 pub const BOTH: [RelayDirection; 2] = [RelayDirection::There, RelayDirection::Back];
 
-/// See the module. Dropped: both devices go.
+/// See the module. Dropped: both devices go. A device that goes before it, with its namespace, ends the relay, which every call from then on says by a panic,
+/// dropping it too: a relay that has ended would look like a network that is cut.
 #[derive(Debug)]
 pub struct Relay {
     names: [String; 2],
@@ -49,14 +54,28 @@ pub struct Relay {
 
 #[derive(Debug)]
 struct Shared {
-    lines: Mutex<[DelayLine; 2]>,
+    state: Mutex<State>,
     wake: OwnedFd,
     stop: AtomicBool,
 }
 
+#[derive(Debug)]
+struct State {
+    lines: [DelayLine; 2],
+    /// Why the thread has ended, if it was not to end.
+    ended: Option<Errno>,
+}
+
 impl Shared {
-    fn lines(&self) -> MutexGuard<'_, [DelayLine; 2]> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a caller gets, who must not take a relay that has ended for a network.
+    fn running(&self) -> MutexGuard<'_, State> {
+        let state = self.state();
+        assert!(state.ended.is_none(), "the relay has ended: {:?}", state.ended);
+        state
     }
 
     fn wake(&self) {
@@ -74,7 +93,7 @@ impl Relay {
             let (name, (space, address)) = (&names[at], hosts[at]);
             let device = ioplane_network::tap_of_frames(name).map_err(io::Error::other)?;
             // Nothing but what the test sends: no IPv6. As many frames as come while this thread waits for a processor.
-            ip(&format!("link set {name} addrgenmode none txqueuelen 10000"))?;
+            ip(&format!("link set {name} addrgenmode none txqueuelen {QUEUE}"))?;
             ip(&format!("link set {name} netns {}", space.name()))?;
             space.ip(&format!("address add {address}/30 dev {name}"))?;
             space.ip(&format!("link set {name} up"))?;
@@ -83,9 +102,14 @@ impl Relay {
         let devices = [plug(0)?, plug(1)?];
         let lines = BOTH.map(|way| DelayLine::new(seed ^ ((way as u64) << 63), Conditions::default()));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { lines: Mutex::new(lines), wake, stop: AtomicBool::new(false) });
+        let state = Mutex::new(State { lines, ended: None });
+        let shared = Arc::new(Shared { state, wake, stop: AtomicBool::new(false) });
         let of_thread = shared.clone();
-        let body = move || carry(&of_thread, &devices);
+        let body = move || {
+            if let Err(why) = carry(&of_thread, &devices) {
+                of_thread.state().ended = Some(why);
+            }
+        };
         let thread = std::thread::Builder::new().name("relay".into()).spawn(body)?;
         Ok(Relay { names, shared, thread: Some(thread) })
     }
@@ -97,12 +121,12 @@ impl Relay {
 
     /// Changes what a direction does. When this returns it is so: after a cut, no frame comes out any more.
     pub fn set(&self, way: RelayDirection, change: impl FnOnce(&mut Conditions)) {
-        let mut lines = self.shared.lines();
-        let line = &mut lines[way as usize];
+        let mut state = self.shared.running();
+        let line = &mut state.lines[way as usize];
         let mut conditions = line.conditions();
         change(&mut conditions);
         line.set(conditions);
-        drop(lines);
+        drop(state);
         self.shared.wake();
     }
 
@@ -122,7 +146,7 @@ impl Relay {
     }
 
     pub fn counts(&self, way: RelayDirection) -> RelayCounts {
-        self.shared.lines()[way as usize].counts()
+        self.shared.running().lines[way as usize].counts()
     }
 }
 
@@ -131,50 +155,54 @@ impl Drop for Relay {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let joined = thread.join();
+            if !std::thread::panicking() {
+                assert!(joined.is_ok(), "the thread of the relay has panicked");
+                drop(self.shared.running());
+            }
         }
     }
 }
 
 /// Whether a device that does not read or write is still there: it has nothing, or is down.
-fn passing(error: rustix::io::Errno) -> bool {
-    use rustix::io::Errno;
+fn passing(error: Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::INTR | Errno::IO | Errno::NETDOWN | Errno::NOBUFS)
 }
 
-/// The thread.
-fn carry(shared: &Shared, devices: &[OwnedFd; 2]) {
+/// The thread. An error is one of a device that is gone, with its namespace, or is no more what it was.
+fn carry(shared: &Shared, devices: &[OwnedFd; 2]) -> Result<(), Errno> {
     let mut frame = vec![0; LARGEST];
     while !shared.stop.load(Ordering::Acquire) {
-        let mut lines = shared.lines();
+        let mut state = shared.state();
         for way in BOTH {
-            let (line, from) = (&mut lines[way as usize], &devices[way as usize]);
+            let (line, from) = (&mut state.lines[way as usize], &devices[way as usize]);
             for _ in 0..TURN {
                 match rustix::io::read(from, &mut frame) {
                     Ok(count) => line.offer(Instant::now(), &frame[..count]),
                     Err(error) if passing(error) => break,
-                    // It has gone, with its namespace.
-                    Err(_) => return,
+                    Err(error) => return Err(error),
                 }
             }
         }
         let mut due = None;
         for way in BOTH {
-            let (line, to) = (&mut lines[way as usize], &devices[1 - way as usize]);
+            let (line, to) = (&mut state.lines[way as usize], &devices[1 - way as usize]);
             let now = Instant::now();
             while let Some(frame) = line.take(now) {
                 match rustix::io::write(to, &frame) {
-                    Err(error) if !passing(error) => return,
-                    // What a device does not take is lost, as on a wire.
-                    _ => {}
+                    Ok(_) => {}
+                    // Lost, as on a wire.
+                    Err(error) if passing(error) => line.refused(&frame),
+                    Err(error) => return Err(error),
                 }
             }
             due = due.into_iter().chain(line.due()).min();
         }
-        drop(lines);
+        drop(state);
         let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
         sleep(shared, devices, wait);
     }
+    Ok(())
 }
 
 /// Until a frame comes in, somebody has changed something, or so much time has passed.
