@@ -48,7 +48,7 @@ pub enum ExporterWord {
     Unknown,
     /// It is served.
     Served,
-    /// The disk below it fails.
+    /// Requests below it fail.
     Failing,
     /// A person has taken it away there.
     Withdrawn,
@@ -61,7 +61,7 @@ impl ExporterWord {
     pub fn words(self) -> Option<&'static str> {
         match self {
             ExporterWord::Unknown | ExporterWord::Served => None,
-            ExporterWord::Failing => Some("its disk fails there"),
+            ExporterWord::Failing => Some("requests fail there, below the export"),
             ExporterWord::Withdrawn => Some("it has been withdrawn there: ioplane publish remove"),
             ExporterWord::Stopped => Some("the daemon there has been stopped"),
         }

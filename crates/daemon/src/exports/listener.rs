@@ -143,6 +143,11 @@ async fn pause(error: &std::io::Error) {
 /// The handshake of one client of this host; then it is its export's.
 async fn admit_local(stream: UnixStream, doors: Doors, handshakes: Arc<Handshakes>, sessions: Arc<Sessions>) {
     match handshakes.accept(stream, &doors.seen_by(ClientOrigin::Local)).await {
+        Ok(Some(AcceptedClient { negotiated, ahead, .. }))
+            if negotiated.is_session() && !ahead.is_empty() =>
+        {
+            refused(&NbdError::Ahead(ahead.len()));
+        }
         Ok(Some(AcceptedClient { stream, negotiated, .. })) if negotiated.is_session() => {
             sessions.attend(Box::pin(stream), doors, ClientOrigin::Local).await;
         }

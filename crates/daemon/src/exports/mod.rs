@@ -160,7 +160,7 @@ impl PublishedDisk {
         let (declared, exclusive, file) = (spec.limits(), book.is_some(), reservations.clone());
         let capacity = blocking(move || Ok(ExportCapacity::open(&declared, exclusive, file))).await?;
         let told = ToldState::new(&instance, published.bytes());
-        let owner = owner::start(running, ended, placement, book, capacity, told.clone());
+        let owner = owner::start(running, ended, placement, book, capacity, (told.clone(), shown.clone()));
         let door = Door::new(published, instance, admission, owner, told);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(

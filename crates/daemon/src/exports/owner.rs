@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ioplane_api::report::{Counts, ReservationReport};
+use ioplane_api::report::{Counts, RemoteWord, ReservationReport};
 use ioplane_api::spec::LimitsSpec;
 use ioplane_device::{Change, QueueSet, Running};
 use ioplane_nbd::claim::{
@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::capacity::ExportCapacity;
 use super::told::{ToldState, TroubleWatch};
 use crate::cores::CorePlacement;
+use crate::disk::Shown;
 use crate::readings;
 
 /// Questions that wait.
@@ -178,6 +179,8 @@ struct Owner {
     shown: ShownClaim,
     told: ToldState,
     trouble: TroubleWatch,
+    /// The disk below.
+    below: Arc<Mutex<Shown>>,
     /// Of clients without a claim.
     unclaimed: QueueSet,
     /// Of those that were there before the claim changed hands: what they have begun may not have ended yet.
@@ -188,7 +191,7 @@ struct Owner {
 const MOST_KNOWN: usize = 256;
 /// Longest name of a holder.
 const LONGEST_HOLDER: usize = 64;
-/// How often it is looked whether the disk below fails.
+/// How often it is looked whether requests below fail.
 const LOOKS: Duration = Duration::from_millis(500);
 /// How long a client waits for what older connections have begun. It asks again; others are served meanwhile.
 const FENCE: Duration = Duration::from_secs(3);
@@ -200,7 +203,7 @@ pub fn start(
     placement: CorePlacement,
     book: Option<ClaimBook>,
     capacity: ExportCapacity,
-    told: ToldState,
+    (told, below): (ToldState, Arc<Mutex<Shown>>),
 ) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
     let shown = ShownClaim::default();
@@ -216,6 +219,7 @@ pub fn start(
         shown: shown_too,
         told,
         trouble,
+        below,
         unclaimed,
         former,
     };
@@ -307,9 +311,14 @@ impl Owner {
         let unclaimed = claim.is_none();
         // The claim may have changed hands since it was told that it may come in.
         let refused = self.admits(claim).err();
+        // It may have become smaller since the handshake.
+        let (told, bytes) = (negotiated.info.bytes, self.running.device().published().bytes());
         let connected = match (stale, refused) {
             (true, _) => Err("a newer connection of the same client has come".to_owned()),
             (false, Some(refusal)) => Err(refusal.to_string()),
+            (false, None) if told > bytes => {
+                Err(format!("it was told of {told} bytes, and the export has {bytes} by now"))
+            }
             (false, None) => self
                 .running
                 .device_mut()
@@ -443,12 +452,20 @@ impl Owner {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = record;
     }
 
-    /// Has those who use it told whether its disk fails.
+    /// Has those who use it told whether requests below it fail.
     fn look_for_trouble(&mut self) {
         let export = self.running.device();
         let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
         let errors = meters.map(|meter| meter.read().errors_io).sum();
-        self.told.trouble(self.trouble.look(errors, Instant::now()));
+        let trouble = self.trouble.look(errors, Instant::now()).map(|trouble| {
+            // Of another machine it may be the network that fails, or that one.
+            let below = self.below.lock().unwrap_or_else(PoisonError::into_inner).report().remote;
+            match below.filter(|remote| remote.state != RemoteWord::Connected) {
+                Some(remote) => format!("{trouble}; the server of its disk is {}", remote.state.words()),
+                None => trouble,
+            }
+        });
+        self.told.trouble(trouble);
     }
 
     /// See [`Ask::Resize`].
@@ -481,7 +498,7 @@ impl Owner {
         } else if taken != ReservedRates::default() {
             Some("a part of its capacity is reserved".to_owned())
         } else {
-            self.told.is_watched().then(|| "a host has a disk of it".to_owned())
+            self.told.watchers().map(|names| format!("hosts have a disk of it: {names}"))
         }
     }
 

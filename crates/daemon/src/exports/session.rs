@@ -6,19 +6,25 @@ use std::time::Duration;
 
 use ioplane_nbd::session::SessionStream;
 use ioplane_netbus::control::{DeviceState, Publications, SessionTiming, serve};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use super::door::{ClientOrigin, Doors};
 
-/// Sessions at a time, and of these those of one host.
-const SESSIONS: u32 = 512;
+/// Sessions at a time: of each host with a certificate, whatever others take; of strangers in plain text; and of programs of this host.
 const OF_ONE_HOST: usize = 16;
+const IN_PLAIN_TEXT: usize = 128;
+const LOCAL: usize = 128;
+/// More than there can be.
+const ALL: u32 = u32::MAX;
 /// How long sessions have to tell their last when the daemon ends.
 const LAST: Duration = Duration::from_millis(300);
 
 /// The sessions of this daemon with hosts that use its exports.
 pub struct Sessions {
-    places: Semaphore,
+    in_plain_text: Semaphore,
+    local: Semaphore,
+    /// Each session has one of its [`ALL`] permits.
+    all: Semaphore,
     /// Of hosts with a certificate.
     of_hosts: Mutex<BTreeMap<String, usize>>,
     ending: watch::Sender<bool>,
@@ -26,8 +32,13 @@ pub struct Sessions {
 
 impl Default for Sessions {
     fn default() -> Self {
-        let (places, ending) = (Semaphore::new(SESSIONS as usize), watch::Sender::new(false));
-        Sessions { places, of_hosts: Mutex::default(), ending }
+        Sessions {
+            in_plain_text: Semaphore::new(IN_PLAIN_TEXT),
+            local: Semaphore::new(LOCAL),
+            all: Semaphore::new(ALL as usize),
+            of_hosts: Mutex::default(),
+            ending: watch::Sender::new(false),
+        }
     }
 }
 
@@ -36,6 +47,8 @@ struct Audience {
     /// Exports that it can reach.
     doors: Doors,
     client: ClientOrigin,
+    /// The same for people.
+    name: Arc<str>,
 }
 
 impl Publications for Audience {
@@ -43,8 +56,14 @@ impl Publications for Audience {
         // Whoever may not use it is not told that it is there.
         let door = self.doors.door(device).filter(|door| door.admits(&self.client).is_ok());
         let door = door.ok_or_else(|| format!("no export called {device:?} is served"))?;
-        Ok(door.told().watch())
+        Ok(door.told().watch(&self.name))
     }
+}
+
+/// The place of a session among those of its kind.
+enum SessionPlace<'a> {
+    Shared { _permit: SemaphorePermit<'a> },
+    OfHost { _place: HostPlace<'a> },
 }
 
 /// The place of a session among those of its host.
@@ -71,23 +90,36 @@ impl Sessions {
         Some(HostPlace(self, host.to_owned()))
     }
 
+    fn place(&self, client: &ClientOrigin) -> Option<SessionPlace<'_>> {
+        match client {
+            ClientOrigin::Host(host) => self.place_of(host).map(|_place| SessionPlace::OfHost { _place }),
+            ClientOrigin::Anybody => {
+                self.in_plain_text.try_acquire().ok().map(|_permit| SessionPlace::Shared { _permit })
+            }
+            ClientOrigin::Local => {
+                self.local.try_acquire().ok().map(|_permit| SessionPlace::Shared { _permit })
+            }
+        }
+    }
+
     /// Tells a host what it asks for of the exports behind `doors`, until it goes.
     pub async fn attend(self: &Arc<Self>, stream: SessionStream, doors: Doors, client: ClientOrigin) {
-        let refused = |why: &str| tracing::warn!(?client, why, "a session with a host was refused");
-        let Ok(_place) = self.places.try_acquire() else { return refused("there are too many") };
-        let _of_host = match &client {
-            ClientOrigin::Host(host) => match self.place_of(host) {
-                Some(place) => Some(place),
-                None => return refused("it has too many"),
-            },
-            ClientOrigin::Local | ClientOrigin::Anybody => None,
+        let (Some(_place), Ok(_one)) = (self.place(&client), self.all.try_acquire()) else {
+            tracing::warn!(?client, "a session with a host was refused: there are too many like it");
+            return;
         };
+        let name = match &client {
+            ClientOrigin::Local => "a program of this host",
+            ClientOrigin::Anybody => "a host in plain text",
+            ClientOrigin::Host(host) => host.as_str(),
+        };
+        let name = Arc::from(name);
         tracing::info!(?client, "a session with a host has begun");
         let mut ending = self.ending.subscribe();
         let end = async move {
             let _ = ending.wait_for(|ending| *ending).await;
         };
-        let audience = Audience { doors, client: client.clone() };
+        let audience = Audience { doors, client: client.clone(), name };
         match serve(stream, &audience, SessionTiming::default(), end).await {
             Ok(()) => tracing::info!(?client, "a session with a host has ended"),
             Err(error) => tracing::warn!(?client, %error, "a session with a host is lost"),
@@ -97,13 +129,56 @@ impl Sessions {
     /// Tells all what they have not been told yet, and ends. Takes [`LAST`] at most.
     pub async fn end(&self) {
         self.ending.send_replace(true);
-        let _ = tokio::time::timeout(LAST, self.places.acquire_many(SESSIONS)).await;
+        let _ = tokio::time::timeout(LAST, self.all.acquire_many(ALL)).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ioplane_nbd::export::{Export, ExportOptions};
+    use ioplane_storage::MemoryBacking;
+    use tokio::sync::mpsc;
+
+    use super::super::door::{Admission, Door};
+    use super::super::owner::ShownClaim;
+    use super::super::told::ToldState;
     use super::*;
+
+    /// An export as a session finds it: nobody owns it.
+    fn door(name: &str, admission: Admission) -> Door {
+        let backing = MemoryBacking::new(1 << 20).unwrap();
+        let published = Export::new(name, backing, ExportOptions::default()).unwrap().published();
+        let told = ToldState::new("7@boot", 1 << 20);
+        let owner = (mpsc::channel(1).0, ShownClaim::default());
+        Door::new(published, "7@boot".to_owned(), admission, owner, told)
+    }
+
+    /// Whichever export it was opened by, a session is about those that its client may use.
+    #[test]
+    fn what_a_client_may_not_use_is_not_there_for_its_session() {
+        let doors = Doors::default();
+        let only_b = Admission { tls: true, allow: Some("host-b".parse().unwrap()) };
+        let all =
+            [("open", Admission::default()), ("tls", Admission { tls: true, allow: None }), ("b", only_b)];
+        for (name, admission) in all {
+            doors.enter(door(name, admission));
+        }
+        let host = |name: &str| ClientOrigin::Host(name.to_owned());
+        for (client, may) in [
+            (ClientOrigin::Anybody, &["open"][..]),
+            (host("host-c"), &["open", "tls"]),
+            (host("host-b"), &["open", "tls", "b"]),
+        ] {
+            let audience = Audience { doors: doors.clone(), client, name: Arc::from("somebody") };
+            for name in ["open", "tls", "b", "absent"] {
+                let told = audience.subscribe(name);
+                assert_eq!(told.is_ok(), may.contains(&name), "{name} for {:?}", audience.client);
+                if let Err(why) = told {
+                    assert_eq!(why, format!("no export called {name:?} is served"));
+                }
+            }
+        }
+    }
 
     #[test]
     fn one_host_takes_no_more_than_its_places() {
@@ -113,5 +188,17 @@ mod tests {
         assert!(sessions.place_of("host-c").is_some());
         places.pop();
         assert!(sessions.place_of("host-b").is_some());
+    }
+
+    #[test]
+    fn strangers_in_plain_text_take_nobody_elses_places() {
+        let sessions = Sessions::default();
+        let stranger = || sessions.place(&ClientOrigin::Anybody);
+        let mut places: Vec<_> = (0..IN_PLAIN_TEXT).map(|_| stranger().unwrap()).collect();
+        assert!(stranger().is_none());
+        assert!(sessions.place(&ClientOrigin::Host("host-b".to_owned())).is_some());
+        assert!(sessions.place(&ClientOrigin::Local).is_some());
+        places.pop();
+        assert!(stranger().is_some());
     }
 }

@@ -1,5 +1,7 @@
 //! What hosts with a session are told of an export (docs/decisions/0072-the-session-of-two-hosts.md).
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ioplane_netbus::control::{DevicePresence, DeviceState};
@@ -9,10 +11,16 @@ use crate::devices::DISK;
 
 /// How long after its last error the disk below counts as failing.
 const TROUBLED: Duration = Duration::from_secs(30);
+/// Hosts that are named when a person asks for something that they prevent.
+const NAMED: usize = 8;
 
 /// How an export is, as others are told. Clones are of the same export.
 #[derive(Clone)]
-pub struct ToldState(watch::Sender<DeviceState>);
+pub struct ToldState {
+    state: watch::Sender<DeviceState>,
+    /// Whose sessions have asked for it; those that are over are taken out when another one asks.
+    watchers: Arc<Mutex<Vec<Weak<str>>>>,
+}
 
 impl ToldState {
     /// One that is served.
@@ -25,11 +33,11 @@ impl ToldState {
             trouble: None,
             holder: None,
         };
-        ToldState(watch::Sender::new(state))
+        ToldState { state: watch::Sender::new(state), watchers: Arc::default() }
     }
 
     fn change<T: PartialEq>(&self, of: impl FnOnce(&mut DeviceState) -> &mut T, value: T) {
-        self.0.send_if_modified(|state| {
+        self.state.send_if_modified(|state| {
             let place = of(state);
             let differs = *place != value;
             *place = value;
@@ -58,23 +66,33 @@ impl ToldState {
         self.change(|state| &mut state.presence, presence);
     }
 
-    /// Whether somebody is told.
-    pub fn is_watched(&self) -> bool {
-        self.0.receiver_count() > 0
+    /// Who is told, in words, if anybody is.
+    pub fn watchers(&self) -> Option<String> {
+        if self.state.receiver_count() == 0 {
+            return None;
+        }
+        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let names: BTreeSet<Arc<str>> = watchers.iter().filter_map(Weak::upgrade).collect();
+        let names: Vec<&str> = names.iter().map(|name| &**name).take(NAMED).collect();
+        Some(names.join(", "))
     }
 
     /// What is wrong with it, if anything.
     pub fn troubled(&self) -> Option<String> {
-        self.0.borrow().trouble.clone()
+        self.state.borrow().trouble.clone()
     }
 
-    /// For who is told.
-    pub fn watch(&self) -> watch::Receiver<DeviceState> {
-        self.0.subscribe()
+    /// For who is told: `client` in words, which lives as long as its session.
+    pub fn watch(&self, client: &Arc<str>) -> watch::Receiver<DeviceState> {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let client = Arc::downgrade(client);
+        watchers.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&client));
+        watchers.push(client);
+        self.state.subscribe()
     }
 }
 
-/// Whether the disk below fails, from the requests that have failed so far.
+/// Whether requests below an export fail, from the requests that have failed so far.
 #[derive(Debug, Default)]
 pub struct TroubleWatch {
     errors: u64,
@@ -89,7 +107,7 @@ impl TroubleWatch {
         }
         self.last.is_some_and(|last| now.duration_since(last) < TROUBLED).then(|| {
             let errors = self.errors;
-            format!("the disk below fails: {errors} requests have had I/O errors since it was published")
+            format!("requests below it fail: {errors} requests have had I/O errors since it was published")
         })
     }
 }
@@ -97,6 +115,19 @@ impl TroubleWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_told_is_named_while_the_session_lasts() {
+        let told = ToldState::new("7@boot", 1 << 20);
+        assert_eq!(told.watchers(), None);
+        let [b, c] = ["host-b", "host-c"].map(Arc::<str>::from);
+        let (watch_b, watch_c) = (told.watch(&b), (told.watch(&c), told.watch(&c)));
+        assert_eq!(told.watchers().as_deref(), Some("host-b, host-c"));
+        drop((b, watch_b));
+        assert_eq!(told.watchers().as_deref(), Some("host-c"));
+        drop((c, watch_c));
+        assert_eq!(told.watchers(), None);
+    }
 
     #[test]
     fn a_disk_fails_while_its_errors_grow_and_for_a_while_after() {
