@@ -213,7 +213,7 @@ fn a_revoked_peer_is_refused_by_servers_and_clients_once_they_have_the_list() {
     let renewed = issued(&a, &folder.path().join("again"), "host-b");
     let old = b.show().unwrap().host;
     let done = a.revoke(&name("host-b"), &Which::Fingerprint(old.fingerprint.clone())).unwrap();
-    assert_eq!(done.serials, [old.serial.clone()]);
+    assert_eq!(done.serials, std::slice::from_ref(&old.serial));
     let told = TlsFault::Refused("its authority has revoked it");
     let (at_a, at_b) = (a.load().unwrap(), b.load().unwrap());
     assert_eq!(both(&at_b, &at_a, "host-a"), (Some(told.clone()), Some(TlsFault::Revoked)));
@@ -265,7 +265,7 @@ fn what_may_be_revoked() {
     // The ledger is gone, and the list is not: numbers go on, and nothing is taken off it.
     let done = a.revoke(&name("host-b"), &Which::Serial(serial.clone())).unwrap();
     assert!(done.number > old.number);
-    assert_eq!(done.serials, [serial.clone()]);
+    assert_eq!(done.serials, std::slice::from_ref(&serial));
     let list = a.revocations().unwrap().unwrap();
     assert_eq!(list.revoked().count(), 2);
     // Again: the same list; written again if it is gone.
