@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_netbus::control::{
-    DeviceNews, DeviceState, DevicePresence, Publications, PublisherLink, SessionTiming, Subscriber, serve,
+    DeviceNews, DevicePresence, DeviceState, Publications, PublisherLink, SessionTiming, Subscriber, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;

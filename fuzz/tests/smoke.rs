@@ -81,6 +81,11 @@ fn join() {
 }
 
 #[test]
+fn session() {
+    smoke("session");
+}
+
+#[test]
 fn symbols() {
     smoke("symbols");
 }
