@@ -214,7 +214,7 @@ fn two_disks_of_one_host_share_one_session_and_hear_what_becomes_of_them() {
     // The other one goes with its daemon, which says so.
     exporter.terminate();
     until_said(&importer, "data", "stopped");
-    assert!(importer.log().contains("the daemon there has been stopped"), "{}", importer.log());
+    importer.until(|| importer.log().contains("the daemon there has been stopped"));
     exporter.start();
     until_said(&importer, "data", "served");
     assert_eq!(said(&importer, "other"), "withdrawn");
