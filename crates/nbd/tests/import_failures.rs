@@ -337,7 +337,7 @@ fn a_resize_is_the_exporters_and_a_changed_size_does_not_fit() {
     let (server, _) = Server::obedient(Terms::default());
     let import = import(server.options());
     assert!(import.resize(1 << 20).is_ok());
-    assert!(import.resize(2 << 20).unwrap_err().to_string().contains("exporter"));
+    assert!(import.resize(2 << 20).unwrap_err().to_string().contains("publish resize"));
 }
 
 /// A suspended queue: the reply comes after the guest has its memory back.
