@@ -119,6 +119,11 @@ fn message(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         10 => format!(r#"{{"say":"refused","why":{:?}}}"#, text(input)?),
         _ => text(input)?,
     };
+    framed(input, &said)
+}
+
+/// A message as it goes over the wire, whose length is sometimes another, and sometimes a byte.
+pub(crate) fn framed(input: &mut Unstructured<'_>, said: &str) -> Result<Vec<u8>> {
     let mut length = said.len() as u32;
     if input.ratio(1, 16)? {
         length = input.arbitrary()?;

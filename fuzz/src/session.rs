@@ -16,6 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
 use crate::Signature;
+use crate::directory::framed;
 
 /// Longer than any limit of a session.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,17 +80,7 @@ fn message(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         8 => format!(r#"{{"say":"refused","device":{},"why":{}}}"#, text(input)?, text(input)?),
         _ => r#"{"say":"bye"}"#.to_owned(),
     };
-    let mut length = said.len() as u32;
-    if input.ratio(1, 16)? {
-        length = input.arbitrary()?;
-    }
-    let mut bytes = length.to_be_bytes().to_vec();
-    bytes.extend(said.as_bytes());
-    if input.ratio(1, 8)? {
-        let at = input.choose_index(bytes.len())?;
-        bytes[at] = input.arbitrary()?;
-    }
-    Ok(bytes)
+    framed(input, &said)
 }
 
 /// `first`, if it is said, and a few messages.
