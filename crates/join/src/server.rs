@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_identity::{
     CertificateFacts, FileVersion, HostName, IdentityDirectory, IdentityError, JoinRefusal, SECRET,
-    SignedCertificate, SigningRequest, TlsFault,
+    SignedCertificate, SigningRequest, TlsFault, let_hear,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -184,7 +184,7 @@ async fn serve(stream: TcpStream, place: Arc<Place>) -> Result<(), JoinError> {
     let mut stream = match accepted.map_err(|_| JoinError::Slow(HANDSHAKE))? {
         Ok(stream) => stream,
         Err((error, stream)) => {
-            let_hear(stream).await;
+            let_hear(stream, HEARS).await;
             return Err(JoinError::stream("starting TLS")(error));
         }
     };
@@ -218,15 +218,7 @@ fn shown(stream: &TlsStream<TcpStream>) -> Result<Option<CertificateFacts>, Join
 async fn finish(mut stream: TlsStream<TcpStream>) {
     let _ = stream.shutdown().await;
     let (stream, _) = stream.into_inner();
-    let_hear(stream).await;
-}
-
-async fn let_hear(mut stream: TcpStream) {
-    let ended = async {
-        let _ = stream.shutdown().await;
-        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
-    };
-    let _ = tokio::time::timeout(HEARS, ended).await;
+    let_hear(stream, HEARS).await;
 }
 
 async fn answer(ask: Ask, shown: Option<CertificateFacts>, place: Arc<Place>) -> Result<Answer, JoinError> {

@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ioplane_identity::{CertificateFacts, HostIdentity, IdentityDirectory, TlsFault, WatchedStream};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use ioplane_identity::{
+    CertificateFacts, HostIdentity, IdentityDirectory, TlsFault, WatchedStream, let_hear,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -82,7 +84,7 @@ pub(crate) async fn accept(
     let stream = match accepted {
         Ok(stream) => stream,
         Err((error, stream)) => {
-            let_hear(stream).await;
+            let_hear(stream, HEARS).await;
             return Err(NetbusError::stream("starting TLS")(error));
         }
     };
@@ -92,13 +94,4 @@ pub(crate) async fn accept(
     let name = facts.host().map_err(TlsFault::Certificate)?.to_string();
     let peer = directory.watch(&facts, tcp).map_err(NetbusError::stream("taking a connection"))?;
     Ok((Box::new(WatchedStream::new(stream, Some(peer))), Some(name)))
-}
-
-/// The client is told in an alert what is wrong. A connection that is closed with something unread is reset, and the alert would be lost.
-async fn let_hear(mut stream: TcpStream) {
-    let ended = async {
-        let _ = stream.shutdown().await;
-        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
-    };
-    let _ = tokio::time::timeout(HEARS, ended).await;
 }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault, WatchedStream};
+use ioplane_identity::{CertificateFacts, IdentityDirectory, TlsFault, WatchedStream, let_hear};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -169,7 +169,7 @@ async fn start_tls(
     let stream = match accepting.await {
         Ok(stream) => stream,
         Err((error, stream)) => {
-            let_hear(stream).await;
+            let_hear(stream, HEARS).await;
             return Err(tls::stream_error("starting TLS")(error));
         }
     };
@@ -179,17 +179,6 @@ async fn start_tls(
     let peer = CertificateFacts::of(certificate).and_then(host);
     let peer = peer.map_err(|why| NbdError::Tls(TlsFault::Certificate(why)))?;
     Ok((stream, peer))
-}
-
-/// A client that was refused is told why in an alert. It may have sent something already that nobody reads: closing the connection at once would reset it,
-/// and the alert would be lost.
-async fn let_hear(mut stream: TcpStream) {
-    let read_to_end = async {
-        let mut scrap = [0; INPUT];
-        let _ = stream.shutdown().await;
-        while stream.read(&mut scrap).await.is_ok_and(|bytes| bytes > 0) {}
-    };
-    let _ = tokio::time::timeout(HEARS, read_to_end).await;
 }
 
 /// What a handshake, or its part before TLS, came to.
