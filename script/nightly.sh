@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits demo-remote passthrough clusters soak roam fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough clusters soak roam hosts fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -61,6 +61,8 @@ nightly_invariants() {
     IOPLANE_MUTATIONS=all cargo test --workspace --exclude ioplane-e2e --features "$features" --test mutations -- --nocapture
 }
 nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }
+# Names in a daemon, and in etcd.
+nightly_hosts() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e hosts; }
 # For each of two kernels.
 nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e roam; }
 
@@ -102,7 +104,6 @@ nightly_exits-sweeps() { judged exits-sweeps; }
 nightly_passthrough() { judged passthrough; }
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }
-nightly_demo-remote() { stage_build && stage_demo --remote; }
 
 # README's two commands as a new user runs them, in both orders.
 nightly_fresh() { script/fresh demo-test; }

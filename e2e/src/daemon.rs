@@ -1,17 +1,19 @@
 //! The `ioplane` binary as a user meets it: a daemon with a control socket, and a command line.
 
-use crate::process::{Process, built, scratch};
+use crate::place::HostPlace;
+use crate::process::{Process, built};
 use crate::status::{Disk, Status};
 use crate::version::Version;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use std::ffi::OsString;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -25,8 +27,8 @@ pub struct Daemon {
     /// The process that has taken over from that one: not a child of ours.
     successor: Option<Successor>,
     environment: Vec<(String, String)>,
-    /// The network namespace that it runs in, if not this one.
-    space: Option<String>,
+    /// Where it runs, and commands to it.
+    place: HostPlace,
     folder: TempDir,
 }
 
@@ -81,26 +83,34 @@ impl Daemon {
 
     /// The same with more environment variables, which restarts keep.
     pub fn start_with(config: &str, environment: &[(&str, &str)]) -> Result<Daemon> {
-        let folder = scratch("daemon")?;
-        let text = config.replace("{folder}", &folder.path().display().to_string());
-        std::fs::write(folder.path().join("ioplane.toml"), text)?;
-        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut daemon = Daemon { process: None, successor: None, environment, space: None, folder };
+        let mut daemon = Daemon::of(&HostPlace::default(), "daemon", config, environment)?;
         daemon.launch()?;
         Ok(daemon)
     }
 
     /// The same in the network namespace `space`, as on another host; `prepare` puts into its folder what the configuration names.
     pub fn start_in(space: &str, config: &str, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<Daemon> {
-        let folder = scratch("far-daemon")?;
-        let text = config.replace("{folder}", &folder.path().display().to_string());
-        let text = format!("[daemon]\nrun_dir = \"{}\"\n{text}", folder.path().join("run").display());
-        std::fs::write(folder.path().join("ioplane.toml"), text)?;
-        prepare(folder.path())?;
-        let space = Some(space.to_owned());
-        let mut daemon = Daemon { process: None, successor: None, environment: Vec::new(), space, folder };
+        let config = format!("[daemon]\nrun_dir = \"{{folder}}/run\"\n{config}");
+        let mut daemon = Daemon::of(&HostPlace::network(space), "far-daemon", &config, &[])?;
+        prepare(daemon.folder())?;
         daemon.launch()?;
         Ok(daemon)
+    }
+
+    /// The same where another host is; commands to it are given there.
+    pub fn start_at(place: &HostPlace, config: &str) -> Result<Daemon> {
+        let mut daemon = Daemon::of(place, "daemon", config, &[])?;
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// One that does not run yet.
+    fn of(place: &HostPlace, folder: &str, config: &str, environment: &[(&str, &str)]) -> Result<Daemon> {
+        let folder = place.scratch(folder)?;
+        let text = config.replace("{folder}", &folder.path().display().to_string());
+        std::fs::write(folder.path().join("ioplane.toml"), text)?;
+        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        Ok(Daemon { process: None, successor: None, environment, place: place.clone(), folder })
     }
 
     /// Its folder: `ioplane.toml`, `control.sock`, `daemon.log`, and whatever the configuration puts there.
@@ -209,20 +219,13 @@ impl Daemon {
 
     fn launch(&mut self) -> Result<()> {
         let mut args: Vec<OsString> = Vec::new();
-        let program = match &self.space {
-            Some(space) => {
-                args.extend(["netns", "exec", space, "env"].map(OsString::from));
-                "ip"
-            }
-            None => "env",
-        };
         args.extend(self.environment.iter().map(|(key, value)| OsString::from(format!("{key}={value}"))));
         args.push(binary()?.into());
         args.extend(["--socket".into(), self.socket().into(), "serve".into(), "--config".into()]);
         args.push(self.folder.path().join("ioplane.toml").into());
         // A dead daemon leaves its socket behind; it must not look alive.
         let _ = std::fs::remove_file(self.socket());
-        let mut process = Process::start(program, &args, &self.folder.path().join("daemon.log"))?;
+        let mut process = self.place.start("env", &args, &self.folder.path().join("daemon.log"))?;
         let end = Instant::now() + START;
         while UnixStream::connect(self.socket()).is_err() || self.cli(&["status"]).is_err() {
             process.still_runs().context("start ioplane serve")?;
@@ -236,16 +239,65 @@ impl Daemon {
     }
 
     fn run(&self, args: &[&str], json: bool) -> Result<String> {
-        let mut command = Command::new(binary()?);
-        command.arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
+        let mut command = self.command(args)?;
         if json {
             command.arg("--json");
         }
-        let output = command.output().context("run ioplane")?;
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if !output.status.success() {
-            bail!("ioplane {} ended with {}: {out}{err}", args.join(" "), output.status);
+        let said = Said::of(command)?;
+        if said.code != Some(0) {
+            bail!("ioplane {} ended with {said}", args.join(" "));
         }
-        Ok(out.into_owned())
+        Ok(said.out)
+    }
+
+    /// A command of `ioplane` to this daemon, given where it runs.
+    pub fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = self.place.command(binary()?);
+        command.arg("--socket").arg(self.socket()).args(args);
+        Ok(command)
+    }
+
+    /// Runs a command whose end is the caller's to judge.
+    pub fn said(&self, args: &[&str]) -> Result<Said> {
+        Said::of(self.command(args)?)
+    }
+
+    /// Runs a command that must be refused, and returns what it says.
+    pub fn refused(&self, args: &[&str]) -> Result<String> {
+        let said = self.said(args)?;
+        ensure!(said.code == Some(1), "ioplane {} should have been refused: {said}", args.join(" "));
+        Ok(said.err)
+    }
+}
+
+/// What a command came to.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// None if it was ended by a signal.
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    /// Runs it to its end.
+    pub fn of(mut command: Command) -> Result<Said> {
+        Ok(Said::from(command.output().with_context(|| format!("run {command:?}"))?))
+    }
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Said {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            Some(code) => write!(f, "exit status: {code}: {}{}", self.out, self.err),
+            None => write!(f, "a signal: {}{}", self.out, self.err),
+        }
     }
 }

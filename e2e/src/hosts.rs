@@ -4,9 +4,12 @@ use crate::assets::host_version;
 use crate::daemon::Daemon;
 use crate::stage::Stage;
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 /// What the guest of [`three`] has: what it boots, and what it works on.
 pub const DISKS: [&str; 2] = ["root", "data"];
+/// The same as reports have them: by name.
+pub const DISKS_BY_NAME: [&str; 2] = ["data", "root"];
 /// Of the latter.
 const DATA_BYTES: u64 = 64 << 20;
 
@@ -48,16 +51,15 @@ fn import(host: &Daemon, exporter: &Daemon, disks: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// How the claim of a disk of another host stands.
-fn claim(host: &Daemon, disk: &str) -> Result<String> {
+/// What `host` says of a disk of another host: how it stands with the server, and who holds it.
+pub fn remote(host: &Daemon, disk: &str) -> Result<Value> {
     let disks = host.cli(&["disk", "list"])?;
     let disk = disks.as_array().and_then(|disks| disks.iter().find(|found| found["name"] == disk));
-    let claim = &disk.context("no such disk")?["backing"]["remote"]["claim"];
-    Ok(claim.as_str().unwrap_or_default().to_owned())
+    Ok(disk.context("no such disk")?["backing"]["remote"].clone())
 }
 
 fn all_are(host: &Daemon, disks: &[&str], word: &str) -> Result<bool> {
-    disks.iter().try_fold(true, |so, disk| Ok(so && claim(host, disk)? == word))
+    disks.iter().try_fold(true, |so, disk| Ok(so && remote(host, disk)?["claim"] == word))
 }
 
 /// Whether `host` has the claims of all these disks.

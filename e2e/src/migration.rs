@@ -1,18 +1,21 @@
 //! Guests that move from one QEMU to another while they run, and what of their memory arrives.
 
+use crate::daemon::Daemon;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a migration may take under a translator, on two cores, under load.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long the guest may stand still, in ms: long enough that a migration under load comes to its end.
-const DOWNTIME: u64 = 2000;
+pub const DOWNTIME: u64 = 2000;
 /// Bytes a second: more than a socket takes.
-const BANDWIDTH: u64 = 4 << 30;
+pub const BANDWIDTH: u64 = 4 << 30;
 const PAGE: usize = 4096;
 
 /// How a migration went, as QEMU says.
@@ -26,14 +29,48 @@ pub struct Travelled {
     pub passes: u64,
 }
 
+/// What `ioplane move vm --json` says of a move.
+#[derive(Clone, Debug, Deserialize)]
+pub struct MoveReport {
+    pub vm: String,
+    pub disks: Vec<String>,
+    pub total_ms: u64,
+    /// As QEMU measured it.
+    pub downtime_ms: u64,
+    pub bytes: u64,
+}
+
 impl Vm {
+    /// Has this QEMU, made with [`crate::Qemu::incoming`], wait for a guest that goes on as soon as it is there. Returns where it waits.
+    pub fn expect_guest(&mut self) -> Result<String> {
+        let uri = format!("unix:{}", self.folder().join("incoming").display());
+        self.qmp().execute("migrate-incoming", json!({ "uri": uri }))?;
+        self.qmp().execute("cont", json!({}))?;
+        Ok(uri)
+    }
+
+    /// How many bytes a second a migration of this guest may take, and how many ms the guest may stand still then.
+    pub fn pace(&mut self, bandwidth: u64, downtime: u64) -> Result<()> {
+        let how = json!({ "max-bandwidth": bandwidth, "downtime-limit": downtime });
+        self.qmp().execute("migrate-set-parameters", how).map(|_| ())
+    }
+
+    /// Moves the guest from the host `here` by `ioplane move vm` to the QEMU that waits at `to`, whose host has the control socket
+    /// `there`. It has gone on there when this returns.
+    pub fn move_by_command(&mut self, here: &Daemon, to: &str, there: &Path) -> Result<MoveReport> {
+        let (monitor, there) = (self.monitor(), there.display().to_string());
+        let monitor = monitor.display().to_string();
+        let moved =
+            here.cli(&["move", "vm", self.name(), "--qmp", &monitor, "--to", to, "--there", &there])?;
+        Ok(serde_json::from_value(moved)?)
+    }
+
     /// Begins to send the guest to `there`, a QEMU made with [`crate::Qemu::incoming`], at `bandwidth` bytes a second; memory is
     /// copied while it runs.
     pub fn begin_to_send(&mut self, there: &mut Vm, bandwidth: u64) -> Result<()> {
         let uri = format!("unix:{}", there.folder().join("incoming").display());
         there.qmp().execute("migrate-incoming", json!({ "uri": uri }))?;
-        let how = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME });
-        self.qmp().execute("migrate-set-parameters", how)?;
+        self.pace(bandwidth, DOWNTIME)?;
         self.qmp().execute("migrate", json!({ "uri": uri })).map(|_| ())
     }
 

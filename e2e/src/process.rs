@@ -97,6 +97,11 @@ impl Process {
         pidfd_send_signal(&self.handle, Signal::TERM).context("send SIGTERM")
     }
 
+    /// Sends SIGINT, as Ctrl-C does.
+    pub fn interrupt(&self) -> Result<()> {
+        pidfd_send_signal(&self.handle, Signal::INT).context("send SIGINT")
+    }
+
     /// Signal 9, and waits until the process is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -151,8 +156,12 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
 
 /// Where guests' disks and sockets go: `$TMPDIR`, else `/var/tmp`, since `/tmp` may be memory.
 pub fn scratch(name: &str) -> Result<tempfile::TempDir> {
-    let base = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-    let made = tempfile::Builder::new().prefix(&format!("ioplane-{name}-")).tempdir_in(&base);
+    scratch_in(&std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from), name)
+}
+
+/// The same in another folder.
+pub fn scratch_in(base: &Path, name: &str) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix(&format!("ioplane-{name}-")).tempdir_in(base);
     made.with_context(|| format!("make a folder in {}; set TMPDIR to a writable one", base.display()))
 }
 

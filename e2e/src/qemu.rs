@@ -2,9 +2,9 @@
 
 use crate::accelerator::Accelerator;
 use crate::assets::{Guest, News, host_version, newer_qemu};
-use crate::process::{Process, scratch};
+use crate::place::HostPlace;
 use crate::version::{Version, program};
-use crate::vm::Vm;
+use crate::vm::{MONITOR, Vm};
 use anyhow::{Context, Result, bail};
 use ioplane_guest_load::protocol::PORT;
 use std::ffi::OsString;
@@ -42,6 +42,7 @@ pub struct Qemu<'a> {
     incoming: bool,
     machine: String,
     limit: Option<Duration>,
+    place: HostPlace,
     news: News<'a>,
 }
 
@@ -63,6 +64,7 @@ impl<'a> Qemu<'a> {
             incoming: false,
             machine: "q35".into(),
             limit: None,
+            place: HostPlace::default(),
             news: &silent,
         }
     }
@@ -139,6 +141,18 @@ impl<'a> Qemu<'a> {
         self.args("-incoming defer -S")
     }
 
+    /// No guest yet: one comes to `uri` (`tcp:ADDRESS:PORT`, `unix:PATH`), and goes on as soon as it is there.
+    pub fn incoming_at(mut self, uri: &str) -> Self {
+        self.incoming = true;
+        self.args(&format!("-incoming {uri}"))
+    }
+
+    /// On another host than the test's.
+    pub fn at(mut self, place: &HostPlace) -> Self {
+        self.place = place.clone();
+        self
+    }
+
     /// How long until the guest must answer; by default a minute or so, more under TCG and OVMF.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
@@ -161,10 +175,10 @@ impl<'a> Qemu<'a> {
 
     /// Starts QEMU and does not wait for the guest.
     pub fn launch(self, guest: &Guest) -> Result<Vm> {
-        let folder = scratch(&self.name)?;
+        let folder = self.place.scratch(&self.name)?;
         let log = folder.path().join("qemu.log");
         let (program, args) = self.command(guest, folder.path())?;
-        let process = Process::start(&program, &args, &log)?;
+        let process = self.place.start(program, &args, &log)?;
         Vm::attach(self.name, self.version, folder, process, self.slots, self.incoming)
     }
 
@@ -207,7 +221,9 @@ impl<'a> Qemu<'a> {
         }
         add(&self.accelerator_args()?);
         add(&format!("-m {} -smp {} -name {}", self.memory_mib, self.smp(), self.name));
-        add(&format!("-qmp unix:{},server=on,wait=off", at("qmp")));
+        for monitor in ["qmp", MONITOR] {
+            add(&format!("-qmp unix:{},server=on,wait=off", at(monitor)));
+        }
         add(&format!("-chardev file,id=console,path={} -serial chardev:console", at("console.log")));
         add(&format!("-chardev socket,id=agent,path={},server=on,wait=off", at("agent")));
         add(&format!("-device virtio-serial-pci -device virtserialport,chardev=agent,name={PORT}"));

@@ -133,13 +133,8 @@ impl Stage {
     }
 
     /// Asks again until it is so.
-    pub fn until(&self, what: &str, mut so: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + MINUTE;
-        while !so()? {
-            ensure!(Instant::now() < end, "it does not come about within {MINUTE:?} that {what}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+    pub fn until(&self, what: &str, so: impl FnMut() -> Result<bool>) -> Result<()> {
+        until(what, so)
     }
 
     /// Nobody misbehaved and nothing failed, as the daemon sees it.
@@ -148,6 +143,16 @@ impl Stage {
         ensure!(complaints.is_empty(), "the daemon complains: {complaints:?}");
         Ok(())
     }
+}
+
+/// Asks again until it is so.
+pub fn until(what: &str, mut so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + MINUTE;
+    while !so()? {
+        ensure!(Instant::now() < end, "it does not come about within {MINUTE:?} that {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// A verified mixed load with everything in it, until it is stopped, on the first `bytes` of the disk with the serial

@@ -18,6 +18,9 @@ const START: Duration = Duration::from_secs(60);
 /// How long a guest may take to release a device.
 const RELEASE: Duration = Duration::from_secs(60);
 
+/// The monitor that is left to programs which are tested: one serves one client at a time.
+pub(crate) const MONITOR: &str = "monitor";
+
 /// What the guest prints on its way up, and what that means.
 const STAGES: [(&str, &str); 5] = [
     ("SeaBIOS", "firmware runs"),
@@ -112,6 +115,11 @@ impl Vm {
     /// QEMU's machine protocol.
     pub fn qmp(&mut self) -> &mut Qmp {
         &mut self.qmp
+    }
+
+    /// Another monitor, for programs that are tested.
+    pub fn monitor(&self) -> PathBuf {
+        self.folder.path().join(MONITOR)
     }
 
     /// QEMU's process number.

@@ -65,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nbd_client", run: nbd::client::run },
     Target { name: "nbd_requests", run: nbd::requests::run },
     Target { name: "nbd_replies", run: nbd::replies::run },
+    Target { name: "nbd_sums", run: nbd::sums::run },
     Target { name: "directory", run: directory::run },
     Target { name: "join", run: join::run },
     Target { name: "session", run: session::run },

@@ -121,6 +121,11 @@ fn nbd_replies() {
 }
 
 #[test]
+fn nbd_sums() {
+    smoke("nbd_sums");
+}
+
+#[test]
 fn moved_state() {
     smoke("moved_state");
 }

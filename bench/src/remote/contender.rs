@@ -16,7 +16,7 @@ use crate::mode::Mode;
 use crate::served::{Place, Served, ioplane};
 
 /// What every exporter calls its disk.
-const EXPORT: &str = "data";
+pub const EXPORT: &str = "data";
 /// Requests per second of the limited disk.
 pub const LIMIT: u32 = 50_000;
 /// Of these may pass at once: a frozen disk saves no more of them than take 10 ms.
@@ -180,7 +180,6 @@ impl Contender {
                 configuration.export(EXPORT, &socket, &keys).start(&self.binary()?, directory, place)
             }
             Exporter::Nbdkit => {
-                std::fs::create_dir_all(directory)?;
                 let mut command = Command::new("nbdkit");
                 command.args(["--foreground", "--exit-with-parent"]);
                 at.told(&mut command, "--unix", "--ipaddr");
@@ -188,7 +187,6 @@ impl Contender {
                 place.spawn(&command, &directory.join("log"))
             }
             Exporter::QemuNbd(aio) => {
-                std::fs::create_dir_all(directory)?;
                 let mut command = Command::new("qemu-nbd");
                 command.args(["--persistent", "--shared=0", "--export-name", EXPORT]);
                 at.told(&mut command, "--socket", "--bind");
@@ -198,6 +196,22 @@ impl Contender {
                 place.spawn(&command, &directory.join("log"))
             }
         }
+    }
+
+    /// Starts what the disk is exported by, and says where it listens.
+    pub fn start_exporter(
+        &self,
+        exporter: Exporter,
+        wire: Wire,
+        backing: &Backing,
+        directory: &Path,
+        place: &Place,
+    ) -> Result<(Listener, Served)> {
+        std::fs::create_dir_all(directory)?;
+        let listener = Listener::choose(wire, directory)?;
+        let mut server = self.export(exporter, &listener, backing, directory, place)?;
+        listener.wait(&mut server)?;
+        Ok((listener, server))
     }
 
     fn import(
@@ -251,10 +265,7 @@ impl Backend for Contender {
             }
             Way::Remote(importer, wire, exporter) => {
                 let of_exporter = directory.join("exporter");
-                std::fs::create_dir_all(&of_exporter)?;
-                let listener = Listener::choose(wire, &of_exporter)?;
-                let mut server = self.export(exporter, &listener, backing, &of_exporter, place)?;
-                listener.wait(&mut server)?;
+                let (listener, server) = self.start_exporter(exporter, wire, backing, &of_exporter, place)?;
                 Ok(self.import(importer, &listener, socket, directory, place)?.of(server))
             }
         }

@@ -9,6 +9,7 @@
 //! Importer and exporter share processor B: what they cost together bounds the rate. Processor time is that of both processes and of all kernel
 //! threads. Ratios are medians over rounds in which each contender has a turn, with the interval of [`ioplane_figures::compare`].
 
+mod alone;
 mod contender;
 mod database;
 mod link;
@@ -16,6 +17,7 @@ mod moving;
 mod open;
 mod ping;
 mod readers;
+mod reserved;
 mod slow;
 mod swap;
 mod turns;
@@ -41,18 +43,19 @@ use contender::{Contender, Exporter, Importer, Way, Wire};
 use turns::{Sample, Samples, Turns};
 
 /// Keys of `figures`.
-const FIGURES: [&str; 33] = [
+const FIGURES: [&str; 35] = [
     "remote_vs_local",
     "remote_writes_vs_local",
     "remote_writes_vs_qemu_nbd",
     "remote_unix_vs_local",
     "remote_vs_local_limited",
+    "qemu_nbd_vs_local_limited",
     "remote_vs_qemu_nbd",
     "qd1_extra_us",
-    "per_cpu_vs_qemu_nbd",
-    "per_cpu_vs_qemu_nbd_same_importer",
-    "per_cpu_vs_nbdkit",
-    "per_cpu_vs_nbdkit_same_importer",
+    "per_cpu_closed_vs_qemu_nbd",
+    "per_cpu_closed_vs_qemu_nbd_same_importer",
+    "per_cpu_closed_vs_nbdkit",
+    "per_cpu_closed_vs_nbdkit_same_importer",
     "tls_cost_percent",
     "tls_qd1_cost_us",
     "tls_vs_baseline",
@@ -68,13 +71,14 @@ const FIGURES: [&str; 33] = [
     "stage_us",
     "move_downtime_ms",
     "move_device_ms",
-    "per_cpu_open_vs_qemu_nbd",
-    "per_cpu_open_vs_nbdkit",
+    "per_cpu_vs_qemu_nbd",
+    "per_cpu_vs_nbdkit",
     "readers",
     "readers_7_vs_local",
     "readers_7_min_share",
     "swap_pause_slow_p99_ms",
     "database",
+    "reservation_held",
 ];
 
 const DEEP: u16 = 32;
@@ -141,6 +145,8 @@ enum Part {
     Slow,
     /// A VM with a PostgreSQL that moves, and whose disk follows.
     Database,
+    /// A reserved part of an export's capacity while others flood it.
+    Reservations,
 }
 
 /// How much of everything.
@@ -197,9 +203,12 @@ struct Bench {
 
 impl Bench {
     fn open(&self, contender: &Contender) -> Result<Session> {
-        eprintln!("{}: checking every block", contender.name);
+        // Its writes by qemu-storage-daemon take up to 40 ms each, and the pages of its file are there already.
+        let whole = !matches!(contender.way, Way::Remote(_, _, Exporter::QemuNbd(_)));
+        let checked = if whole { "every block" } else { "some blocks" };
+        eprintln!("{}: checking {checked}", contender.name);
         let backing = self.folders.backing(contender.name, false, self.pace.memory)?;
-        Session::open(contender, &backing, &self.folders.run(contender.name), &self.place, true)
+        Session::open(contender, &backing, &self.folders.run(contender.name), &self.place, whole)
     }
 
     fn contender(&self, name: &'static str, way: Way) -> Contender {
@@ -279,6 +288,9 @@ pub fn run(options: &Options) -> Result<Report> {
         let stay = Duration::from_secs(if options.quick { 8 } else { 20 });
         report.add(database::measure(&bench, stay, options.plot.as_deref())?);
     }
+    if wanted(Part::Reservations) {
+        report.add(reserved::measure(&bench)?);
+    }
     report.setup.insert("seconds".into(), begin.elapsed().as_secs().into());
     Ok(report)
 }
@@ -331,10 +343,13 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
         ("remote_vs_local", deep.ratio("remote", "local", "iops", iops)),
         ("remote_unix_vs_local", deep.ratio("remote_unix", "local", "iops", iops)),
         ("remote_vs_qemu_nbd", deep.ratio("remote", "qemu_nbd", "iops", iops)),
-        ("per_cpu_vs_qemu_nbd", deep.ratio("remote", "qsd_qemu_nbd", "per_cpu_second", per_cpu)),
-        ("per_cpu_vs_qemu_nbd_same_importer", deep.ratio("remote", "qemu_nbd", "per_cpu_second", per_cpu)),
-        ("per_cpu_vs_nbdkit", deep.ratio("remote", "qsd_nbdkit", "per_cpu_second", per_cpu)),
-        ("per_cpu_vs_nbdkit_same_importer", deep.ratio("remote", "nbdkit", "per_cpu_second", per_cpu)),
+        ("per_cpu_closed_vs_qemu_nbd", deep.ratio("remote", "qsd_qemu_nbd", "per_cpu_second", per_cpu)),
+        (
+            "per_cpu_closed_vs_qemu_nbd_same_importer",
+            deep.ratio("remote", "qemu_nbd", "per_cpu_second", per_cpu),
+        ),
+        ("per_cpu_closed_vs_nbdkit", deep.ratio("remote", "qsd_nbdkit", "per_cpu_second", per_cpu)),
+        ("per_cpu_closed_vs_nbdkit_same_importer", deep.ratio("remote", "nbdkit", "per_cpu_second", per_cpu)),
         (
             "tls_cost_percent",
             deep.ratio("remote_tls", "remote", "iops", iops).map(|ratio| (1.0 - ratio) * 100.0),
@@ -350,15 +365,17 @@ fn unlimited(bench: &Bench, report: &mut Report) -> Result<()> {
     ]);
 
     eprintln!("depth 1, {} rounds", bench.pace.rounds);
-    let mut pings = Vec::new();
+    let alone = alone::Alone::start(bench)?;
+    let (mut pings, mut reads) = (Vec::new(), Vec::new());
     let (back, warm, time) = (bench.place.cpus.back, bench.pace.warm, bench.pace.time);
     let single = turns.measure_and(DiskOp::Read, 1, &bench.pace, || {
         pings.push(ping::round_trip(back, warm, time)?);
+        reads.push(alone.round_trip(back, warm, time)?);
         Ok(())
     })?;
     report.add([
         ("qd1_extra_us", extra(&single, &pings)),
-        ("stage_us", stages(&single, &pings)),
+        ("stage_us", stages(&single, &pings, &reads)),
         ("tls_qd1_cost_us", single.difference("remote_tls", "remote", |sample| sample.p50_us)),
     ]);
     let repeated = deep.repeated + writes.repeated + single.repeated;
@@ -382,14 +399,16 @@ fn extra(single: &Samples, pings: &[f64]) -> Figure {
     figure
 }
 
-/// Where the time of a read goes at depth 1, as in Table 1 of the paper: the front end and the disk (a local disk in memory has both), the network
-/// (a ping-pong), and what is left, importer and exporter.
-fn stages(single: &Samples, pings: &[f64]) -> Figure {
-    let of = |name: &str| single.of(name).iter().map(|one| one.p50_us);
-    Figure::median(&of("remote").collect::<Vec<_>>())
-        .beside("front_end_and_disk", median(of("local")))
+/// Where the time of a read goes at depth 1, as in Table 1 of the paper: the network (`pings`), the back end with its disk (what reads of the exporter by a
+/// bare client take more than that), and the front end with the importer (what is left).
+fn stages(single: &Samples, pings: &[f64], reads: &[f64]) -> Figure {
+    let all: Vec<f64> = single.of("remote").iter().map(|one| one.p50_us).collect();
+    let more = |long: &[f64], short: &[f64]| median(long.iter().zip(short).map(|(long, short)| long - short));
+    Figure::median(&all)
+        .beside("front_end_and_importer", more(&all, reads))
         .beside("network", median(pings.iter().copied()))
-        .beside("importer_and_exporter", median(added(single, pings)))
+        .beside("exporter_and_disk", more(reads, pings))
+        .beside("local_disk", median(single.of("local").iter().map(|one| one.p50_us)))
 }
 
 /// A disk that takes only so many requests per second.
@@ -402,10 +421,17 @@ fn limited(bench: &Bench, report: &mut Report) -> Result<()> {
         let contender = Contender { limited: true, ..bench.contender(name, way) };
         turns.add(bench.open(&contender)?);
     }
+    let (aio, _) = cheapest_qemu_nbd(bench);
+    let way = Way::Remote(Importer::Ioplane, Wire::Tcp, Exporter::QemuNbd(aio));
+    let limited = Contender { limited: true, ..bench.contender("qemu_nbd_limited", way) };
+    turns.try_add("qemu_nbd_limited", bench.open(&limited));
     eprintln!("{} requests per second, depth {DEEP}, {} rounds", contender::LIMIT, bench.pace.rounds);
     let samples = turns.measure(DEEP, &bench.pace)?;
-    let figure = samples.ratio("remote_limited", "local_limited", "iops", |sample| sample.iops);
-    report.add([("remote_vs_local_limited", figure)]);
+    let beside_local = |name| samples.ratio(name, "local_limited", "iops", |sample| sample.iops);
+    report.add([
+        ("remote_vs_local_limited", beside_local("remote_limited")),
+        ("qemu_nbd_vs_local_limited", beside_local("qemu_nbd_limited")),
+    ]);
     turns.close()
 }
 

@@ -31,7 +31,7 @@ const RATES: [u32; 2] = [2_000, 10_000];
 const REMOTE: &str = "open_remote";
 /// The others, and the figures of ours over theirs.
 const OTHERS: [(&str, &str); 2] =
-    [("open_qsd_qemu_nbd", "per_cpu_open_vs_qemu_nbd"), ("open_qsd_nbdkit", "per_cpu_open_vs_nbdkit")];
+    [("open_qsd_qemu_nbd", "per_cpu_vs_qemu_nbd"), ("open_qsd_nbdkit", "per_cpu_vs_nbdkit")];
 
 /// Measures, and says how each serves.
 pub fn measure(bench: &Bench, report: &mut Report) -> Result<()> {

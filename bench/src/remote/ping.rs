@@ -9,9 +9,9 @@ use hdrhistogram::Histogram;
 use ioplane_figures::machine;
 
 /// Bytes of an NBD request.
-const REQUEST: usize = 28;
+pub const REQUEST: usize = 28;
 /// Bytes of a simple reply with a block.
-const REPLY: usize = 16 + 4096;
+pub const REPLY: usize = 16 + 4096;
 
 /// Median of round trips over TCP on loopback, us. Both threads are on processor `cpu`, where importers and exporters are; the caller spins
 /// meanwhile, as it does when it is the generator.

@@ -1,4 +1,4 @@
-//! A disk that is swapped again and again while it is busy: for how long nothing completes, and for how long the daemon lets nothing begin.
+//! A disk that is swapped again and again while it is busy: for how long nothing completes, and, where it comes to rest, for how long the daemon lets nothing begin.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,30 +26,30 @@ pub fn measure(bench: &Bench) -> Result<Vec<(&'static str, Figure)>> {
     let swaps = bench.pace.swaps;
     eprintln!("{swaps} swaps from memory to memory");
     let memory = json!({"memory": BYTES, "overwrite": true});
-    let (gaps, pauses) = swapped(bench, "memory", &format!("memory = {BYTES:?}"), swaps, |_| memory.clone())?;
+    let (gaps, _) = swapped(bench, "memory", &format!("memory = {BYTES:?}"), swaps, |_| memory.clone())?;
+    eprintln!("{swaps} swaps of a disk with a migration socket, which comes to rest for them");
+    let socket = bench.folders.run("swap-resting").join("migration.sock");
+    let keys = format!("memory = {BYTES:?}\nmigration_socket = {socket:?}");
+    let (resting, pauses) = swapped(bench, "resting", &keys, swaps, |_| memory.clone())?;
+    ensure!(pauses.iter().all(|pause| *pause > 0.0), "it did not come to rest");
+    let overhead = Figure::of(p99(&pauses)).beside("median_ms", median(pauses.iter().copied()));
     let figures = [
         ("swap_pause_p99_ms", pause(&gaps)),
-        (
-            "quiesce_overhead_p99_ms",
-            Figure::of(p99(&pauses)).beside("median_ms", median(pauses.iter().copied())),
-        ),
+        ("quiesce_overhead_p99_ms", overhead.beside("longest_gap_p99_ms", pause(&resting).value())),
     ];
     eprintln!("{swaps} swaps from image to image");
     let folder = bench.folders.run("images");
     std::fs::create_dir_all(&folder)?;
     let image = |number: usize| folder.join(if number.is_multiple_of(2) { "even.img" } else { "odd.img" });
     std::fs::File::create(image(0))?.set_len(8 << 20)?;
-    let (gaps, pauses) = swapped(
+    let (gaps, _) = swapped(
         bench,
         "image",
         &format!("path = {:?}", image(0)),
         swaps,
         |number| json!({"path": image(number), "overwrite": true}),
     )?;
-    let image = pause(&gaps)
-        .beside("daemon_p99_ms", p99(&pauses))
-        .beside("daemon_median_ms", median(pauses.iter().copied()));
-    Ok(figures.into_iter().chain([("swap_pause_image_p99_ms", image)]).collect())
+    Ok(figures.into_iter().chain([("swap_pause_image_p99_ms", pause(&gaps))]).collect())
 }
 
 /// The pauses of swaps, in ms, beside the gaps without any.

@@ -1,4 +1,4 @@
-//! A VM in QEMU whose disks another host publishes moves between two hosts, by QEMU's own migration: for how long nothing completes.
+//! A VM in QEMU whose disks another host publishes moves between two hosts, by `ioplane move vm`: for how long nothing completes.
 //!
 //! The guest's clock stands still with it, so it cannot tell. The exporter can: it is asked every millisecond how many requests of the guest's data disk
 //! it has answered. Where the processor has no virtualisation the guest is translated (TCG), and QEMU is most of what is measured; what the disk has of it is
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, anyhow, ensure};
 use ioplane_e2e::assets::{Guest, host_version};
 use ioplane_e2e::daemon::Daemon;
 use ioplane_e2e::hosts::{self, DISKS, holds, holds_none, three};
+use ioplane_e2e::migration::{BANDWIDTH, DOWNTIME};
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_right, finish, mixed, play};
 use ioplane_e2e::{Accelerator, Qemu, Version, Vm};
 use ioplane_figures::machine;
 use ioplane_figures::report::median;
-use serde_json::json;
 
 use super::Bench;
 use super::swap::p99;
@@ -108,19 +108,21 @@ fn travel(
     let qemu = Qemu::new(&format!("place{number}")).version(Version::Host).memory_mib(MEMORY_MIB);
     let mut next = qemu.args(&args).incoming().machine(&hosts::machine()?).launch(&stage.guest)?;
     // It goes on as soon as it has arrived, and does not wait for us.
-    next.qmp().execute("cont", json!({}))?;
+    let to = next.expect_guest()?;
+    vm.pace(BANDWIDTH, DOWNTIME)?;
     let ((next, begun, qemu), answered) = watched(exporter, || {
         std::thread::sleep(STAY);
         let begun = Instant::now();
-        let travelled = vm.send_to(&mut next).map_err(|error| next.explain(vm.explain(error)))?;
+        let moved = vm.move_by_command(here, &to, &there.socket());
+        let moved = moved.map_err(|error| next.explain(vm.explain(error)))?;
         next.go_on_from(vm)?;
-        Ok((next, begun, travelled.downtime))
+        Ok((next, begun, moved.downtime_ms))
     })?;
     stage.until("the other host holds the disks", || holds(there, &DISKS))?;
     stage.until("this one does not", || holds_none(here, &DISKS))?;
     let still = longest(&answered, |_, to| to >= begun);
     let quiet = longest(&answered, |_, to| to < begun);
-    Ok((next, Moved { still, quiet, qemu: qemu.as_secs_f64() * 1e3 }))
+    Ok((next, Moved { still, quiet, qemu: qemu as f64 }))
 }
 
 /// The longest time between two of these moments of those that are `wanted`, ms.

@@ -5,15 +5,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport, ExplainReport,
-    ExportReport, FunctionReport, GroupReport, HealthReport, MovedFunctionReport, MovedReport, NicReport,
-    PoolReport, QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
-    UpgradeReport, VersionReport,
+    CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport,
+    ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovedFunctionReport, MovedReport,
+    NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport, RestedFunctionReport, SavedReport,
+    StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, MigrationSocketForm, MoveForm, MoveFunctionForm,
-    NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm, MoveForm,
+    MoveFunctionForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -332,6 +332,20 @@ operations! {
     LoadFunction: Post "/v1/pci/{name}/load" body StateFileV1 => 200 DoneReport;
     /// Puts another function of the host in the place of one that a guest uses.
     MoveFunction: Post "/v1/pci/{name}/move" body MoveFunctionForm => 200 MovedFunctionReport;
+    /// Logs from here on which pages a PCI function that its guest drives itself writes: the guest's memory is about to be copied.
+    LogFunction: Post "/v1/pci/{name}/log" => 200 DoneReport;
+    /// Logs them no longer: the guest stays.
+    EndLogFunction: Delete "/v1/pci/{name}/log" => 200 DoneReport;
+    /// Brings a PCI function that its guest drives itself to rest, where it stays, and tells its VMM of the pages that were logged.
+    RestFunction: Post "/v1/pci/{name}/rest" body FunctionStepForm => 200 RestedFunctionReport;
+    /// What another host's function needs to go on from where this one stands still.
+    CarriedFunction: Get "/v1/pci/{name}/carried" => 200 CarriedFunctionV1;
+    /// Puts what another host's function had into this one, which stands still until its replay.
+    TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
+    /// Lets a PCI function that stands still go on from its state.
+    ReplayFunction: Post "/v1/pci/{name}/replay" body FunctionStepForm => 200 ReplayedFunctionReport;
+    /// A PCI function that stands still has no guest any more: it went on with another host's.
+    LeaveFunction: Post "/v1/pci/{name}/leave" => 200 DoneReport;
     /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
     Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;
     /// The I/O cores.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 use crate::spec::{
     BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord,
-    PciAddress, TimeoutSpec, TimeoutWord, backing_fields, limited, limits_of, set_limits,
+    PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 
@@ -33,52 +33,46 @@ macro_rules! body {
     };
 }
 
-limited! { body! body [disk_limits]
-    {
-        /// A change of a disk: a new size, another backing, or other limits, another reservation, another group, and what happens when its server cannot be reached.
-        #[derive(Default)]
-        #[serde(default)]
-        ChangeForm
-    } {
-        /// New size.
-        size: Option<Size>,
-        /// It may be smaller than the old one.
-        shrink: bool,
-        /// Another image, whose content is the same.
-        path: Option<PathBuf>,
-        /// Other memory: zeros, of this size.
-        memory: Option<Size>,
-        /// Another NBD server's export, whose content is the same.
-        remote: Option<NbdUri>,
-        /// Of that export: fail requests when its server has not been reachable for so many seconds, or do what `on_timeout` says; without `remote` of the export
-        /// which the disk has. 0 for never.
-        timeout_s: Option<u64>,
-        /// What happens then, likewise.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        on_timeout: Option<TimeoutWord>,
-        /// The QMP socket of the VM, likewise; an empty path for none.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        qmp: Option<PathBuf>,
-        /// Requests per second that the server of that export is to keep for the disk; without `remote` that of the export which the disk has. 0 for none.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        reserve_iops: Option<u64>,
-        /// Bytes per second that it is to keep for the disk, likewise.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        reserve_bandwidth: Option<Size>,
-        /// Bytes of each queue's writes that are kept until the server of that export has made them durable.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        retain: Option<Size>,
-        /// Of that image: `raw`, whatever it looks like.
-        format: Option<FormatWord>,
-        /// Past the page cache.
-        direct: Option<DirectWord>,
-        /// Who does the I/O.
-        engine: Option<EngineWord>,
-        /// Another group; an empty name is none.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        group: Option<String>,
-    }
+/// The body that changes a disk, from the list of what can be said of one of another machine.
+macro_rules! change_form {
+    ($([$option:ident: $kind:ty = $value:literal, $needs:literal, $help:literal, $change:literal])*) => {
+        limited! { body! body [disk_limits]
+            {
+                /// A change of a disk: a new size, another backing, or other limits, another reservation, another group, and what happens when its server cannot be reached.
+                #[derive(Default)]
+                #[serde(default)]
+                ChangeForm
+            } {
+                /// New size.
+                size: Option<Size>,
+                /// It may be smaller than the old one.
+                shrink: bool,
+                /// Another image, whose content is the same.
+                path: Option<PathBuf>,
+                /// Other memory: zeros, of this size.
+                memory: Option<Size>,
+                /// Another NBD server's export, whose content is the same.
+                remote: Option<NbdUri>,
+                $(
+                    #[doc = $change]
+                    #[serde(skip_serializing_if = "Option::is_none")]
+                    $option: Option<$kind>,
+                )*
+                /// Of that image: `raw`, whatever it looks like.
+                format: Option<FormatWord>,
+                /// Past the page cache.
+                direct: Option<DirectWord>,
+                /// Who does the I/O.
+                engine: Option<EngineWord>,
+                /// Another group; an empty name is none.
+                #[serde(skip_serializing_if = "Option::is_none")]
+                group: Option<String>,
+            }
+        }
+    };
 }
+
+remote_options! { change_form! }
 
 impl ChangeForm {
     /// What it changes of the limits.
@@ -252,6 +246,18 @@ body! {
         /// Take it although this host does not remap interrupts.
         #[serde(default)]
         unsafe_interrupts: bool,
+        /// Whoever asks has stopped the guest. It is not done otherwise.
+        #[serde(default)]
+        guest_stopped: bool,
+    }
+}
+
+body! {
+    /// A step by which a PCI function that a guest drives itself goes to another one. The guest's processors stand still from before the
+    /// first step until after the last one.
+    FunctionStepForm {
+        /// How long it may take, milliseconds; at most 4000.
+        deadline_ms: u64,
         /// Whoever asks has stopped the guest. It is not done otherwise.
         #[serde(default)]
         guest_stopped: bool,

@@ -128,8 +128,10 @@ mod tests {
     fn every_hidden_alias_is_an_old_word_and_stands_in_the_changelog() {
         fn aliases(command: &clap::Command, all: &mut Vec<String>) {
             for argument in command.get_arguments() {
-                let hidden = argument.get_all_aliases().unwrap_or_default();
-                all.extend(hidden.iter().map(|alias| format!("--{alias}")));
+                let visible = argument.get_visible_aliases().unwrap_or_default();
+                let named = argument.get_all_aliases().unwrap_or_default();
+                let hidden = named.iter().filter(|alias| !visible.contains(alias));
+                all.extend(hidden.map(|alias| format!("--{alias}")));
             }
             for below in command.get_subcommands() {
                 let visible = |alias: &&str| below.get_visible_aliases().any(|other| other == *alias);

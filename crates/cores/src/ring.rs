@@ -670,6 +670,7 @@ fn submission(op: FileOp) -> squeue::Entry {
         FileOp::WriteVectored { file, table, count, offset } => {
             opcode::Writev::new(Fd(file), table, count).offset(offset).build()
         }
+        FileOp::Sync { file } => opcode::Fsync::new(Fd(file)).build(),
         FileOp::SyncData { file } => opcode::Fsync::new(Fd(file)).flags(FsyncFlags::DATASYNC).build(),
         FileOp::Allocate { file, mode, offset, len } => {
             opcode::Fallocate::new(Fd(file), len).offset(offset).mode(mode).build()

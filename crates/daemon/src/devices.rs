@@ -24,6 +24,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::Daemon;
 use crate::config::{DirectoryPlace, DirectorySpec};
+use crate::listen;
 use crate::refusal::Refusal;
 
 /// Between two reports: a fifth of a lease.
@@ -239,14 +240,10 @@ fn report(entry: ListedDevice) -> DeviceReport {
 fn location(export: &ExportReport, host: &str, addresses: &[IpAddr]) -> Option<String> {
     let listen: SocketAddr = export.listen.as_ref()?.parse().ok()?;
     let own = [listen.ip()];
-    let mut places = if listen.ip().is_unspecified() { addresses } else { &own }.iter();
-    let at = SocketAddr::new(*places.next()?, listen.port());
-    let scheme = if export.tls { "nbds" } else { "nbd" };
-    let name = export.tls.then(|| format!("tls-hostname={host}"));
-    let also = places.map(|ip| format!("also={}", SocketAddr::new(*ip, listen.port())));
-    let parameters: Vec<String> = name.into_iter().chain(also).collect();
-    let query = if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) };
-    Some(format!("{scheme}://{at}/{}{query}", export.name))
+    let ips = if listen.ip().is_unspecified() { addresses } else { &own };
+    let places = ips.iter().map(|ip| SocketAddr::new(*ip, listen.port()).to_string());
+    let uri = NbdUri::of_export(&export.name, places, export.tls.then_some(host))?;
+    uri.ok().map(|uri| uri.to_string())
 }
 
 /// What of an export other hosts are told; nothing if they cannot reach it.
@@ -485,7 +482,7 @@ fn serve(
     if let Some(parent) = file.parent() {
         std::fs::create_dir_all(parent).map_err(failed("making the place of its file"))?;
     }
-    let listener = std::net::TcpListener::bind(listen).map_err(failed("listening"))?;
+    let listener = listen::tcp(listen).map_err(failed("listening"))?;
     let security = identity.map_or(ServerSecurity::Plain, ServerSecurity::Tls);
     let _entered = runtime.enter();
     DirectoryServer::start(listener, file, security)

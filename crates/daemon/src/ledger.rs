@@ -3,14 +3,14 @@
 //! What has no attributes (devices, other machines' exports, some file systems) has a file in the state directory. Memory is gone with the
 //! daemon, and so is its claim.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ioplane_api::spec::BackingSpec;
 use ioplane_nbd::claim::{ClaimBook, ClaimRecord, ClaimStore};
-use rustix::fs::XattrFlags;
+use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
@@ -75,6 +75,13 @@ pub fn forget(spec: &BackingSpec, state_dir: &Path) -> Result<(), Refusal> {
     }
 }
 
+/// The image by a description of its own. A sync that fails is told once to each description: told to that of the disk's writes, its next flush
+/// would succeed without them.
+pub fn beside(image: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 fn folder(state_dir: &Path) -> PathBuf {
     state_dir.join("claims").join("exports")
 }
@@ -92,11 +99,11 @@ fn find(
     let os = |error: std::io::Error| {
         Refusal::failed(
             format!("the image of {}: {error}", spec.name()),
-            "is the limit on open files too low?",
+            "is the limit on open files too low, and is /proc mounted?",
         )
     };
     if let Some(image) = image {
-        let image = image.try_clone_to_owned().map_err(os)?;
+        let image = beside(image).map_err(os)?;
         match read_attribute(&image) {
             Ok(record) => {
                 let undo = remove_attribute(&spec.name());
@@ -144,10 +151,10 @@ fn read_attribute(image: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
 }
 
 /// The file of what cannot be marked itself; none for memory.
-fn key(spec: &BackingSpec) -> Option<String> {
+pub fn key(spec: &BackingSpec) -> Option<String> {
     let place = match spec {
         BackingSpec::Memory { .. } => return None,
-        BackingSpec::Remote { remote, .. } => remote.to_string(),
+        BackingSpec::Remote(spec) => spec.remote.to_string(),
         BackingSpec::File { path, .. } => lasting_name(path),
     };
     Some(Sha256::digest(place).iter().take(16).map(|byte| format!("{byte:02x}")).collect())

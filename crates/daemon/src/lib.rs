@@ -27,12 +27,14 @@ mod disk;
 mod events;
 mod exporters;
 mod exports;
+mod flush_ledger;
 mod follow;
 mod functions;
 mod groups;
 #[cfg(feature = "kill-points")]
 mod kill;
 mod ledger;
+mod listen;
 mod lower;
 mod metrics;
 mod nic;

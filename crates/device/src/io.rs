@@ -65,6 +65,11 @@ pub enum FileOp {
         /// Where in the file.
         offset: u64,
     },
+    /// fsync.
+    Sync {
+        /// The file.
+        file: RawFd,
+    },
     /// fdatasync.
     SyncData {
         /// The file.

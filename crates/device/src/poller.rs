@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_memory::{DirtyLog, GuestMap};
-use ioplane_scheduler::{LimitSet, MOST_PER_POLL};
+use ioplane_scheduler::{BlockDevice, LimitSet, MOST_PER_POLL};
 
 use crate::context::CoreContext;
 use crate::outcome::PollOutcome;
@@ -78,6 +78,8 @@ pub enum Change {
     Share(Share),
     /// Other limits, or none. The core applies them; pollers do not get them.
     Limits(LimitSet),
+    /// The queue's backing lies on another block device of the host, or on none that is known. The core applies it; pollers do not get it.
+    BlockDevice(Option<BlockDevice>),
     /// What the device's control half wants its pollers to know, in a type of their own.
     Own(Arc<dyn Any + Send + Sync>),
 }

@@ -176,6 +176,7 @@ impl PollerSlot {
                         self.share = share;
                         self.meter.join(share);
                     }
+                    Change::BlockDevice(device) => self.meter.moved_to(device),
                     Change::Limits(limits) => self.limits = SlotLimits::of(limits),
                     change => poller.apply(change),
                 }

@@ -22,11 +22,19 @@ pub struct SlotMeter {
     /// The group, and below it the weight.
     share: AtomicU64,
     wants_more: AtomicBool,
-    block_device: Option<BlockDevice>,
+    /// [`NO_DEVICE`] for none.
+    block_device: AtomicU64,
     in_flight: AtomicU64,
     /// The most that was in flight, twice, and 1 if more would have been.
     backing: AtomicU64,
     choices: ChoiceMeter,
+}
+
+/// In place of the number of a block device.
+const NO_DEVICE: u64 = u64::MAX;
+
+fn number(device: Option<BlockDevice>) -> u64 {
+    device.map_or(NO_DEVICE, |device| device.0)
 }
 
 fn packed(share: Share) -> u64 {
@@ -50,7 +58,7 @@ impl SlotMeter {
             empty_polls: AtomicU64::new(0),
             share: AtomicU64::new(packed(share)),
             wants_more: AtomicBool::new(false),
-            block_device,
+            block_device: AtomicU64::new(number(block_device)),
             in_flight: AtomicU64::new(0),
             backing: AtomicU64::new(0),
             choices: ChoiceMeter::default(),
@@ -112,7 +120,12 @@ impl SlotMeter {
 
     /// The block device of the host that the queue's backing lies on, if that is known.
     pub fn block_device(&self) -> Option<BlockDevice> {
-        self.block_device
+        let number = self.block_device.load(Ordering::Relaxed);
+        (number != NO_DEVICE).then_some(BlockDevice(number))
+    }
+
+    pub(crate) fn moved_to(&self, device: Option<BlockDevice>) {
+        self.block_device.store(number(device), Ordering::Relaxed);
     }
 
     /// What the queue has in flight at its backing, bytes. As of the last 10 ms in which the poller was polled.

@@ -102,6 +102,12 @@ pub enum HardwareError {
         /// Its address.
         function: String,
     },
+    /// Its guest went on with another one.
+    #[error("{function} has no guest: its guest went on with another function; reset it")]
+    Left {
+        /// Its address.
+        function: String,
+    },
     /// A write that its silicon does not allow. It was not made.
     #[error("{function} does not allow {what}: register {offset:#x} was not written")]
     Forbidden {

@@ -19,6 +19,7 @@ mod move_function;
 mod move_prepare;
 mod move_vm;
 mod preload;
+mod vm_monitor;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,23 +1,31 @@
 //! `ioplane move prepare`: makes on the other host what a VM uses here, before its QEMU is started there.
 //!
 //! ```text
-//!   look: this VM's disks are of other machines; what the other daemon has by these names is the same; what it lacks can be made
-//!     -> add NICs and disks there -> each disk there is an importer of the same image
+//!   look: this VM's disks are of other machines, or can be published; what the other daemon has by these names is the same; what it lacks can be made
+//!     -> publish here -> add NICs and disks there -> each disk there is an importer of the same image
 //! ```
+//!
+//! A disk of this host is published before the other one has it, since that has to be able to open it (docs/decisions/0069-publishing-a-disk-in-use.md).
 //!
 //! It may be run again: what is there is left as it is.
 
+use std::net::IpAddr;
+
 use anyhow::Result;
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{DiskReport, DoneReport, ExportReport, NicReport, StatusReport};
+use ioplane_api::report::{
+    ClaimWord, DiskReport, DoneReport, ExportReport, NicReport, RemoteWord, StatusReport,
+};
 use ioplane_api::size::Size;
-use ioplane_api::spec::{DiskForm, NbdUri, NicForm, TimeoutWord};
-use ioplane_cli::args::MovePrepare;
+use ioplane_api::spec::{
+    DiskForm, DoubtWord, ExportForm, ListenAddress, NbdUri, NicForm, RemoteSpec, TimeoutWord, name_flaw,
+};
+use ioplane_cli::args::{MIGRATION_PORT, MovePrepare};
 use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::{CommandError, hint, print_done};
 use serde::Serialize;
 
-use crate::move_vm::{devices_of, is_same, may_go, refused, remote};
+use crate::move_vm::{devices_of, is_same, is_settled, may_go, refused, remote, until};
 
 /// What the other host has for the VM.
 #[derive(Debug, Serialize)]
@@ -35,6 +43,8 @@ struct PreparedDevice {
     name: String,
     /// It was not there before.
     added: bool,
+    /// Of a disk that has been published for this: the export here.
+    export: Option<String>,
 }
 
 /// What has to be made for a device of the VM.
@@ -51,33 +61,55 @@ pub fn run(client: &Client, args: &MovePrepare, json: bool) -> Result<()> {
     let (disks, nics) = devices_of(here, &args.name)?;
     let there = Client::new(&args.there)?;
     let other: StatusReport = there.get("/v1/status")?;
-    let place = Place { exports: &exports, via: args.via.as_deref(), other: &other };
+    let mut place = Place { exports, via: args.via.as_deref(), other: &other };
     // Everything is looked at before the first thing is made.
-    let disks = disks.iter().map(|disk| place.disk(disk)).collect::<Result<Vec<_>>>()?;
+    let (local, remote): (Vec<_>, Vec<_>) =
+        disks.iter().partition(|disk| args.publish.is_some() && disk.backing.kind == "file");
+    let publications =
+        local.into_iter().map(|disk| place.publication(disk, args)).collect::<Result<Vec<_>>>()?;
+    let mut disks = remote.into_iter().map(|disk| place.disk(disk)).collect::<Result<Vec<_>>>()?;
     let nics = nics.iter().map(|nic| place.nic(nic)).collect::<Result<Vec<_>>>()?;
+    let mut published = Vec::new();
+    if !publications.is_empty() {
+        publications.iter().try_for_each(|publication| publication.make(client))?;
+        let here: StatusReport = client.get("/v1/status")?;
+        place.exports.clone_from(&here.exports);
+        let (now, _) = devices_of(here, &args.name)?;
+        let is_one = |disk: &DiskReport| publications.iter().any(|one| one.disk.name == disk.name);
+        published.extend(now.into_iter().filter(is_one));
+    }
+    for disk in &published {
+        disks.push(place.disk(disk)?);
+    }
     let mut devices = Vec::new();
     for Plan { report, form } in nics {
         if let Some(form) = &form {
             let _: NicReport = there.ask(Method::PUT, &format!("/v1/nics/{}", report.name), Some(form))?;
         }
-        devices.push(PreparedDevice { kind: "nic", name: report.name.clone(), added: form.is_some() });
+        let name = report.name.clone();
+        devices.push(PreparedDevice { kind: "nic", name, added: form.is_some(), export: None });
     }
     for Plan { report, form } in disks {
         if let Some(form) = &form {
             add_disk(&there, report, form)?;
         }
-        devices.push(PreparedDevice { kind: "disk", name: report.name.clone(), added: form.is_some() });
+        let published = publications.iter().find(|one| one.disk.name == report.name);
+        let (name, export) = (report.name.clone(), published.map(|one| one.export.clone()));
+        devices.push(PreparedDevice { kind: "disk", name, added: form.is_some(), export });
     }
     if !json {
         hint(format!(
-            "start the QEMU of {} there with the same devices, what `ioplane qemu-args` prints there, and -incoming; then `ioplane move vm {}`",
-            args.name, args.name
+            "start the QEMU of {name} there with the same devices, what `ioplane qemu-args` prints there, and -incoming tcp:ITS-ADDRESS:{MIGRATION_PORT} (IPv6 as [ADDRESS]); then here: ioplane \
+             move vm {name} --to ITS-ADDRESS. Memory goes there in plain text, and whoever reaches that port first is taken for this host: in a network of your own",
+            name = args.name
         ));
     }
     print_done(json, &PrepareReport { vm: args.name.clone(), devices }, |report| {
         let line = |device: &PreparedDevice| {
             let word = if device.added { "added" } else { "was there" };
-            format!("{} {} {word}\n", device.kind, device.name)
+            let export = device.export.as_ref();
+            let published = export.map_or(String::new(), |export| format!("published here as {export}, "));
+            format!("{} {} {published}{word}\n", device.kind, device.name)
         };
         report.devices.iter().map(line).collect()
     })
@@ -93,16 +125,88 @@ fn add_disk(there: &Client, disk: &DiskReport, form: &DiskForm) -> Result<()> {
     })
 }
 
+/// A disk of this host that is going to be published.
+struct Publication<'a> {
+    disk: &'a DiskReport,
+    export: String,
+    form: ExportForm,
+}
+
+impl Publication<'_> {
+    /// Publishes it; ends when the disk goes on as a client of the export.
+    fn make(&self, client: &Client) -> Result<()> {
+        let Publication { disk, export, form } = self;
+        let _: ExportReport = client.ask(Method::PUT, &format!("/v1/exports/{export}"), Some(form))?;
+        hint(format!(
+            "disk {0} is published as {export}, and stays so: to make it local again, ioplane swap {0} --to OTHER.img",
+            disk.name
+        ));
+        let disks = std::slice::from_ref(*disk);
+        until(client, disks, |now| now.state == RemoteWord::Connected && now.claim == ClaimWord::Held)
+            .map_err(|(disk, why)| {
+                refused(
+                    format!("disk {disk} is published, and does not use its export: {why}"),
+                    format!("see `ioplane disk show {disk}`"),
+                )
+            })
+    }
+}
+
 /// What devices there are made of.
 struct Place<'a> {
     /// What this host publishes.
-    exports: &'a [ExportReport],
+    exports: Vec<ExportReport>,
     via: Option<&'a str>,
     /// The other daemon, as it was.
     other: &'a StatusReport,
 }
 
 impl Place<'_> {
+    /// How a disk on an image of this host is published, if it can be, and the other host would find it.
+    fn publication<'d>(&self, disk: &'d DiskReport, args: &MovePrepare) -> Result<Publication<'d>> {
+        is_settled(disk)?;
+        let name = &disk.name;
+        let by_hand = || {
+            format!(
+                "publish it yourself, then run this again: ioplane publish disk EXPORT --disk {name} --allow HOST"
+            )
+        };
+        let export = format!("{}-{name}", args.name);
+        if let Some(flaw) = name_flaw(&export) {
+            return Err(refused(format!("{export} is no name for an export: {}", flaw.reason), by_hand()));
+        }
+        if disk.read_only {
+            return Err(refused(
+                format!(
+                    "disk {name} is read-only, so others may read its image as well: it is not published as that of this VM"
+                ),
+                format!(
+                    "publish the image, ioplane publish disk EXPORT --path IMAGE --read-only, put the disk on that, ioplane disk replace {name}, and run this again"
+                ),
+            ));
+        }
+        if self.exports.iter().any(|other| other.name == export) {
+            return Err(refused(format!("there is an export {export} already"), by_hand()));
+        }
+        if self.other.disks.iter().any(|other| other.name == *name) {
+            return Err(refused(
+                format!("disk {name} of the other host is another one"),
+                format!("compare `ioplane disk show {name}` on both hosts"),
+            ));
+        }
+        let listen = args.publish.unwrap_or_else(ListenAddress::usual);
+        self.published_uri(&export, &listen.to_string(), !args.plain)?;
+        let form = ExportForm {
+            disk: Some(name.clone()),
+            listen: Some(listen),
+            plain: args.plain.then_some(true),
+            tls: (!args.plain).then_some(true),
+            allow: args.allow.clone(),
+            ..ExportForm::default()
+        };
+        Ok(Publication { disk, export, form })
+    }
+
     /// The group of the same name, if there is one.
     fn group(&self, device: &str, group: Option<&String>) -> Option<String> {
         let group = group?;
@@ -135,6 +239,10 @@ impl Place<'_> {
             on_timeout: (remote.on_timeout == TimeoutWord::Error).then_some(TimeoutWord::Error),
             reserve_iops: given(remote.reserved_iops),
             reserve_bandwidth: given(remote.reserved_bandwidth).map(Size),
+            retain: Some(Size(remote.retain)).filter(|now| ![0, RemoteSpec::RETAIN].contains(&now.0)),
+            silence_s: Some(remote.silence_s).filter(|now| ![0, RemoteSpec::SILENCE_S].contains(now)),
+            in_doubt: Some(remote.in_doubt)
+                .filter(|word| remote.instance.is_none() && *word == DoubtWord::Resend),
             read_only: Some(disk.read_only),
             serial: Some(disk.serial.clone()),
             queues: Some(disk.queues.len() as u64),
@@ -228,15 +336,37 @@ impl Place<'_> {
                 format!("publish it with --listen ADDRESS:PORT: see `ioplane publish show {export}`"),
             ));
         };
-        let published = published_at(listen, self.via).ok_or_else(|| {
+        self.published_uri(export, listen, own.tls)
+    }
+
+    /// Where the other host finds an export of this one.
+    fn published_uri(&self, export: &str, listen: &str, tls: bool) -> Result<NbdUri> {
+        let certified = match (tls, self.via) {
+            (false, _) => None,
+            (true, Some(host)) if host.trim_matches(['[', ']']).parse::<IpAddr>().is_err() => Some(host),
+            (true, _) => {
+                return Err(refused(
+                    format!(
+                        "export {export} has TLS, and the other host knows this one by the name in its certificate only"
+                    ),
+                    "say that name: --via HOST; `ioplane identity show` has it",
+                ));
+            }
+        };
+        // A name that is in the certificate need not be in the DNS.
+        let by_address = certified.and_then(|_| published_at(listen, None));
+        let published = by_address.or_else(|| published_at(listen, self.via)).ok_or_else(|| {
             refused(
                 format!("export {export} listens at all addresses of this host ({listen})"),
-                "say by which one the other host reaches it: --via HOST",
+                "say by which one the other host reaches it: --via HOST; with TLS the name in the certificate of this host",
             )
         })?;
-        let scheme = if own.tls { "nbds" } else { "nbd" };
-        let there = format!("{scheme}://{published}/{export}");
-        there.parse().map_err(|_| nonsense(&there))
+        let wrong = "give a name or an address of this host: --via HOST";
+        match NbdUri::of_export(export, [published], certified) {
+            Some(Ok(uri)) => Ok(uri),
+            Some(Err(error)) => Err(refused(format!("{error}"), wrong)),
+            None => Err(refused(format!("export {export} is nowhere"), wrong)),
+        }
     }
 }
 

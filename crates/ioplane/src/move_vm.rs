@@ -5,6 +5,7 @@
 //!     -> migrate -> query-migrate until it has ended (Ctrl-C: migrate_cancel) -> the claims have been given back
 //! ```
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ use ioplane_plain::plain;
 use ioplane_qemu::{Endpoint, Qmp};
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::vm_monitor::monitor_of;
 
 /// For an answer of the monitor. QEMU's main thread serves it, and is held up while rings stop.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -58,7 +61,7 @@ fn failed(error: impl Into<String>, remedy: impl Into<String>) -> anyhow::Error 
 
 /// Moves the VM, or says why not.
 pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
-    let disks = disks_of(client, &args.name)?;
+    let (disks, nics) = devices_of(client.get("/v1/status")?, &args.name)?;
     for disk in &disks {
         may_go(disk)?;
     }
@@ -66,7 +69,10 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     if let Some(there) = &there {
         is_ready(there, &disks)?;
     }
-    let mut monitor = Monitor::connect(&args.qmp)?;
+    let mut monitor = match &args.qmp {
+        Some(path) => Monitor::connect(path)?,
+        None => found(&args.name, &disks, &nics)?,
+    };
     let running = monitor.may_go(&args.name)?;
     let interrupted = interrupted()?;
     monitor.execute("migrate", &json!({ "uri": args.to }))?;
@@ -100,10 +106,15 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     })
 }
 
-/// The disks that a VM uses.
-fn disks_of(client: &Client, vm: &str) -> Result<Vec<DiskReport>> {
-    let status: StatusReport = client.get("/v1/status")?;
-    devices_of(status, vm).map(|(disks, _)| disks)
+/// The monitor of a VM that nobody has named.
+fn found(vm: &str, disks: &[DiskReport], nics: &[NicReport]) -> Result<Monitor> {
+    let named = disks.iter().filter_map(|disk| disk.backing.remote.as_ref()?.qmp.clone()).collect();
+    let reports = disks.iter().map(|disk| &disk.vm).chain(nics.iter().map(|nic| &nic.vm));
+    let processes: BTreeSet<u32> = reports.flatten().map(|report| report.pid).collect();
+    let mut monitor = Monitor::connect_to(&monitor_of(vm, &named, &processes)?)?;
+    // The monitor was found, or named earlier for a disk: it has to say itself that it is this VM's.
+    monitor.is_surely_of(vm)?;
+    Ok(monitor)
 }
 
 /// The disks and NICs of this daemon that a VM uses; an error if there are none.
@@ -134,8 +145,8 @@ pub(crate) fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
             _ => (
                 format!("disk {name} is an image of this host, and would not go along"),
                 format!(
-                    "publish it first, for the other host: ioplane publish disk EXPORT --disk {name} --listen ADDRESS:PORT --tls; or swap it \
-                     to a disk of another machine: ioplane swap {name} --to nbds://HOST/EXPORT"
+                    "publish it first, for the other host: ioplane move prepare --publish, or ioplane publish disk EXPORT --disk {name} --allow HOST; or \
+                     swap it to a disk of another machine: ioplane swap {name} --to nbds://HOST/EXPORT"
                 ),
             ),
         };
@@ -143,8 +154,8 @@ pub(crate) fn remote(disk: &DiskReport) -> Result<&RemoteReport> {
     })
 }
 
-/// Whether the guest may stop using this disk here and go on with it elsewhere.
-pub(crate) fn may_go(disk: &DiskReport) -> Result<()> {
+/// Whether a disk is served, and nothing is being done with it.
+pub(crate) fn is_settled(disk: &DiskReport) -> Result<()> {
     let name = &disk.name;
     if disk.state != ServedState::Served {
         return Err(refused(format!("disk {name} is not served"), format!("see `ioplane disk show {name}`")));
@@ -155,6 +166,13 @@ pub(crate) fn may_go(disk: &DiskReport) -> Result<()> {
             format!("wait for it, or cancel it: ioplane swap {name} --cancel"),
         ));
     }
+    Ok(())
+}
+
+/// Whether the guest may stop using this disk here and go on with it elsewhere.
+pub(crate) fn may_go(disk: &DiskReport) -> Result<()> {
+    is_settled(disk)?;
+    let name = &disk.name;
     let remote = remote(disk)?;
     let why = remote.why.as_ref().map_or(String::new(), |why| format!(": {why}"));
     if remote.state != RemoteWord::Connected {
@@ -234,8 +252,12 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     pub(crate) fn connect(path: &Path) -> Result<Monitor> {
-        let shown = path.display().to_string();
-        let qmp = Qmp::connect(&Endpoint::here(path), PATIENCE).map_err(|error| {
+        Monitor::connect_to(&Endpoint::here(path))
+    }
+
+    fn connect_to(place: &Endpoint) -> Result<Monitor> {
+        let shown = place.to_string();
+        let qmp = Qmp::connect(place, PATIENCE).map_err(|error| {
             failed(
                 format!("the monitor at {shown}: {error}"),
                 "give the socket of -qmp; it serves one client at a time",
@@ -354,7 +376,7 @@ fn is_under_way(status: &str) -> bool {
 }
 
 /// Waits until all disks are so, of which there may be reports; says which is not, and why.
-fn until(
+pub(crate) fn until(
     client: &Client,
     disks: &[DiskReport],
     met: impl Fn(&RemoteReport) -> bool,

@@ -2,6 +2,7 @@
 
 mod daemon;
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use daemon::TestDaemon;
 use ioplane_device::{Access, RegisterAddress};
 use ioplane_testkit::driver::GuestMemory;
 use ioplane_testkit::nic::{Cp, Cut, Ne2k, Reach, frame};
-use ioplane_testkit::vfio_user::VfioUserClient;
+use ioplane_testkit::vfio_user::{PATIENCE, VfioUserClient};
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a loaded machine.
@@ -233,6 +234,16 @@ impl Reach for Remote {
 const SOFT: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const OLD: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 
+/// The guest with the NE2000.
+fn old(daemon: &TestDaemon) -> Ne2k<Remote> {
+    let mut old = Remote(connect(daemon, "old"));
+    old.enable(false).unwrap();
+    let mut ne2k = Ne2k::new(old);
+    assert_eq!(ne2k.probe().unwrap(), OLD);
+    ne2k.open(OLD).unwrap();
+    ne2k
+}
+
 /// Two guests: one drives the RTL8139 by rings in its memory, the other the NE2000 by its ports.
 struct Guests {
     cp: Cp<Remote>,
@@ -250,12 +261,7 @@ impl Guests {
         soft.enable(false).unwrap();
         let mut cp = Cp::new(soft, memory.view().clone(), base);
         cp.open(SOFT).unwrap();
-        let mut old = Remote(connect(daemon, "old"));
-        old.enable(false).unwrap();
-        let mut ne2k = Ne2k::new(old);
-        assert_eq!(ne2k.probe().unwrap(), OLD);
-        ne2k.open(OLD).unwrap();
-        Guests { cp, ne2k }
+        Guests { cp, ne2k: old(daemon) }
     }
 
     /// One frame there and one back.
@@ -323,6 +329,111 @@ fn guests_talk_by_emulated_nics() {
     assert!(text.contains("sent ") && text.contains("received "), "{text}");
 }
 
+fn with_old(config: &str) -> TestDaemon {
+    let daemon = TestDaemon::open(config);
+    let old = ["--emulate", "ne2000", "--switch", "lan", "--mac", "02:00:00:00:00:0b"];
+    daemon.json(&[&["pci", "add", "old"], &old[..]].concat());
+    daemon
+}
+
+/// Asks for the function to come to rest, and answers what its client is told to write meanwhile, or refuses it. Says the answer, and
+/// what was written where.
+fn rest(
+    daemon: &TestDaemon,
+    client: &VfioUserClient,
+    memory: &GuestMemory,
+    refuses: bool,
+) -> ((u16, Value), BTreeMap<u64, Vec<u8>>) {
+    let mut written = BTreeMap::new();
+    client.stream().set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let answer = std::thread::scope(|scope| {
+        let form = json!({"deadline_ms": 2000, "guest_stopped": true}).to_string();
+        let rest = scope.spawn(move || daemon.http("POST", "/v1/pci/soft/rest", &form));
+        while !rest.is_finished() {
+            if let Ok(Some((address, data))) = client.obey(memory.view(), refuses) {
+                written.insert(address, data);
+            }
+        }
+        rest.join().unwrap()
+    });
+    client.stream().set_read_timeout(Some(PATIENCE)).unwrap();
+    (answer, written)
+}
+
+/// A guest with an emulated NIC goes on at another daemon: what the NIC has written while memory is copied is sent, and its state goes along.
+#[test]
+fn an_emulated_nic_goes_to_another_daemon() {
+    let (here, there) = (with_old(config()), with_old(config()));
+    let mut memory = GuestMemory::new(4 << 20).unwrap();
+    let mut guests = Guests::plug_in(&here, &mut memory);
+    (0..3).for_each(|seed| guests.ping(&here, seed));
+    let post = |daemon: &TestDaemon, step: &str, body: &str| {
+        daemon.http("POST", &format!("/v1/pci/soft/{step}"), body)
+    };
+    let form = json!({"deadline_ms": 2000, "guest_stopped": true}).to_string();
+    for (method, step) in [("GET", "carried"), ("POST", "replay"), ("POST", "leave")] {
+        let (code, answer) = here.http(method, &format!("/v1/pci/soft/{step}"), &form);
+        assert_eq!((code, &answer["error"]), (409, &"soft: it runs".into()), "{step}");
+    }
+    // Nothing is sent of what is not logged; and it goes on here.
+    let ((code, rested), written) = rest(&here, &guests.cp.reach.0, &memory, false);
+    assert_eq!((code, &rested["pages_sent"], written.len()), (200, &Value::Null, 0), "{rested}");
+    assert_eq!(post(&here, "replay", &form).0, 200);
+    guests.ping(&here, 3);
+
+    assert_eq!(post(&here, "log", "").0, 200);
+    let copied = |memory: &GuestMemory| {
+        let mut bytes = vec![0; 4 << 20];
+        memory.view().read(memory.regions()[0].gpa, &mut bytes).unwrap();
+        bytes
+    };
+    let mut copy = copied(&memory);
+    (4..9).for_each(|seed| guests.ping(&here, seed));
+    // A VMM that does not write is not believed to have done so: the same pages are named again.
+    let ((code, refused), _) = rest(&here, &guests.cp.reach.0, &memory, true);
+    let error = refused["error"].as_str().unwrap_or_default();
+    assert!(code == 409 && error.contains("bus mastering is off"), "{code} {refused}");
+    let ((code, rested), written) = rest(&here, &guests.cp.reach.0, &memory, false);
+    assert_eq!(code, 200, "{rested}");
+    assert!(rested["pages_sent"].as_u64() >= Some(2), "a ring and buffers: {rested}");
+    // Only the card stores in receive buffers: all of them have arrived by what was sent.
+    let now = copied(&memory);
+    let base = memory.regions()[0].gpa;
+    let buffers = Cp::<Remote>::RX_BUFFERS;
+    let buffers = buffers.start as usize..buffers.end as usize;
+    assert_ne!(copy[buffers.clone()], now[buffers.clone()], "frames came meanwhile");
+    for (address, data) in written {
+        let at = (address - base) as usize;
+        copy[at..at + data.len()].copy_from_slice(&data);
+    }
+    assert_eq!(copy[buffers.clone()], now[buffers]);
+
+    let (code, carried) = here.http("GET", "/v1/pci/soft/carried", "");
+    assert_eq!(
+        (code, &carried["kind"], &carried["command"]),
+        (200, &"rtl8139".into(), &7.into()),
+        "{carried}"
+    );
+    let take = || there.http("PUT", "/v1/pci/soft/carried", &carried.to_string());
+    assert_eq!(take().0, 409, "nobody is there");
+    let mut client = connect(&there, "soft");
+    for region in memory.regions() {
+        client.map(region.gpa, region.len, region.offset, Some(region.file())).unwrap();
+    }
+    let (code, taken) = take();
+    assert_eq!(
+        (code, &taken["done"][0]),
+        (200, &"soft has the state, and goes on from there".into()),
+        "{taken}"
+    );
+    assert_eq!(post(&here, "leave", "").0, 200);
+    assert_eq!(guests.cp.get(0x37, 1).unwrap() & 0xc, 0, "the former neither sends nor receives");
+    let cp = guests.cp.map(|_| Remote(client));
+    let mut guests = Guests { cp, ne2k: old(&there) };
+    (9..14).for_each(|seed| guests.ping(&there, seed));
+    assert_eq!(show(&here, "soft")["stage"], "running");
+}
+
 #[test]
 fn a_function_is_watched() {
     let daemon = TestDaemon::open(config());
@@ -374,6 +485,17 @@ fn bad_requests_have_the_right_codes() {
         ("PUT", "/v1/pci/x", "{\"host\": \"five\"}", 422),
         ("PUT", "/v1/pci/control", emulate, 409),
         ("POST", "/v1/pci/soft/quiesce", "{\"deadline\": 5}", 422),
+        // What nobody uses goes nowhere.
+        ("POST", "/v1/pci/soft/rest", "{\"deadline_ms\": 5, \"guest_stopped\": true}", 409),
+        ("POST", "/v1/pci/soft/rest", "{\"deadline_ms\": 5000, \"guest_stopped\": true}", 422),
+        ("POST", "/v1/pci/soft/rest", "{}", 422),
+        ("POST", "/v1/pci/soft/log", "", 409),
+        ("DELETE", "/v1/pci/none/log", "", 404),
+        ("GET", "/v1/pci/soft/carried", "", 409),
+        ("PUT", "/v1/pci/soft/carried", "{\"format\": \"x\"}", 422),
+        ("POST", "/v1/pci/soft/replay", "{\"deadline_ms\": 5, \"guest_stopped\": true}", 409),
+        ("POST", "/v1/pci/soft/leave", "", 409),
+        ("POST", "/v1/pci/none/leave", "", 404),
         ("PUT", "/v1/disks/soft", "{\"memory\": \"1M\"}", 409),
     ] {
         let (code, answer) = daemon.http(method, path, body);

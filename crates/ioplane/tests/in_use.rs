@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
 use daemon::load::{free_port, step_for, step_until};
+use daemon::reader::Reader;
 use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::driver::DiskOp;
+use ioplane_testkit::fuse::{Call, FuseDisk, How, InjectedFault};
 use serde_json::Value;
 
 const QUEUES: u16 = 2;
@@ -118,6 +121,66 @@ fn what_cannot_be_published_leaves_the_disk_as_it_was() {
     assert_eq!(said.code, 0, "{}{}", said.err, daemon.log());
     load.settle().unwrap();
     assert_eq!(daemon.disk("data")["totals"]["errors"]["io"], 0);
+}
+
+/// A daemon with a disk `data` that its test can have fail, and a guest; `None`, which is said aloud, where there is no FUSE.
+fn on_a_disk_that_fails() -> Option<(TestDaemon, FuseDisk, Reader)> {
+    let mut daemon = TestDaemon::new_beside_the_build("");
+    let disk = match FuseDisk::new(&daemon.path("disk"), BYTES as usize) {
+        Ok(disk) => disk,
+        Err(why) => {
+            eprintln!("\n*** SKIPPED: the flush of a disk that is published was NOT tested: {why} ***");
+            assert!(std::env::var_os("IOPLANE_NO_SKIP").is_none(), "skipped: {why}");
+            return None;
+        }
+    };
+    daemon.configure(&format!(
+        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\npath = {:?}\n",
+        disk.path()
+    ));
+    daemon.start();
+    let mut guest = Reader::connect(&daemon, "data");
+    assert_eq!(guest.status_of(DiskOp::Write), 0);
+    assert!(disk.unsynced() > 0);
+    Some((daemon, disk, guest))
+}
+
+/// Syncs of the disk, one after the other, end like that.
+fn syncs(disk: &FuseDisk, hows: &[How]) {
+    let fault = |how: &How| InjectedFault { call: Call::Sync, bytes: 0..0, how: *how, times: 1 };
+    disk.faults(&hows.iter().map(fault).collect::<Vec<_>>());
+}
+
+const FAILS: How = How::Errno(5);
+
+/// What the guest has written and not flushed nobody would write again.
+#[test]
+fn a_disk_that_cannot_be_flushed_is_not_published() {
+    let Some((daemon, disk, mut guest)) = on_a_disk_that_fails() else { return };
+    syncs(&disk, &[FAILS]);
+    let refused = daemon.refused(&["publish", "disk", "web", "--disk", "data"]);
+    assert!(refused.contains("cannot be flushed") && refused.contains("nothing was published"), "{refused}");
+    assert_eq!(daemon.disk("data")["backing"]["kind"], "file");
+    assert_eq!(daemon.json(&["publish", "list"]), serde_json::json!([]));
+    // When its disk works again nothing stands in the way.
+    let said = daemon.cli(&["publish", "disk", "web", "--disk", "data"]);
+    assert_eq!((said.code, disk.unsynced()), (0, 0), "{}", said.err);
+    assert_eq!([DiskOp::Read, DiskOp::Write, DiskOp::Flush].map(|op| guest.status_of(op)), [0; 3]);
+}
+
+/// The disk is a client by then, and goes on as one; whoever is about to move its VM hears of it.
+#[test]
+fn a_disk_that_cannot_be_flushed_any_more_once_it_is_published_says_so() {
+    let Some((daemon, disk, mut guest)) = on_a_disk_that_fails() else { return };
+    syncs(&disk, &[How::Slow(Duration::from_millis(1)), FAILS]);
+    let refused = daemon.refused(&["publish", "disk", "web", "--disk", "data"]);
+    assert!(refused.contains("web is published, but its image could not be flushed"), "{refused}");
+    assert!(refused.contains("before the VM moves"), "{refused}");
+    let seen = remote(&daemon, "data");
+    assert_eq!((&seen["state"], &seen["claim"]), (&"connected".into(), &"held".into()), "{seen}");
+    assert_eq!(daemon.json(&["publish", "show", "web"])["state"], "served");
+    assert_eq!([DiskOp::Read, DiskOp::Write, DiskOp::Flush].map(|op| guest.status_of(op)), [0; 3]);
+    assert_eq!(disk.unsynced(), 0);
 }
 
 /// The host has rebooted: the configuration, which knows nothing of the export, decides. The claim on the image is the disk's own.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use daemon::identities::{self, done, identity, member};
 use daemon::load::{exporter, free_port};
 use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
@@ -87,13 +88,19 @@ struct Qemu {
     vm: Arc<Mutex<Vm>>,
     monitor: Arc<Mutex<Monitor>>,
     path: PathBuf,
-    _folder: tempfile::TempDir,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Qemu {
     fn new(vm: Vm, name: &str) -> Qemu {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qmp");
+        let mut qemu = Qemu::at(folder.path().join("qmp"), vm, name);
+        qemu._folder = Some(folder);
+        qemu
+    }
+
+    /// One whose monitor is at this path.
+    fn at(path: PathBuf, vm: Vm, name: &str) -> Qemu {
         let monitor = Monitor {
             name: name.to_owned(),
             state: "running",
@@ -107,7 +114,7 @@ impl Qemu {
         daemon::qmp::serve(&path, move |command, arguments| {
             answer(command, arguments, &of_vm, &mut of_monitor.lock().unwrap())
         });
-        Qemu { vm, monitor, path, _folder: folder }
+        Qemu { vm, monitor, path, _folder: None }
     }
 
     fn change(&self, change: impl FnOnce(&mut Monitor)) {
@@ -211,7 +218,68 @@ fn a_vm_moves_with_its_disk() {
         "vm": name, "to": "tcp:host-c:4444", "disks": ["data"], "total_ms": 1234, "downtime_ms": 17, "bytes": 60 * MIB
     });
     assert_eq!(report, expected);
-    assert_eq!((&remote(&here)["claim"], &remote(&there)["claim"]), (&"free".into(), &"held".into()));
+    assert_eq!(remote(&here)["claim"], "free");
+    until_held(&there);
+    qemu.vm.lock().unwrap().write();
+}
+
+/// The path of the monitor of a test that runs in a process of its own, whose command line names it as a QEMU's does.
+const PLAYED: &str = "IOPLANE_TEST_PLAYED_MONITOR";
+
+/// As it is typed where hosts have QEMUs: a name, and where to.
+#[test]
+fn a_vm_moves_by_its_name_and_that_of_the_other_host() {
+    let Some(path) = std::env::var_os(PLAYED) else {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let this = "a_vm_moves_by_its_name_and_that_of_the_other_host";
+        let monitor = format!("unix:{},server=on,wait=off", path.display());
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", this, "--nocapture", "--", "-name", "web", "-qmp", &monitor])
+            .env(PLAYED, &path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let ran = said.contains("1 passed");
+        assert!(output.status.success() && ran, "{said}{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    };
+    let [_exporter, here, there] = hosts();
+    let mut vm = Vm::start(&here);
+    vm.is_expected(&there);
+    assert_eq!(name_of_vm(&here), "web");
+    let qemu = Qemu::at(path.into(), vm, "web");
+    let said = here.cli(&["move", "vm", "web", "--to", "host-c"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(said.out.contains("web is at tcp:host-c:4444"), "{}", said.out);
+    assert_eq!(remote(&here)["claim"], "free");
+    until_held(&there);
+    qemu.vm.lock().unwrap().write();
+}
+
+#[test]
+fn the_monitor_is_that_of_the_disk_where_the_disk_names_it() {
+    let [_exporter, here, there] = hosts();
+    let mut vm = Vm::start(&here);
+    vm.is_expected(&there);
+    let name = name_of_vm(&here);
+    let qemu = Qemu::new(vm, &name);
+    let args = ["move", "vm", &name, "--to", "host-c"];
+    let said = here.refused(&args);
+    assert!(said.contains("is not known") && said.contains("--qmp SOCKET"), "{said}");
+    let qmp = qemu.path.display().to_string();
+    assert_eq!(here.cli(&["disk", "set", "data", "--qmp", &qmp]).code, 0);
+    assert_eq!(remote(&here)["qmp"], qmp.as_str());
+    // The monitor was named earlier for the disk: it has to say itself that it is this VM's.
+    for other in ["mail", ""] {
+        qemu.change(|monitor| monitor.name = other.into());
+        let said = here.refused(&args);
+        assert!(!qemu.asked("migrate") && said.contains("is that of VM"), "{said}");
+    }
+    qemu.change(|monitor| monitor.name = name.clone());
+    let said = here.cli(&args);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    until_held(&there);
     qemu.vm.lock().unwrap().write();
 }
 
@@ -324,6 +392,9 @@ fn prepared(here: &TestDaemon, vm: &str, there: &TestDaemon) -> Vec<(String, Str
 #[test]
 fn what_a_vm_uses_is_made_on_the_other_host() {
     let [_exporter, here, there] = hosts();
+    let uri = remote(&here)["uri"].as_str().unwrap().to_owned();
+    assert_eq!(here.cli(&["disk", "replace", "data", "--remote", &uri, "--retain", "4M"]).code, 0);
+    assert_eq!(remote(&here)["retain"], 4 * MIB);
     assert_eq!(here.cli(&["disk", "set", "data", "--iops-limit", "5000", "--timeout-s", "7"]).code, 0);
     assert_eq!(there.cli(&["disk", "remove", "data"]).code, 0);
     assert_eq!(here.cli(&["switch", "add", "lan"]).code, 0);
@@ -345,7 +416,7 @@ fn what_a_vm_uses_is_made_on_the_other_host() {
     let of = |host: &TestDaemon| {
         let disk = host.disk("data");
         let remote = &disk["backing"]["remote"];
-        let words = ["uri", "timeout_s", "on_timeout"].map(|field| remote[field].clone());
+        let words = ["uri", "timeout_s", "on_timeout", "retain"].map(|field| remote[field].clone());
         (["size", "serial", "queue_size", "iops_limit", "read_only"].map(|field| disk[field].clone()), words)
     };
     assert_eq!(of(&there), of(&here));
@@ -391,6 +462,82 @@ fn a_disk_of_this_host_that_is_published_is_made_by_the_address_of_its_export() 
     let said = here.cli(&[&prepare[..], &["--via", "127.0.0.1"]].concat());
     assert_eq!(said.code, 0, "{}", said.err);
     assert_eq!(remote(&there)["uri"], format!("nbd://127.0.0.1:{}/web-data", &listen[8..]));
+    vm.is_expected(&there);
+    vm.migrate();
+    vm.write();
+    until_held(&there);
+}
+
+/// A host with an image as the disk of a VM, and another host.
+fn with_an_image(here: TestDaemon, there: TestDaemon) -> (TestDaemon, TestDaemon, Vm, String) {
+    let image = here.image("local.img", 4 * MIB).display().to_string();
+    assert_eq!(here.cli(&["disk", "add", "data", "--path", &image]).code, 0);
+    let vm = Vm::start(&here);
+    let name = name_of_vm(&here);
+    (here, there, vm, name)
+}
+
+#[test]
+fn a_disk_of_this_host_is_published_when_its_vm_is_going_to_move() {
+    let (here, there, mut vm, name) = with_an_image(TestDaemon::open(CONFIG), TestDaemon::open(CONFIG));
+    let control = there.path("control.sock").display().to_string();
+    let listen = format!("0.0.0.0:{}", free_port());
+    let prepare = ["move", "prepare", &name, "--there", &control];
+    let nothing_is_done = |more: &[&str], words: &str| {
+        let said = here.refused(&[&prepare[..], more].concat());
+        assert!(said.contains(words), "{said}");
+        assert_eq!(here.json(&["publish", "list"]), json!([]));
+        assert_eq!(there.json(&["disk", "list"]), json!([]));
+        assert_eq!(here.disk("data")["backing"]["kind"], "file");
+    };
+    nothing_is_done(&[], "move prepare --publish");
+    let publish = format!("--publish={listen}");
+    nothing_is_done(&[&publish, "--plain"], "--via HOST");
+    nothing_is_done(&["--publish"], "name in its certificate");
+    nothing_is_done(&[&publish, "--via", "127.0.0.1"], "name in its certificate");
+    nothing_is_done(&[&publish, "--via", "localhost"], "needs an identity");
+    // One that cannot go along keeps the others from being published.
+    assert_eq!(here.cli(&["disk", "add", "memory", "--memory", "1M"]).code, 0);
+    let front = FrontEnd::connect(&here.path("memory.sock"), Wants::default()).unwrap();
+    here.until(|| here.disk("memory")["connected"] == true);
+    let plain = [&publish, "--plain", "--via", "127.0.0.1"];
+    nothing_is_done(&plain, "disk memory is memory of this host's daemon");
+    drop(front);
+    here.until(|| here.disk("memory")["connected"] == false);
+
+    let plain = [&prepare[..], &plain].concat();
+    let export = format!("{name}-data");
+    let device = |added: bool, export: Value| json!([{ "kind": "disk", "name": "data", "added": added, "export": export }]);
+    assert_eq!(here.json(&plain)["devices"], device(true, export.as_str().into()));
+    let uri = |host: &TestDaemon| remote(host)["uri"].as_str().unwrap().to_owned();
+    assert!(uri(&here).starts_with(&format!("nbd+unix:///{export}?")), "{}", uri(&here));
+    assert_eq!(uri(&there), format!("nbd://127.0.0.1:{}/{export}", &listen[8..]));
+    // The VM goes on here by its export, which is its own until it moves, and nothing is left to be done.
+    assert_eq!(remote(&here)["claim"], "held");
+    vm.write();
+    assert_eq!(here.json(&plain)["devices"], device(false, Value::Null));
+    vm.is_expected(&there);
+    vm.migrate();
+    vm.write();
+    until_held(&there);
+}
+
+#[test]
+fn and_with_tls_for_the_hosts_that_are_named() {
+    let mut here = TestDaemon::new_beside_the_build("");
+    done(identity(&here, &["create", "localhost"]));
+    here.configure(&identities::config(&here, ""));
+    here.start();
+    let there = member(&here, "host-c");
+    let (here, there, mut vm, name) = with_an_image(here, there);
+    let control = there.path("control.sock").display().to_string();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let publish = format!("--publish={listen}");
+    let prepare = ["move", "prepare", &publish, &name, "--there", &control, "--via", "localhost"];
+    done(here.cli(&[&prepare[..], &["--allow", "host-c"]].concat()));
+    let export = &here.json(&["publish", "list"])[0];
+    assert_eq!((&export["tls"], &export["allow"]), (&true.into(), &"host-c".into()));
+    assert_eq!(remote(&there)["uri"], format!("nbds://{listen}/{name}-data?tls-hostname=localhost"));
     vm.is_expected(&there);
     vm.migrate();
     vm.write();

@@ -2,7 +2,10 @@
 
 mod daemon;
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use daemon::TestDaemon;
@@ -210,6 +213,28 @@ fn what_cannot_be_published_or_imported_is_said() {
         &["publish", "disk", "data", "--path", &path, "--listen", &listen, "--plain"],
         "Address already in use",
     );
+    drop(taken);
+    let publish = |name: &str, listen: &str| {
+        exporter.cli(&["publish", "disk", name, "--memory", "1M", "--listen", listen, "--plain"])
+    };
+    // All addresses beside one of them, in both orders: the one that is there is named, and both fit at the same place.
+    let [one, two] = [free_port(), free_port()];
+    for [first, second] in [
+        [format!("127.0.0.1:{one}"), format!("[::]:{one}")],
+        [format!("0.0.0.0:{two}"), format!("127.0.0.1:{two}")],
+    ] {
+        assert_eq!(publish("first", &first).code, 0);
+        let said = publish("second", &second);
+        assert!(said.code != 0 && said.err.contains(&format!("listen at {first}")), "{}", said.err);
+        let said = publish("second", &first);
+        assert_eq!(said.code, 0, "{}", said.err);
+        for name in ["first", "second"] {
+            assert_eq!(exporter.cli(&["publish", "remove", name]).code, 0);
+        }
+        // Nothing is left of it.
+        assert_eq!(exporter.cli(&["publish", "disk", "data", "--path", &path]).code, 0);
+        assert_eq!(exporter.cli(&["publish", "remove", "data"]).code, 0);
+    }
     assert_eq!(exporter.cli(&["publish", "disk", "data", "--path", &path]).code, 0);
     // One image, one user.
     refused(&["disk", "add", "other", "--path", &path], "in use");
@@ -322,4 +347,79 @@ fn a_disk_is_shown_while_its_next_backing_is_opened() {
     let said = replacing.join().unwrap();
     assert!(said.code != 0 && said.err.contains(&uri), "{}", said.err);
     assert_eq!(daemon.disk("data")["backing"]["kind"], "memory");
+}
+
+/// Passes bytes on, and changes one bit of requests and one of replies, each of another connection.
+fn changing_network(exporter: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let left = Arc::new([AtomicBool::new(true), AtomicBool::new(true)]);
+    std::thread::spawn(move || {
+        for importer in listener.incoming() {
+            let importer = importer.unwrap();
+            let Ok(exporter) = TcpStream::connect(("127.0.0.1", exporter)) else { continue };
+            let whole = Arc::new(AtomicBool::new(true));
+            for (way, from, to) in [(0, &importer, &exporter), (1, &exporter, &importer)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let (left, whole) = (left.clone(), whole.clone());
+                std::thread::spawn(move || {
+                    let (mut buffer, mut passed) = ([0; 4096], 0);
+                    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+                        passed += bytes;
+                        // Later than anything that is said about a disk.
+                        if passed > 100_000
+                            && left[way].load(Ordering::SeqCst)
+                            && whole.swap(false, Ordering::SeqCst)
+                            && left[way].swap(false, Ordering::SeqCst)
+                        {
+                            buffer[bytes / 2] ^= 0x10;
+                        }
+                        if to.write_all(&buffer[..bytes]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            }
+        }
+    });
+    port
+}
+
+/// What it changes is noticed on both sides and said by both, and every read finds the last write.
+#[test]
+fn a_network_that_changes_bits_is_found_out() {
+    let port = free_port();
+    let mut exporter = exporter("data", port, CrashLoad::image_bytes(QUEUES));
+    exporter.start();
+    let importer = daemon("[[core]]\nspin_us = 200\n");
+    let uri = format!("nbd://127.0.0.1:{}/data", changing_network(port));
+    let said = importer.cli(&["disk", "add", "data", "--remote", &uri, "--queues", &QUEUES.to_string()]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 73).unwrap();
+    load.attach(&importer.path("data.sock")).unwrap();
+    step_until_remote(&mut load, &importer, |remote| {
+        remote["state"] == "connected" && remote["changed"].as_u64() >= Some(2)
+    });
+    step_for(&mut load, Duration::from_millis(100));
+    load.settle().unwrap();
+    let disk = importer.disk("data");
+    assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+    assert_eq!(disk["backing"]["remote"]["protection"], "crc32c", "{disk}");
+    let shown = importer.cli(&["disk", "show", "data"]).out;
+    for words in
+        ["on the way: plain text with CRC32C", "2 connections lost since data were changed on the way"]
+    {
+        assert!(shown.contains(words), "{words} is not in {shown}");
+    }
+    let export = &exporter.json(&["publish", "show", "data"]);
+    assert_eq!(export["summed_connections"], QUEUES, "{export}");
+    // Of changed requests it knows itself; of changed replies it is told, if the connection still carries that.
+    let wrong = export["ends"]["wrong-sum"].as_u64().unwrap();
+    assert!((1..=2).contains(&wrong), "{export}");
+    let shown = exporter.cli(&["publish", "show", "data"]).out;
+    assert!(
+        shown.contains(&format!("{QUEUES} with CRC32C")) && shown.contains(&format!("{wrong} wrong-sum")),
+        "{shown}"
+    );
 }

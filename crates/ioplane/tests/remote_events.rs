@@ -264,6 +264,89 @@ fn a_disk_that_fails_at_the_exporter_is_told_apart_from_the_network() {
     assert!(middle.json(&["publish", "list"])[0]["trouble"].is_string());
 }
 
+/// What the exporter of `data` says is wrong with it, once that contains `text`: to its importer, and at its own host.
+fn until_wrong(exporter: &TestDaemon, importer: &TestDaemon, text: &str) {
+    let why = || importer.disk("data")["backing"]["remote"]["exporter_why"].to_string();
+    importer.until(|| why().contains(text));
+    until_said(importer, "data", "failing");
+    let trouble = exporter.json(&["publish", "list"])[0]["trouble"].to_string();
+    assert!(trouble.contains(text), "{trouble}");
+    let shown = importer.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("something is wrong with the disk there") && shown.contains(text), "{shown}");
+    exporter.until(|| exporter.log().contains("its image is not as it was published"));
+    assert!(exporter.log().contains(text), "{}", exporter.log());
+}
+
+/// The file of a published disk is cut: reads behind its end fail, as those of a broken disk, and it is said what was done.
+#[test]
+fn an_image_that_is_cut_is_a_device_failure_and_says_what_was_done() {
+    let (exporter, importer, _) = pair(8 * MIB);
+    let mut guest = Reader::connect(&importer, "data");
+    until_said(&importer, "data", "served");
+    assert_eq!(guest.status_at_end(DiskOp::Write, 8 * MIB), OK);
+    let file = std::fs::File::options().write(true).open(exporter.path("data.img")).unwrap();
+    file.set_len(4 * MIB).unwrap();
+    assert_eq!(guest.status_at_end(DiskOp::Read, 8 * MIB), IOERR);
+    let cut = format!("its image was cut to {} bytes of {}", 4 * MIB, 8 * MIB);
+    until_wrong(&exporter, &importer, &cut);
+    let remote = importer.disk("data")["backing"]["remote"].clone();
+    assert_eq!((&remote["state"], &remote["losses"]), (&"connected".into(), &0.into()), "{remote}");
+    assert!(remote["device_errors"].as_u64() >= Some(1), "{remote}");
+    // What is left of it is served.
+    assert_eq!(guest.status_at_end(DiskOp::Read, 4 * MIB), OK);
+    assert_eq!(guest.status_at_end(DiskOp::Write, 4 * MIB), OK);
+    // Its length is put back: requests are served, the disk is known to have failed for a while longer.
+    file.set_len(8 * MIB).unwrap();
+    assert_eq!(guest.status_at_end(DiskOp::Read, 8 * MIB), OK);
+    exporter.until(|| exporter.log().contains("its image is again as it was published"));
+    let why = || importer.disk("data")["backing"]["remote"]["exporter_why"].to_string();
+    importer.until(|| !why().contains("was cut"));
+    assert!(!exporter.log().contains("panicked"), "{}", exporter.log());
+}
+
+/// The file is removed, put back, and then another one is in its place.
+#[test]
+fn an_image_that_vanishes_is_told_before_anything_is_lost() {
+    let (mut exporter, importer, _) = pair(8 * MIB);
+    let mut guest = Reader::connect(&importer, "data");
+    until_said(&importer, "data", "served");
+    let (image, spare) = (exporter.path("data.img"), exporter.path("spare.img"));
+    std::fs::hard_link(&image, &spare).unwrap();
+    std::fs::remove_file(&image).unwrap();
+    until_wrong(&exporter, &importer, "its image was moved or removed");
+    // Its guest reads and writes the file that the exporter has open.
+    assert_eq!(guest.status_at_end(DiskOp::Write, 8 * MIB), OK);
+    assert_eq!(guest.status_of(DiskOp::Read), OK);
+    std::fs::hard_link(&spare, &image).unwrap();
+    until_said(&importer, "data", "served");
+    exporter.until(|| exporter.log().contains("its image is again as it was published"));
+
+    std::fs::remove_file(&image).unwrap();
+    exporter.image("data.img", 8 * MIB);
+    until_wrong(&exporter, &importer, "another file is where its image was");
+    assert_eq!(guest.status_of(DiskOp::Read), OK);
+    let remote = importer.disk("data")["backing"]["remote"].clone();
+    assert_eq!((&remote["losses"], &remote["device_errors"]), (&0.into(), &0.into()), "{remote}");
+    // An exporter that is started now has another disk under that name. Nothing of the guest goes into it, or comes from it.
+    exporter.kill9();
+    exporter.start();
+    importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "stopped");
+    assert_eq!(guest.status_of(DiskOp::Read), IOERR);
+    assert_eq!(guest.status_at_end(DiskOp::Write, 8 * MIB), IOERR);
+    let shown = importer.cli(&["disk", "show", "data"]).out;
+    assert!(shown.contains("another"), "{shown}");
+    // The right file is put back in its place, and the exporter started with it.
+    exporter.kill9();
+    std::fs::rename(&spare, &image).unwrap();
+    exporter.start();
+    importer.cli(&["disk", "accept", "data"]);
+    importer.until(|| importer.disk("data")["backing"]["remote"]["state"] == "connected");
+    assert_eq!(guest.status_of(DiskOp::Read), OK);
+    for host in [&exporter, &importer] {
+        assert!(!host.log().contains("panicked"), "{}", host.log());
+    }
+}
+
 /// Who holds an export is told to those who have it, too.
 #[test]
 fn who_holds_the_export_is_told() {

@@ -6,9 +6,10 @@ mod daemon;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use daemon::guest::{BLOCKS, Guest};
 use daemon::load::free_port;
 use daemon::{LIMIT, TestDaemon};
-use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape, Token};
+use ioplane_testkit::driver::DiskOp;
 use ioplane_testkit::front::{F_LOG_ALL, FrontEnd, FrontEndRequest, Wants, protocol};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde_json::Value;
@@ -27,7 +28,7 @@ struct Hosts {
 
 impl Hosts {
     fn new() -> Hosts {
-        let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build(""));
+        let (port, mut exporter) = (free_port(), TestDaemon::new_beside_the_build("").without_locks());
         let image = exporter.image("data.img", 4 * MIB);
         exporter.configure(&format!(
             "[[core]]\n[[export]]\nname = \"data\"\npath = {image:?}\nlisten = \"127.0.0.1:{port}\"\nplain = true\n"
@@ -61,97 +62,6 @@ fn remote(importer: &TestDaemon) -> Value {
 
 fn until_claim(importer: &TestDaemon, word: &str) {
     importer.until(|| remote(importer)["claim"] == word);
-}
-
-/// A guest with one ring, which knows what it has written.
-struct Guest {
-    memory: GuestMemory,
-    disk: Disk,
-    base: u32,
-    /// What is in each block of 4 KiB.
-    written: Vec<u8>,
-    next: u8,
-}
-
-/// Blocks that it writes.
-const BLOCKS: usize = 64;
-
-impl Guest {
-    fn new() -> Self {
-        let mut memory = GuestMemory::new(MIB).unwrap();
-        let plan = DiskPlan::new(8, 4096, Shape::Indirect);
-        let disk = Disk::new(&mut memory, 64, RingMode::of(Wants::default().features), plan).unwrap();
-        Guest { memory, disk, base: 0, written: vec![0; BLOCKS], next: 0 }
-    }
-
-    fn connect(&self, host: &TestDaemon) -> FrontEnd {
-        let mut front = FrontEnd::connect(&host.path("data.sock"), Wants::default()).unwrap();
-        front.track_inflight(1, 64).unwrap();
-        front.share(&self.memory).unwrap();
-        front
-    }
-
-    fn start(&self, front: &mut FrontEnd) {
-        front.start(0, &self.memory, self.disk.place(), self.base).unwrap();
-    }
-
-    fn start_on(&self, host: &TestDaemon) -> FrontEnd {
-        let mut front = self.connect(host);
-        self.start(&mut front);
-        front
-    }
-
-    fn stop(&mut self, front: &FrontEnd) {
-        self.base = front.stop(0).unwrap();
-    }
-
-    /// Asks for one thing, and does not wait.
-    fn submit(&mut self, front: &mut FrontEnd, op: DiskOp, block: usize, data: u8) -> Token {
-        let token = self.disk.next().unwrap();
-        if op == DiskOp::Write {
-            self.disk.write_data(token, &[data; 4096]).unwrap();
-        }
-        self.disk.submit(op, block as u64 * 8, 4096).unwrap();
-        front.kick(0);
-        token
-    }
-
-    /// The status of the one request, and the first byte of its data.
-    fn answer(&mut self, token: Token) -> (u8, u8) {
-        let end = Instant::now() + LIMIT;
-        loop {
-            if let Some(done) = self.disk.reap().unwrap() {
-                let mut byte = [0];
-                self.disk.read_data(token, &mut byte).unwrap();
-                return (done.status, byte[0]);
-            }
-            assert!(Instant::now() < end, "no answer");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn request(&mut self, front: &mut FrontEnd, op: DiskOp, block: usize, data: u8) -> (u8, u8) {
-        let token = self.submit(front, op, block, data);
-        self.answer(token)
-    }
-
-    fn write(&mut self, front: &mut FrontEnd, block: usize) {
-        self.next = self.next.wrapping_add(1).max(1);
-        let data = self.next;
-        assert_eq!(self.request(front, DiskOp::Write, block, data).0, 0);
-        self.written[block] = data;
-    }
-
-    /// Reads all that it has written, and writes some of it anew, without a flush.
-    fn work(&mut self, front: &mut FrontEnd, round: usize) {
-        for block in 0..BLOCKS {
-            let (status, byte) = self.request(front, DiskOp::Read, block, 0);
-            assert_eq!((status, byte), (0, self.written[block]), "block {block} in round {round}");
-        }
-        for block in (round % 3..BLOCKS).step_by(3) {
-            self.write(front, block);
-        }
-    }
 }
 
 #[test]
@@ -333,7 +243,7 @@ fn a_source_goes_on_unless_others_have_had_the_disk() {
     // Now it goes on elsewhere.
     guest.stop(&front);
     hosts.until_standing((generation, false));
-    let mut moved = Guest { written: guest.written.clone(), ..Guest::new() };
+    let mut moved = guest.fork();
     let mut next = moved.start_on(&there);
     moved.work(&mut next, 5);
     // And is resumed here all the same.
@@ -358,7 +268,7 @@ fn a_source_goes_on_unless_others_have_had_the_disk() {
     assert_eq!(guest.request(&mut front, DiskOp::Read, 0, 0), (0, moved.written[0]));
     guest.stop(&front);
     until_claim(&source, "free");
-    let mut anew = Guest { written: moved.written.clone(), ..Guest::new() };
+    let mut anew = moved.fork();
     drop((front, next));
     let mut front = anew.start_on(&there);
     anew.work(&mut front, 7);
@@ -459,6 +369,157 @@ fn a_source_that_dies_before_its_release_releases_when_it_is_back() {
         guest.stop(&next);
         until_claim(&there, "free");
     }
+}
+
+/// When the source's daemon stands still.
+#[derive(Debug, Clone, Copy)]
+enum Stands {
+    /// Its rings have stopped, and its exporter has heard nothing of the release.
+    BeforeTheRelease,
+    /// So long after its rings have stopped, whatever the exporter has heard by then.
+    Around(Duration),
+    /// The exporter has the release.
+    Released,
+}
+
+/// Every block of the image is what `guest` has written there last.
+fn image_is_of(guest: &Guest, hosts: &Hosts) {
+    let image = std::fs::read(hosts.exporter.path("data.img")).unwrap();
+    let firsts = image.chunks(4096).map(|block| block[0]);
+    assert_eq!(firsts.take(BLOCKS).collect::<Vec<_>>(), guest.written);
+}
+
+/// A person takes the disk over at a host that has it already, and is refused it or waits for it.
+fn take_over(hosts: &Hosts, there: &TestDaemon) {
+    for args in [
+        &["disk", "remove", "data", "--force"][..],
+        &["disk", "add", "data", "--remote", &hosts.uri, "--takeover"],
+    ] {
+        let said = there.cli(args);
+        assert_eq!(said.code, 0, "{args:?}: {}", said.err);
+    }
+}
+
+/// A guest has moved, and has written everything anew; the source's daemon stands still, with unflushed writes in it, and goes on now. Says whether the
+/// release had reached the exporter by then.
+fn a_source_stands_still(when: Stands) -> bool {
+    let hosts = Hosts::new();
+    let (source, there) = (hosts.importer(PATIENT), hosts.importer(PATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    guest.work(&mut front, 0);
+    assert_eq!(remote(&source)["dirty"], true, "nobody has flushed");
+    match when {
+        Stands::BeforeTheRelease => {
+            hosts.exporter.signal("STOP");
+            guest.stop(&front);
+            until_claim(&source, "releasing");
+            source.signal("STOP");
+            hosts.exporter.signal("CONT");
+        }
+        Stands::Around(time) => {
+            guest.stop(&front);
+            std::thread::sleep(time);
+            source.signal("STOP");
+        }
+        Stands::Released => {
+            guest.stop(&front);
+            hosts.until_standing((1, false));
+            source.signal("STOP");
+        }
+    }
+    // Another guest finds out whether it may: it would wait for ever if nobody gave the claim back.
+    let mut early = Guest::new();
+    let mut next = early.start_on(&there);
+    let token = early.submit(&mut next, DiskOp::Read, 0, 0);
+    let end = Instant::now() + Duration::from_secs(2);
+    while remote(&there)["claim"] != "held" && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let released = remote(&there)["claim"] == "held";
+    if released {
+        assert_eq!(early.answer(token), (0, guest.written[0]));
+        early.stop(&next);
+        until_claim(&there, "free");
+        drop(next);
+    } else {
+        let seen = remote(&there);
+        let why = seen["claim_why"].as_str().unwrap_or_default();
+        assert!(seen["claim"] == "waiting" && why.contains("held by disk data of"), "{when:?}: {seen}");
+        assert_eq!(hosts.standing(), (1, true));
+        drop(next);
+        take_over(&hosts, &there);
+    }
+    let mut next = guest.start_on(&there);
+    guest.work(&mut next, 1);
+    (0..BLOCKS).for_each(|block| guest.write(&mut next, block));
+    let standing = hosts.standing();
+    assert!(standing.1, "{standing:?}");
+    source.signal("CONT");
+    source.until(|| ["free", "refused"].iter().any(|word| remote(&source)["claim"] == *word));
+    guest.work(&mut next, 2);
+    image_is_of(&guest, &hosts);
+    assert_eq!(hosts.standing(), standing, "{when:?}");
+    released
+}
+
+#[test]
+fn a_source_that_stands_still_in_its_release_writes_nothing_more() {
+    assert!(!a_source_stands_still(Stands::BeforeTheRelease));
+    assert!(a_source_stands_still(Stands::Released));
+    for time in [0, 300, 1000, 3000] {
+        let released = a_source_stands_still(Stands::Around(Duration::from_micros(time)));
+        println!("{time} us behind its rings the release was {}there", if released { "" } else { "not " });
+    }
+}
+
+/// The source's daemon stands still before its rings have stopped, with writes in its guest's ring, in itself and in the buffers of its sockets: the
+/// destination is refused until a person takes the disk over, and nothing of them appears afterwards.
+#[test]
+fn a_source_that_stands_still_with_writes_in_flight_is_taken_over() {
+    const IN_FLIGHT: usize = 8;
+    let hosts = Hosts::new();
+    let (source, there) = (hosts.importer(PATIENT), hosts.importer(IMPATIENT));
+    let mut guest = Guest::new();
+    let mut front = guest.start_on(&source);
+    guest.work(&mut front, 0);
+    hosts.exporter.signal("STOP");
+    let mut tokens = Vec::new();
+    for block in 0..IN_FLIGHT {
+        tokens.push(guest.submit(&mut front, DiskOp::Write, block, 0xee));
+        if block == IN_FLIGHT / 2 {
+            source.until(|| remote(&source)["in_flight"].as_u64() > Some(block as u64));
+        }
+    }
+    source.signal("STOP");
+    hosts.exporter.signal("CONT");
+    let mut early = Guest::new();
+    let mut next = early.start_on(&there);
+    assert_eq!(early.request(&mut next, DiskOp::Read, 0, 0).0, 1);
+    let seen = remote(&there);
+    let why = seen["why"].as_str().unwrap();
+    assert!(why.contains("held by disk data of") && why.contains("waited for 1 s"), "{seen}");
+    assert_eq!(early.request(&mut next, DiskOp::Write, 0, 9).0, 1, "nor does it write");
+    drop(next);
+    take_over(&hosts, &there);
+    let mut moved = guest.fork();
+    let mut next = moved.start_on(&there);
+    // Which of the old writes had been carried out by then nobody knows.
+    (0..IN_FLIGHT).for_each(|block| moved.write(&mut next, block));
+    moved.work(&mut next, 1);
+    source.signal("CONT");
+    until_claim(&source, "refused");
+    assert!(
+        remote(&source)["why"].as_str().unwrap().contains("taken over by disk data of"),
+        "{}",
+        remote(&source)
+    );
+    moved.work(&mut next, 2);
+    image_is_of(&moved, &hosts);
+    assert_eq!(hosts.standing(), (2, true));
+    // Its guest is told, but for what the exporter had answered before.
+    tokens.into_iter().for_each(|token| _ = guest.answer(token));
+    assert_eq!(guest.request(&mut front, DiskOp::Read, 0, 0).0, 1);
 }
 
 /// A daemon that is upgraded keeps the claim of a guest that runs, and has none that it did not have.

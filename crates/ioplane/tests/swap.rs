@@ -1,4 +1,5 @@
-//! Swaps of running disks: a guest writes all the time, every read finds the last write, and all other bytes are where they were.
+//! Swaps of running disks: a guest writes all the time, every read finds the last write, and all other bytes are where they were. What a disk has left is
+//! refused by its mark: images are not locked, but where the lock is what is tested.
 
 mod daemon;
 
@@ -9,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use daemon::load;
 use daemon::reader::Reader;
+use daemon::terminal::Terminal;
 use daemon::{Said, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 use serde_json::Value;
 
 const QUEUES: u16 = 2;
+/// One for each queue.
+const CORES: &str = "[[core]]\nspin_us = 200\n[[core]]\nspin_us = 200\n";
 const DEPTH: u16 = 16;
 /// More than the guest writes to.
 const BYTES: u64 = 12 << 20;
@@ -33,13 +37,14 @@ fn pattern() -> Vec<u8> {
 
 /// An image, and a daemon whose disk `data` it is, with a configuration that has nothing else.
 fn with_image() -> (TestDaemon, PathBuf) {
-    let mut daemon = TestDaemon::new_beside_the_build("");
+    with_image_on(TestDaemon::new_beside_the_build("").without_locks())
+}
+
+fn with_image_on(mut daemon: TestDaemon) -> (TestDaemon, PathBuf) {
     let image = daemon.image("old.img", BYTES);
     let file = std::fs::File::options().write(true).open(&image).unwrap();
     file.write_all_at(&pattern(), CrashLoad::image_bytes(QUEUES)).unwrap();
-    daemon.configure(&format!(
-        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\npath = {image:?}\nqueues = {QUEUES}\n"
-    ));
+    daemon.configure(&format!("{CORES}[[disk]]\nname = \"data\"\npath = {image:?}\nqueues = {QUEUES}\n"));
     daemon.start();
     (daemon, image)
 }
@@ -189,6 +194,33 @@ fn a_disk_of_another_machine_becomes_a_local_one() {
     assert_eq!(importer.disk("data")["totals"]["errors"]["io"], 0);
 }
 
+/// Requests that do not end cannot be waited for, and what they write would be in no copy: the swap is refused, and the disk is as it was. Once its
+/// server answers, the next swap misses none of them.
+#[test]
+fn a_swap_waits_for_what_was_under_way_before_its_mirror() {
+    let exporter = exporter();
+    let mut importer = TestDaemon::new_beside_the_build(CORES);
+    importer.start();
+    let queues = QUEUES.to_string();
+    let uri = uri(&exporter, "data");
+    let said = importer.cli(&["disk", "add", "data", "--remote", &uri, "--queues", &queues]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let mut load = load_on(&importer, 27);
+    let new = importer.path("new.img");
+    exporter.signal("STOP");
+    // Whatever it has is under way now.
+    load::step_until_remote(&mut load, &importer, |remote| remote["in_flight"].as_u64() >= Some(8));
+    let said = beside(&mut load, &importer, &["swap", "data", "--to", text(&new)]);
+    assert_ne!(said.code, 0, "{}", said.out);
+    assert!(said.err.contains("requests of the guest do not end"), "{}", said.err);
+    assert!(!new.exists(), "it was made for the swap");
+    exporter.signal("CONT");
+    let said = beside(&mut load, &importer, &["swap", "data", "--to", text(&new)]);
+    assert_eq!(said.code, 0, "{}{}", said.err, importer.log());
+    load.settle().unwrap();
+    assert_eq!(importer.disk("data")["totals"]["errors"]["io"], 0);
+}
+
 #[test]
 fn a_swap_that_is_cancelled_leaves_the_disk_as_it_was() {
     let (daemon, old) = with_image();
@@ -296,7 +328,7 @@ fn a_target_that_is_full_leaves_the_disk_as_it_was() {
 
 #[test]
 fn what_cannot_be_swapped_to_is_said() {
-    let (daemon, old) = with_image();
+    let (daemon, old) = with_image_on(TestDaemon::new_beside_the_build(""));
     let refused = |args: &[&str], words: &str| {
         let said = daemon.refused(&[&["swap", "data", "--to"], args].concat());
         assert!(said.contains(words), "{args:?}: {said}");
@@ -328,6 +360,7 @@ fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
         ("recorded", true),
         ("failed", true),
         ("undone", false),
+        ("switched", true),
     ] {
         let (mut daemon, old) = with_image();
         let new = daemon.path("new.img");
@@ -339,7 +372,7 @@ fn a_daemon_that_is_killed_in_a_swap_comes_back_with_the_disk_whole() {
         std::fs::remove_file(daemon.path("kill")).unwrap();
         assert_eq!(
             is_marked(&new, "unfinished"),
-            !["unmarked", "recorded", "failed", "undone"].contains(&moment),
+            !["unmarked", "recorded", "failed", "undone", "switched"].contains(&moment),
             "{moment}"
         );
         daemon.start();
@@ -401,9 +434,8 @@ fn a_target_that_fails_in_the_commit_leaves_the_disk_as_it_was() {
 fn outrun(more: &[&str]) -> (u64, bool) {
     const DISK: u64 = 128 << 20;
     const SECTORS: u64 = (64 << 10) / 512;
-    let mut daemon = TestDaemon::new_beside_the_build(
-        "[[core]]\nspin_us = 200\n[[disk]]\nname = \"data\"\nmemory = \"128M\"\n",
-    );
+    let mut daemon =
+        TestDaemon::new_beside_the_build(&format!("{CORES}[[disk]]\nname = \"data\"\nmemory = \"128M\"\n"));
     daemon.start();
     let mut guest = Reader::connect(&daemon, "data");
     let (mut written, mut flying, mut chunk) = (0u64, 0usize, 0u64);
@@ -459,4 +491,139 @@ fn a_guest_that_writes_faster_than_the_copy_is_held_if_somebody_says_so() {
     let new = daemon.path("new.img");
     let refused = daemon.refused(&["swap", "data", "--to", text(&new), "--hold", "1M"]);
     assert!(refused.contains("give at least 4M"), "{refused}");
+}
+
+/// What `indicatif` draws bars of, done and left.
+const BAR: [char; 2] = ['█', '░'];
+/// Erases the line of the cursor.
+const ERASE: &str = "\x1b[2K";
+
+/// A bar was drawn, with bytes beside it; and it was taken away before what the command says in the end, which has `words`.
+fn drawn_and_cleared(shown: &str, words: &str) {
+    let bar = shown.rfind(BAR).unwrap_or_else(|| panic!("no bar: {shown:?}"));
+    let line = &shown[bar..];
+    assert!(line.contains("/12.00 MiB") && line.contains("/s"), "{line:?}");
+    let erased = bar + line.find(ERASE).unwrap_or_else(|| panic!("the bar stays: {line:?}"));
+    let said = shown.find(words).unwrap_or_else(|| panic!("{words:?} is not said: {shown:?}"));
+    assert!(erased < said, "{words:?} is said beside the bar: {shown:?}");
+}
+
+#[test]
+fn a_bar_is_drawn_on_a_terminal_and_taken_away() {
+    let (daemon, _) = with_image();
+    let new = daemon.path("new.img");
+    let mut load = load_on(&daemon, 31);
+    let terminal = Terminal::start(&daemon, &["swap", "data", "--to", text(&new), "--rate", "8M"]);
+    step_until(&mut load, || state(&daemon) == "done");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 0, "{shown}");
+    drawn_and_cleared(&shown, "done: on");
+    load.settle().unwrap();
+    rest_is_right(&new);
+    // Nobody sees one without a terminal, or with -q.
+    let back = [&["swap", "data", "--to", "memory"][..], &["--rate", "8M"]].concat();
+    let said = beside(&mut load, &daemon, &back);
+    assert!(said.code == 0 && !said.err.contains(BAR) && !said.out.contains(BAR), "{}{}", said.out, said.err);
+    let other = daemon.path("other.img");
+    let terminal = Terminal::start(&daemon, &["-q", "swap", "data", "--to", text(&other), "--rate", "8M"]);
+    step_until(&mut load, || path_of(&daemon.disk("data")) == text(&other));
+    let (code, shown) = terminal.end();
+    assert!(code == 0 && !shown.contains(BAR), "{shown:?}");
+    load.settle().unwrap();
+}
+
+#[test]
+fn ctrl_c_while_a_bar_is_drawn_cancels_the_swap_and_a_window_that_is_closed_does_not() {
+    const CTRL_C: u8 = 3;
+    let (daemon, old) = with_image();
+    let new = daemon.path("new.img");
+    let mut load = load_on(&daemon, 32);
+    let mut terminal = Terminal::start(&daemon, &["swap", "data", "--to", text(&new), "--rate", "1M"]);
+    step_until(&mut load, || terminal.shown().contains(BAR));
+    terminal.press(CTRL_C);
+    step_until(&mut load, || state(&daemon) == "cancelled");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 1, "{shown:?}");
+    drawn_and_cleared(&shown, "was cancelled");
+    let disk = daemon.disk("data");
+    assert_eq!((path_of(&disk), &disk["totals"]["errors"]["io"]), (text(&old), &0.into()), "{disk}");
+    load.settle().unwrap();
+    rest_is_right(&old);
+
+    // The command is gone with its terminal, and nobody has cancelled anything.
+    let terminal = Terminal::start(&daemon, &["swap", "data", "--to", text(&new), "--rate", "4M"]);
+    step_until(&mut load, || terminal.shown().contains(BAR));
+    terminal.close();
+    assert_ne!(state(&daemon), "cancelled");
+    step_until(&mut load, || state(&daemon) == "done");
+    assert_eq!(path_of(&daemon.disk("data")), text(&new));
+    load.settle().unwrap();
+    rest_is_right(&new);
+}
+
+/// Each rule that the daemon keeps is taken out in turn, and what it is for goes wrong.
+#[cfg(feature = "kill-points")]
+mod without {
+    use super::*;
+
+    /// Swaps beside a guest to `new.img`, kills the daemon at `moment` if it does not end before, and starts the next one; `reboots`: what is in the run
+    /// directory goes.
+    fn killed_at(
+        rule: Option<&'static str>,
+        moment: &str,
+        reboots: bool,
+    ) -> (TestDaemon, CrashLoad, PathBuf) {
+        let (mut daemon, _) =
+            with_image_on(TestDaemon::new_beside_the_build("").without_locks().without_rule(rule));
+        let new = daemon.path("new.img");
+        let mut load = load_on(&daemon, 29);
+        std::fs::write(daemon.path("kill"), format!("swap {moment}")).unwrap();
+        let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&new)]);
+        assert_ne!(said.code, 0, "{moment}: {}", said.out);
+        daemon.kill9();
+        std::fs::remove_file(daemon.path("kill")).unwrap();
+        if reboots {
+            std::fs::remove_file(daemon.path("state.json")).unwrap();
+        }
+        daemon.start();
+        (daemon, load, new)
+    }
+
+    /// The host loses power in a swap.
+    fn power(rule: Option<&'static str>) -> Option<&'static str> {
+        let (daemon, _, new) = killed_at(rule, "mirroring", true);
+        let said = daemon.cli(&["disk", "add", "other", "--path", text(&new)]);
+        (said.code == 0).then_some("a copy that is not whole is a disk")
+    }
+
+    /// The daemon dies when the guest has the new backing.
+    fn switched(rule: Option<&'static str>) -> Option<&'static str> {
+        let (daemon, mut load, new) = killed_at(rule, "switched", false);
+        daemon.until(|| load.attach(&daemon.path("data.sock")).is_ok());
+        if path_of(&daemon.disk("data")) != text(&new) {
+            return Some("the disk is on what it has left");
+        }
+        load.settle().unwrap();
+        None
+    }
+
+    /// Somebody wants what the disk has left.
+    fn left(rule: Option<&'static str>) -> Option<&'static str> {
+        let (daemon, old) =
+            with_image_on(TestDaemon::new_beside_the_build("").without_locks().without_rule(rule));
+        let mut load = load_on(&daemon, 30);
+        let said = beside(&mut load, &daemon, &["swap", "data", "--to", text(&daemon.path("new.img"))]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        load.settle().unwrap();
+        let said = daemon.cli(&["disk", "add", "other", "--path", text(&old)]);
+        (said.code == 0).then_some("what the disk has left is another one's")
+    }
+
+    #[test]
+    fn each_rule_of_the_daemon_is_needed() {
+        assert_eq!([power, switched, left].map(|test| test(None)), [None; 3]);
+        assert_eq!(power(Some("TargetMarked")), Some("a copy that is not whole is a disk"));
+        assert_eq!(switched(Some("SwitchRecorded")), Some("the disk is on what it has left"));
+        assert_eq!(left(Some("OldRefused")), Some("what the disk has left is another one's"));
+    }
 }

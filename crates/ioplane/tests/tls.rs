@@ -5,10 +5,12 @@ mod daemon;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use daemon::identities::{authority, config, done, identity, member};
+use daemon::identities::{authority, config, done, identity, known, member};
 use daemon::load::{free_port, step_for, step_until_remote};
 use daemon::{LIMIT, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::space::{NetworkSpace, or_skip};
+use serde_json::json;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
@@ -147,6 +149,50 @@ fn only_hosts_that_may_attach_and_never_without_tls() {
     assert!(said.code != 0 && said.err.contains("tls = true"), "{}", said.err);
 }
 
+/// Hosts are named, and nothing else: that means TLS, and NBD's port of all addresses.
+#[test]
+fn naming_the_hosts_is_enough_to_publish() {
+    let mut nobody = TestDaemon::new_beside_the_build("");
+    nobody.configure(&config(&nobody, ""));
+    nobody.start();
+    let told = nobody.refused(&["publish", "disk", "data", "--memory", "1M", "--allow", "host-b"]);
+    assert!(told.contains("needs an identity") && told.contains("ioplane identity create"), "{told}");
+    assert_eq!(nobody.json(&["publish", "list"]), json!([]));
+
+    // That port may be another's on this host.
+    let Some(space) = or_skip(NetworkSpace::new()) else { return };
+    let a = authority();
+    a.configure(&config(&a, ""));
+    let [b, c] = ["host-b", "host-c"].map(|name| known(&a, name).start_by(&space.within()));
+    let a = a.start_by(&space.within());
+    let [data, many] =
+        ["data", "many"].map(|name| a.image(&format!("{name}.img"), 1 << 20).display().to_string());
+    done(a.cli(&["publish", "disk", "data", "--path", &data, "--allow", "host-b"]));
+    // One word says what the other does, and both say no more.
+    let share = ["publish", "disk", "many", "--path", &many, "--allow", "host-b,host-c"];
+    done(a.cli(&[&share[..], &["--read-only", "--share"]].concat()));
+    done(a.cli(&[&share[..], &["--share"]].concat()));
+    let shown = |name: &str| {
+        let export = a.json(&["publish", "show", name]);
+        json!(["listen", "tls", "allow", "read_only"].map(|field| export[field].clone()))
+    };
+    assert_eq!(shown("data"), json!(["[::]:10809", true, "host-b", false]));
+    assert_eq!(shown("many"), json!(["[::]:10809", true, "host-b,host-c", true]));
+    let uri = |name: &str| format!("nbds://127.0.0.1/{name}?tls-hostname=host-a");
+    done(b.cli(&["disk", "add", "data", "--remote", &uri("data")]));
+    assert!(refused(&c, &uri("data")).contains("host-c is not among the hosts"));
+    for reader in [&b, &c] {
+        done(reader.cli(&["disk", "add", "many", "--remote", &uri("many")]));
+        assert_eq!(reader.disk("many")["read_only"], true);
+    }
+    // Nobody writes, this host included.
+    let said = a.refused(&["disk", "add", "mine", "--path", &many]);
+    assert!(said.contains("in use"), "{said}");
+    done(a.cli(&["disk", "add", "mine", "--path", &many, "--read-only"]));
+    let said = a.cli(&["publish", "disk", "other", "--memory", "1M", "--plain", "--allow", "host-b"]);
+    assert_eq!(said.code, 2, "{}", said.err);
+}
+
 /// What a program of others sees: copies of the identity by GnuTLS's names.
 fn copies(daemon: &TestDaemon) -> PathBuf {
     let to = daemon.path("pki");
@@ -178,6 +224,8 @@ fn daemons_that_are_killed_again_and_again_lose_nothing() {
     done(importer.cli(&["disk", "add", "data", "--remote", &uri(port), "--queues", &QUEUES.to_string()]));
     let mut load = CrashLoad::new(QUEUES, DEPTH, 48).unwrap();
     load.attach(&importer.path("data.sock")).unwrap();
+    // What is not there yet cannot be lost.
+    step_until_remote(&mut load, &importer, |remote| remote["state"] == "connected");
     for round in 1..=4u64 {
         step_for(&mut load, Duration::from_millis(20 + 17 * round));
         exporter.kill9();
@@ -202,6 +250,8 @@ fn daemons_that_are_killed_again_and_again_lose_nothing() {
     load.settle().unwrap();
     let disk = importer.disk("data");
     assert_eq!(disk["totals"]["errors"]["io"], 0, "{disk}");
+    assert_eq!(disk["backing"]["remote"]["protection"], "tls", "{disk}");
+    assert_eq!(exporter.json(&["publish", "show", "data"])["summed_connections"], 0);
     let end = Instant::now() + LIMIT;
     while exporter.json(&["publish", "show", "data"])["connections"] != QUEUES {
         assert!(

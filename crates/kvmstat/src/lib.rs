@@ -15,4 +15,4 @@ mod vm;
 pub use error::KvmStatError;
 pub use hostwide::{HostLook, HostRates, KvmCounters, VmRates};
 pub use totals::{Totals, exits_of};
-pub use vm::{Vm, VmThread};
+pub use vm::{Vm, VmThread, command_line};

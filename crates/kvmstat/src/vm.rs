@@ -158,6 +158,11 @@ fn comm(proc: &Path) -> String {
     plain(file_text(&proc.join("comm"), 4096).unwrap_or_default().trim())
 }
 
+/// The command line of a process, VM or not; empty when it has ended. Not to be shown: it may have anything in it.
+pub fn command_line(pid: u32) -> Vec<String> {
+    command(&Path::new("/proc").join(pid.to_string()))
+}
+
 fn command(proc: &Path) -> Vec<String> {
     let bytes = file_bytes(&proc.join("cmdline"), COMMAND_LIMIT).unwrap_or_default();
     let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());

@@ -191,6 +191,11 @@ impl<H: Hardware> Movable<H> {
         matches!(self.phase, Phase::Stopping(_))
     }
 
+    /// Whether it stands still, with a state.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.phase, Phase::Stopped(_))
+    }
+
     /// Gives the hardware back, as it is.
     pub fn into_hardware(self) -> H {
         self.hardware
@@ -305,6 +310,18 @@ impl<H: Hardware> Movable<H> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the guest's memory is being copied.
+    pub fn is_copying(&self) -> bool {
+        self.copying.is_some()
+    }
+
+    /// While it is copied, the guest's memory has become another: what the device reaches now is what it can write.
+    pub fn copy_of(&mut self, view: GuestView) {
+        if let Some(copying) = &mut self.copying {
+            copying.view = view;
+        }
     }
 
     /// It is no longer copied: it was called off.

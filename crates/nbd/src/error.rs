@@ -127,6 +127,27 @@ pub enum Violation {
     /// An option reply that is longer than its longest string.
     #[error("an option reply of {0} bytes")]
     OptionReplyLength(u32),
+    /// The sum of a record is not that of its bytes, or that of queries is not theirs.
+    #[error(
+        "the data were changed on the way: their CRC32C is said to be {told:#010x}, and is {counted:#010x}"
+    )]
+    Sum {
+        /// What it says.
+        told: u32,
+        /// What the bytes have.
+        counted: u32,
+    },
+    /// A record with sums has a length that none has.
+    #[error("the data were changed on the way: a record with a length of {0} that cannot be")]
+    RecordLength(u16),
+    /// The peer has got a record with a wrong sum.
+    #[error("the peer says that data from here were changed on the way")]
+    ChangedThere,
+    /// An exporter that has sums answers a handshake as if it had none.
+    #[error(
+        "the handshake was changed on the way: this exporter has had CRC32C before, and is said to have none"
+    )]
+    SumsGone,
     /// Block sizes that are no powers of two, or that contradict each other.
     #[error("announced block sizes that cannot be: minimum {minimum}, preferred {preferred}, most {maximum}")]
     BlockSizes {
@@ -137,6 +158,14 @@ pub enum Violation {
         /// Largest payload.
         maximum: u32,
     },
+}
+
+impl Violation {
+    /// Whether it says no more than that bytes were changed on the way: the peer may be right, and the network is not.
+    pub fn is_of_sums(self) -> bool {
+        use Violation::{ChangedThere, RecordLength, Sum, SumsGone};
+        matches!(self, Sum { .. } | RecordLength(_) | ChangedThere | SumsGone)
+    }
 }
 
 /// What came of a connection, for a person.

@@ -1,7 +1,8 @@
-//! Taking a rule of replays out, to prove that the histories' checker notices; as `ioplane_memory::mutation` does with the invariants.
+//! Taking a rule out, to prove that a test notices; as `ioplane_memory::mutation` does with the invariants.
 //!
-//! With the feature `mutations` a rule is gone after [`remove`]. Without it the question is a constant. What each rule is for stands in
-//! docs/decisions/0044-remote-requests-once.md, docs/decisions/0050-retained-writes.md and docs/decisions/0052-claims.md.
+//! With the feature `mutations` a rule is gone after [`remove`], or for a whole process if it was started with its name in the environment variable
+//! `IOPLANE_WITHOUT_RULE`. Without the feature the question is a constant. What each rule is for stands in docs/decisions/0044-remote-requests-once.md,
+//! docs/decisions/0050-retained-writes.md, docs/decisions/0052-claims.md and docs/decisions/0073-sums-in-plain-text.md.
 
 /// What makes a replay safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,16 @@ pub enum Rule {
     RefuseEqual = 13,
     /// So is one without a generation, while somebody holds the export.
     RefuseWithout = 14,
+    /// A flush that has failed counts as another instance: what it should have covered is written again, although the exporter says that it is the same.
+    FailedFlush = 15,
+    /// An exporter confirms an epoch once, and none that is older than another one that it knows of the same channel.
+    NewestOnly = 16,
+    /// Before it confirms one, or lets another holder in, it reads older connections no more.
+    OldEnds = 17,
+    /// And what had begun by them has ended.
+    Landed = 18,
+    /// Nothing is taken from a record whose sum is wrong.
+    Sum = 19,
 }
 
 #[cfg(feature = "mutations")]
@@ -48,12 +59,19 @@ pub fn remove(rule: Option<Rule>) {
 
 /// Whether `rule` has been taken out. Always false without the feature `mutations`.
 #[inline(always)]
-pub(crate) fn removed(rule: Rule) -> bool {
+pub fn removed(rule: Rule) -> bool {
     #[cfg(feature = "mutations")]
-    return REMOVED.load(std::sync::atomic::Ordering::Relaxed) == rule as u8;
+    return REMOVED.load(std::sync::atomic::Ordering::Relaxed) == rule as u8 || removed_at_start(rule);
     #[cfg(not(feature = "mutations"))]
     {
         let _ = rule;
         false
     }
+}
+
+#[cfg(feature = "mutations")]
+fn removed_at_start(rule: Rule) -> bool {
+    static AT_START: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let name = AT_START.get_or_init(|| std::env::var("IOPLANE_WITHOUT_RULE").unwrap_or_default());
+    !name.is_empty() && *name == format!("{rule:?}")
 }

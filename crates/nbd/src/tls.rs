@@ -1,16 +1,10 @@
-//! TLS: the identity by which it starts, and [`Records`] for the transmission phase.
+//! TLS: the identity by which it starts. Its records in the transmission phase are [`crate::records`].
 
 use std::io::Error;
 
 use ioplane_identity::{HostIdentity, IdentityDirectory, TlsFault};
 
 use crate::error::NbdError;
-
-mod gather;
-mod records;
-
-pub(crate) use gather::Gathering;
-pub(crate) use records::{Heard, Records};
 
 /// An error of a stream that TLS may have a part in.
 pub(crate) fn stream_error(doing: &'static str) -> impl Fn(Error) -> NbdError {

@@ -4,14 +4,13 @@ mod support;
 
 use std::io::Write;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::Notify;
 use ioplane_device::QueueSet;
-use ioplane_nbd::export::{AcceptedClient, ConnectionEnd, Export, ExportOptions};
+use ioplane_nbd::export::{ConnectionEnd, Export, ExportOptions};
 use ioplane_nbd::spec::*;
 use ioplane_nbd::transmission::Request;
 use ioplane_nbd::{NbdError, Violation};
@@ -99,9 +98,133 @@ fn a_read_only_export_is_not_written() {
     assert_eq!(client.call(NBD_CMD_FLUSH, 0, 0, 0, &[]).error, 0);
 }
 
+/// Whoever writes failures down is asked first; others go on meanwhile, and so does the export when nobody does any more.
 #[test]
-fn block_status_is_one_extent() {
-    let mut server = Server::new(memory());
+fn a_failed_flush_is_answered_once_that_is_written_down() {
+    for notify in [Notify::Notified, Notify::Polled] {
+        let fail = Failure { op: OpKind::Flush, when: When::From(1), errno: libc::EIO, late: true };
+        let mut server = Server::with(Fail::new(memory(), vec![fail]), ExportOptions::default(), notify);
+        let failed = server.running().device().failed_flushes().clone();
+        failed.begin_at(4);
+        let (mut client, queue) = server.connect(true);
+        assert_eq!(client.call(NBD_CMD_FLUSH, 0, 0, 0, &[]).error, NBD_EIO);
+        assert_eq!(failed.count(), 5, "it counts, whoever knows");
+        failed.begin_at(5);
+        let recorder = failed.recorder();
+        let told = async || tokio::time::timeout(PATIENCE, recorder.next()).await.expect("nobody is told");
+        // Of a write, the flush behind it.
+        let flush = client.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+        assert_eq!(server.tokio.block_on(told()), 6);
+        let write = client.send(NBD_CMD_WRITE, NBD_CMD_FLAG_FUA, 0, 512, &[7; 512]);
+        let end = Instant::now() + PATIENCE;
+        while recorder.count() < 7 {
+            assert!(Instant::now() < end, "the second failure is not told");
+            std::thread::yield_now();
+        }
+        for _ in 0..20 {
+            assert_eq!(client.read(0, 512).error, 0, "the next reply is that of the read");
+        }
+        recorder.recorded(6);
+        let reply = client.reply().unwrap();
+        assert_eq!((reply.cookie, reply.error), (flush, NBD_EIO));
+        assert_eq!(client.read(0, 512).error, 0);
+        recorder.recorded(7);
+        let reply = client.reply().unwrap();
+        assert_eq!((reply.cookie, reply.error), (write, NBD_EIO));
+        // A drain waits for the record, and for nothing when nobody is there to write it.
+        let last = client.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+        assert_eq!(server.tokio.block_on(told()), 8);
+        drop(recorder);
+        server.stop(queue);
+        let reply = client.reply().unwrap();
+        assert_eq!((reply.cookie, reply.error), (last, NBD_EIO));
+    }
+}
+
+/// A flush that succeeds later must not be taken to cover what an earlier one has lost: a client that goes by the instance comes back, and is told of another one.
+#[test]
+fn who_was_told_of_an_instance_is_served_no_more_once_a_flush_has_failed() {
+    for notify in [Notify::Notified, Notify::Polled] {
+        let fail = Failure { op: OpKind::Flush, when: When::Nth(1), errno: libc::EIO, late: true };
+        let disk: Arc<dyn Backing> = Fail::new(memory(), vec![fail]);
+        let mut server = Server::with(disk, ExportOptions::default(), notify);
+        let failed = server.running().device().failed_flushes().clone();
+        let recorder = failed.recorder();
+        let [(mut one, _), (mut other, _), (mut late, _)] =
+            [Some(0), Some(0), Some(0)].map(|told| server.connect_told(true, told));
+        let (mut foreign, _) = server.connect(true);
+        let lost = one.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+        let told = server.tokio.block_on(async { tokio::time::timeout(PATIENCE, recorder.next()).await });
+        assert_eq!(told.expect("nobody is told"), 1);
+        // These succeed below. What is written after the failure is not read, or flushed with no success.
+        let again = one.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+        // The other connection may have ended by now.
+        let mut asked = other.encode(NBD_CMD_FLUSH, 0, 0, 0);
+        asked.extend(other.encode(NBD_CMD_WRITE, NBD_CMD_FLAG_FUA, 0, 512));
+        asked.extend([7; 512]);
+        let _ = other.stream.write_all(&asked);
+        // For a client to which the instance says nothing it is the disk's word that counts.
+        assert_eq!(foreign.call(NBD_CMD_FLUSH, 0, 0, 0, &[]).error, 0);
+        // Who has been told of the failure goes on meanwhile.
+        let (mut new, _) = server.connect_told(true, Some(1));
+        assert_eq!(new.call(NBD_CMD_FLUSH, 0, 0, 0, &[]).error, 0);
+        recorder.recorded(1);
+        let reply = one.reply().unwrap();
+        assert_eq!((reply.cookie, reply.error), (lost, NBD_EIO));
+        let flushed =
+            |client: &mut Client| std::iter::from_fn(|| client.reply()).any(|reply| reply.error == 0);
+        assert!(!flushed(&mut one) && one.in_flight.contains_key(&again), "a flush after the failed one");
+        assert!(!flushed(&mut other), "a flush of another connection");
+        // It has asked for nothing, and sleeps.
+        assert!(late.reply().is_none());
+        for _ in 0..3 {
+            assert_eq!(server.ended().end, ConnectionEnd::FlushFailed);
+        }
+        assert_eq!(server.running().device().ended().try_next(), None);
+        assert_eq!(new.call(NBD_CMD_FLUSH, 0, 0, 0, &[]).error, 0);
+        assert_eq!(foreign.read(0, 512).error, 0);
+        // One that was told of less than there was when it was started.
+        let (mut old, _) = server.connect_told(true, Some(0));
+        assert!(old.reply().is_none());
+        assert_eq!(server.ended().end, ConnectionEnd::FlushFailed);
+    }
+}
+
+/// What was in flight when another connection's flush fails ends without success, and is answered.
+#[test]
+fn a_flush_that_succeeds_beside_one_that_fails_is_refused() {
+    let fail = Failure { op: OpKind::Flush, when: When::Nth(2), errno: libc::EIO, late: false };
+    let stalled = Stall::new(memory());
+    stalled.stall();
+    let disk = Fail::new(stalled.clone(), vec![fail]);
+    let mut server = Server::new(disk.clone());
+    let failed = server.running().device().failed_flushes().clone();
+    let recorder = failed.recorder();
+    let [(mut one, _), (mut other, _)] = [(); 2].map(|()| server.connect_told(true, Some(0)));
+    let slow = one.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+    let end = Instant::now() + PATIENCE;
+    while disk.seen(OpKind::Flush) == 0 {
+        assert!(Instant::now() < end, "it is not in flight");
+        std::thread::yield_now();
+    }
+    let lost = other.send(NBD_CMD_FLUSH, 0, 0, 0, &[]);
+    let told = server.tokio.block_on(async { tokio::time::timeout(PATIENCE, recorder.next()).await });
+    assert_eq!(told.expect("nobody is told"), 1);
+    stalled.release();
+    recorder.recorded(1);
+    for (client, cookie) in [(&mut one, slow), (&mut other, lost)] {
+        let reply = client.reply().unwrap();
+        assert_eq!((reply.cookie, reply.error), (cookie, NBD_EIO));
+        assert!(client.reply().is_none());
+    }
+    assert_eq!(failed.count(), 1, "it counts once");
+}
+
+/// As of any disk of which nothing is known.
+#[test]
+fn block_status_is_one_extent_where_holes_are_not_told() {
+    let options = ExportOptions { holes: false, ..ExportOptions::default() };
+    let mut server = Server::with(memory(), options, Notify::Notified);
     let (mut client, _) = server.connect(true);
     let context = client.connected.contexts[0].id;
     let reply = client.call(NBD_CMD_BLOCK_STATUS, 0, 1 << 20, 32 << 20, &[]);
@@ -513,30 +636,7 @@ fn the_end_of_a_connection_that_its_owner_closes_is_not_told_of_the_next_one() {
 fn a_tcp_client_that_reads_nothing_for_too_long_is_lost() {
     let options = ExportOptions { silence: Duration::from_secs(3), ..ExportOptions::default() };
     let mut server = Server::with(memory(), options, Notify::Notified);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let client = std::thread::spawn(move || {
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        let mut hello = 3_u32.to_be_bytes().to_vec();
-        hello.extend(IHAVEOPT.to_be_bytes());
-        hello.extend(NBD_OPT_EXPORT_NAME.to_be_bytes());
-        hello.extend(4_u32.to_be_bytes());
-        hello.extend(b"disk");
-        stream.write_all(&hello).unwrap();
-        stream
-    });
-    let (stream, _) = listener.accept().unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let (handshakes, published) = (&server.handshakes, &server.published);
-    let accepted = server.tokio.block_on(async {
-        handshakes.accept(tokio::net::TcpStream::from_std(stream).unwrap(), published).await
-    });
-    let AcceptedClient { stream, negotiated, ahead } = accepted.unwrap().expect("a client that stays");
-    assert!(negotiated.by_name && !negotiated.structured);
-    let socket = OwnedFd::from(stream.into_std().unwrap());
-    let queue = server.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
-    server.start(queue);
-    let mut client = client.join().unwrap();
+    let (mut client, _) = server.connect_by_tcp();
     // More replies than the buffers of both sockets hold.
     for cookie in 0..64 {
         let request = Request { flags: 0, command: NBD_CMD_READ, cookie, offset: 0, length: 2 << 20 };

@@ -5,8 +5,6 @@ mod rig;
 mod scripted;
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +16,7 @@ use ioplane_storage::{Backing, MemoryBacking};
 use rig::Rig;
 use support::listener::Listening;
 use support::pattern;
+use support::relay::{Way, relay};
 
 /// Passes bytes between a client and the server. Pulled out, it passes none, and ends nothing: as a cable.
 #[derive(Clone)]
@@ -29,39 +28,16 @@ struct Cable {
 
 impl Cable {
     fn to(server: u16) -> Cable {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let cable = Cable { port, pulled: Arc::default(), clients: Arc::default() };
-        let own = cable.clone();
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let client = client.unwrap();
-                own.clients.fetch_add(1, Ordering::Relaxed);
-                let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
-                let both = [(&client, &server), (&server, &client)];
-                for (from, to) in both.map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
-                {
-                    let cable = own.clone();
-                    std::thread::spawn(move || cable.pass(from, to));
-                }
-            }
-        });
-        cable
-    }
-
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
-        let mut buffer = [0; 16 << 10];
-        while let Ok(bytes @ 1..) = from.read(&mut buffer) {
-            if self.pulled.load(Ordering::SeqCst) {
-                // Whoever asks is not answered, and not told of it either: both stay open until the test ends.
-                std::mem::forget((from, to));
-                return;
-            }
-            if to.write_all(&buffer[..bytes]).is_err() {
-                break;
-            }
-        }
-        let _ = to.shutdown(Shutdown::Both);
+        let (pulled, clients) = <(Arc<AtomicBool>, Arc<AtomicUsize>)>::default();
+        let (own, counted) = (pulled.clone(), clients.clone());
+        let ways = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            [(); 2].map(|()| -> Way {
+                let pulled = own.clone();
+                Box::new(move |bytes| (!pulled.load(Ordering::SeqCst)).then_some(bytes.len()))
+            })
+        };
+        Cable { port: relay(move || server, ways), pulled, clients }
     }
 
     fn pull(&self, pulled: bool) {

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use ioplane_storage::{Backing, MemoryBacking, Op, Submitted, Tag};
 use rig::Rig;
 use support::listener::Listening;
 use support::pattern;
+use support::relay::{Way, relay, straight};
 
 const SIZE: usize = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -222,34 +223,20 @@ const CUTS: [usize; 6] = [40_000, 90_000, 150_000, 61, 200_000, usize::MAX];
 
 impl Cutter {
     fn new(server: u16) -> Cutter {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, cuts) = (listener.local_addr().unwrap().port(), Arc::<AtomicUsize>::default());
+        let cuts = Arc::<AtomicUsize>::default();
         let counted = cuts.clone();
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let client = client.unwrap();
-                let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
-                let left = CUTS[counted.fetch_add(1, Ordering::Relaxed).min(CUTS.len() - 1)];
-                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || pass(from, to, left));
-                std::thread::spawn(move || pass(server, client, usize::MAX));
-            }
-        });
-        Cutter { port, cuts }
+        let ways = move || -> [Way; 2] {
+            let mut left = CUTS[counted.fetch_add(1, Ordering::Relaxed).min(CUTS.len() - 1)];
+            let cut = move |bytes: &mut [u8]| {
+                let passed = bytes.len().min(left);
+                left -= passed;
+                // Fewer than came, also where the cut is behind the last one.
+                Some(if left == 0 { passed.saturating_sub(1) } else { passed })
+            };
+            [Box::new(cut), straight()]
+        };
+        Cutter { port: relay(move || server, ways), cuts }
     }
-}
-
-fn pass(mut from: TcpStream, mut to: TcpStream, mut left: usize) {
-    let mut buffer = [0; 16 << 10];
-    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
-        let bytes = bytes.min(left);
-        left -= bytes;
-        if to.write_all(&buffer[..bytes]).is_err() || left == 0 {
-            break;
-        }
-    }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
 }
 
 /// A connection that is cut in the middle of a record is a network failure, and nothing is lost or carried out twice.
@@ -473,6 +460,66 @@ fn an_export_of_qemu_nbd_with_tls_is_a_disk() {
     server.wait().unwrap();
 }
 
+/// A program of others that serves at `socket`, which takes the place of the word `SOCKET` in its arguments.
+fn started<S: AsRef<str>>(program: &str, arguments: &[S], socket: &Path) -> Option<Child> {
+    let path = socket.to_str().unwrap();
+    let arguments = arguments.iter().map(|argument| argument.as_ref().replace("SOCKET", path));
+    match Command::new(program).args(arguments).stdin(Stdio::null()).spawn() {
+        Ok(child) => Some(child),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            rig::skip(&format!(
+                "TLS and a Unix socket were NOT tested with {program}: script/bootstrap --checks"
+            ));
+            None
+        }
+        Err(error) => panic!("{program}: {error}"),
+    }
+}
+
+/// nbdkit and QEMU are clients by TLS, and serve what they find there in plain text to our import.
+#[test]
+fn programs_of_others_between_an_export_with_tls_and_an_import() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = authority(folder.path());
+    let pki = folder.path().join("pki");
+    a.export(&pki).unwrap();
+    let listening = exported(&a, Notify::Notified);
+    let port = listening.address.port();
+    let (upstream, directory) =
+        (format!("uri=nbds://localhost:{port}/disk"), format!("tls-certificates={}", pki.display()));
+    let object = credentials(&pki, "client");
+    let node = format!(
+        "driver=nbd,node-name=n,server.type=inet,server.host=localhost,server.port={port},export=disk,tls-creds=tls"
+    );
+    let programs: [(&str, Vec<&str>); 2] = [
+        ("nbdkit", vec!["-f", "-U", "SOCKET", "nbd", &upstream, "tls=require", &directory]),
+        (
+            "qemu-storage-daemon",
+            vec![
+                "--object",
+                &object,
+                "--blockdev",
+                &node,
+                "--nbd-server",
+                "addr.type=unix,addr.path=SOCKET",
+                "--export",
+                "type=nbd,id=e,node-name=n,name=disk,writable=on",
+            ],
+        ),
+    ];
+    for (program, arguments) in programs {
+        let socket = folder.path().join(format!("{program}-between.sock"));
+        let Some(mut between) = started(program, &arguments, &socket) else { continue };
+        let address = format!("nbd+unix:///disk?socket={}", socket.display()).parse().unwrap();
+        is_a_disk(ImportOptions { address, at_start: AtStart::Wait, ..options(port, &a) });
+        between.kill().unwrap();
+        between.wait().unwrap();
+    }
+    // By TLS and nothing else: what is there was written by both.
+    is_a_disk(options(port, &a));
+    said_nothing_more_than_an_end(&listening);
+}
+
 /// A Unix socket whose connections go to `port` of this host, as those of a tunnel do. Ends with the test's process.
 fn tunnel(socket: &Path, port: u16) {
     let listener = UnixListener::bind(socket).unwrap();
@@ -588,19 +635,7 @@ fn servers_of_others_with_tls_by_a_socket_of_this_host() {
     ];
     for (program, arguments) in programs {
         let socket = folder.path().join(format!("{program}.sock"));
-        let arguments =
-            arguments.into_iter().map(|argument| if argument == "SOCKET" { text(&socket) } else { argument });
-        let server = Command::new(program).args(arguments).stdin(Stdio::null()).spawn();
-        let mut server = match server {
-            Ok(server) => server,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                rig::skip(&format!(
-                    "TLS by a Unix socket was NOT tested with {program}: script/bootstrap --checks"
-                ));
-                continue;
-            }
-            Err(error) => panic!("{program}: {error}"),
-        };
+        let Some(mut server) = started(program, &arguments, &socket) else { continue };
         is_a_disk(ImportOptions { at_start: AtStart::Wait, ..by_socket(&socket, &a, "localhost") });
         server.kill().unwrap();
         server.wait().unwrap();

@@ -12,6 +12,7 @@
 //! mapping of it. Memory of the card's own, which no reset empties, is wiped by a state model if there is one: for each client, and when the
 //! card is given back.
 
+mod carry;
 mod exchange;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use ioplane_memory::{GuestMap, MemoryRegion};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
+pub use carry::{Carried, CarryError, Motion, Replayed};
 pub use exchange::{ExchangeError, Exchanged};
 
 use crate::monitor::{Monitor, MonitorError};

@@ -18,9 +18,13 @@ pub mod monitor;
 pub mod ne2000;
 mod reset;
 pub mod rtl8139;
+mod set_up;
 #[cfg(test)]
 mod tests;
 
-pub use direct::{DirectFaults, ExchangeError, Exchanged, Passthrough};
+pub use direct::{
+    Carried, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Replayed,
+};
 pub use migratable::Migratable;
 pub use monitor::Monitor;
+pub use set_up::SetUp;

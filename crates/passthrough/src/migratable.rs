@@ -11,10 +11,12 @@ use std::sync::Arc;
 
 use ioplane_device::Interrupt;
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::MemoryRegion;
+use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_model::DirectModel;
-use ioplane_moving::{Guarded, Movable, MovingError};
+use ioplane_moving::{Guarded, Movable, MovingError, Surroundings};
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+
+use crate::set_up::SetUp;
 
 /// Who is signalled by a vector.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +31,12 @@ pub struct Migratable<H: Hardware> {
     model: &'static DirectModel,
     bars: BarMap,
     wires: BTreeMap<(Irq, u16), Wiring>,
+    /// The guest's memory, as the function reaches it.
+    memory: Vec<MemoryRegion>,
+    /// A guest has written to its registers since the last reset.
+    pub(crate) driven: bool,
+    /// How it has to be set up before a state that was loaded is brought back.
+    pub(crate) expected: Option<SetUp>,
 }
 
 /// What a failed access of a guest is to whoever passes it on.
@@ -48,7 +56,15 @@ impl<H: Hardware> Migratable<H> {
     pub fn new(hardware: H, model: &'static DirectModel) -> Result<Self, MovingError> {
         let bars = hardware.bars().trapped();
         let movable = Movable::new(Guarded::new(hardware, model)?, model)?;
-        Ok(Migratable { movable, model, bars, wires: BTreeMap::new() })
+        Ok(Migratable {
+            movable,
+            model,
+            bars,
+            wires: BTreeMap::new(),
+            memory: Vec::new(),
+            driven: false,
+            expected: None,
+        })
     }
 
     /// Its model.
@@ -64,6 +80,46 @@ impl<H: Hardware> Migratable<H> {
     /// Gives the hardware back, as it is.
     pub fn into_hardware(self) -> H {
         self.movable.into_hardware().into_hardware()
+    }
+
+    /// The vectors of MSI-X that signal somebody, ascending.
+    pub(crate) fn wired(&self) -> Vec<u16> {
+        let msix = |((irq, vector), wiring): (&(Irq, u16), &Wiring)| {
+            (*irq == Irq::Msix && wiring.call.is_some()).then_some(*vector)
+        };
+        self.wires.iter().filter_map(msix).collect()
+    }
+
+    /// The guest's memory, as the function reaches it.
+    pub(crate) fn view(&self) -> Result<GuestView, MovingError> {
+        let map = GuestMap::new(self.memory.clone()).map_err(MovingError::Dummies)?;
+        Ok(GuestView::new(Arc::new(map)))
+    }
+
+    /// What is logged is what it can write now: a VMM moves memory about while its guest is copied.
+    fn log_there(&mut self) -> Result<(), HardwareError> {
+        if self.movable.is_copying() {
+            let view = self.view().map_err(|error| below(self.hardware().name(), error))?;
+            self.movable.copy_of(view);
+        }
+        Ok(())
+    }
+
+    /// Brings it to its state, and it goes on.
+    pub(crate) fn replay(
+        &mut self,
+        view: &GuestView,
+        around: &mut dyn Surroundings,
+    ) -> Result<(), MovingError> {
+        self.movable.replay(view, around)?;
+        (self.driven, self.expected) = (true, None);
+        Ok(())
+    }
+
+    /// Nothing of a guest is kept any more, also where a reset has failed.
+    pub(crate) fn begin_anew(&mut self) {
+        self.movable.was_reset();
+        (self.driven, self.expected) = (false, None);
     }
 
     /// Wires `to` as this one is wired, which is wired to nothing then. After an error it may be called the other way round.
@@ -117,6 +173,7 @@ impl<H: Hardware> Hardware for Migratable<H> {
             return self.movable.hardware().write(bar, offset, bytes);
         }
         self.whole(bar, offset, bytes.len())?;
+        self.driven = true;
         let mut word = [0; 4];
         word.copy_from_slice(bytes);
         let written = self.movable.write(offset, u32::from_le_bytes(word));
@@ -132,11 +189,15 @@ impl<H: Hardware> Hardware for Migratable<H> {
     }
 
     fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
-        self.movable.hardware().map(iova, region)
+        self.movable.hardware().map(iova, region)?;
+        self.memory.push(region.clone());
+        self.log_there()
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
-        self.movable.hardware().unmap(iova, len)
+        self.movable.hardware().unmap(iova, len)?;
+        self.memory.retain(|region| (region.gpa(), region.len()) != (iova, len));
+        self.log_there()
     }
 
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
@@ -173,6 +234,9 @@ impl<H: Hardware> Hardware for Migratable<H> {
 
     fn close(&mut self) {
         self.wires.clear();
+        self.memory.clear();
+        // It would keep the memory of the guest that has left.
+        self.movable.end_copy();
         self.movable.hardware().close();
     }
 
@@ -185,7 +249,7 @@ impl<H: Hardware> Hardware for Migratable<H> {
     fn reset(&mut self) -> Result<bool, HardwareError> {
         let reset = self.movable.hardware().reset()?;
         if reset {
-            self.movable.was_reset();
+            self.begin_anew();
         }
         Ok(reset)
     }

@@ -6,6 +6,8 @@ use std::time::Instant;
 use ioplane_device::{BlockDevice, CoreContext};
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 
+use crate::extents::DiskExtent;
+
 /// What is known of a backing now. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackingInfo {
@@ -191,9 +193,21 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
     /// whether it has. Replaying before would race with it.
     fn wait_quiet(&self, deadline: Instant) -> bool;
 
+    /// Which parts of `len` bytes from `offset` on are holes: tells `each` about them in that order, until it says no. What was written before this is called
+    /// is never told to be a hole; what is written meanwhile may be. What is not known counts as data, which is all that most backings know. Blocks for as
+    /// long as a file system does.
+    fn extents(&self, _offset: u64, len: u64, each: &mut dyn FnMut(DiskExtent) -> bool) {
+        each(DiskExtent { bytes: len, is_hole: false });
+    }
+
     /// What another process of ours needs to open the same bytes beside this one, if that can be done.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Whether each flush fails once one has failed, until the backing is opened anew: none can succeed then without what that one has lost.
+    fn fails_on(&self) -> bool {
+        false
     }
 
     /// Whoever had this backing before says that none of its I/O is under way: there is nothing to wait for. Only heard by one

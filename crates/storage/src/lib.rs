@@ -21,6 +21,7 @@
 
 mod channel;
 pub mod compare;
+mod extents;
 mod file;
 pub mod filter;
 mod holder;
@@ -34,6 +35,7 @@ mod pace;
 pub use channel::{
     Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
 };
+pub use extents::DiskExtent;
 pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;
 pub use memory::MemoryBacking;

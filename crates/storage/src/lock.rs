@@ -104,7 +104,8 @@ pub(crate) fn take(
         let living: Option<&Holder> =
             found.iter().find(|h| if h.pid == std::process::id() { alive() } else { !h.ending });
         let waited = start.elapsed();
-        if living.is_none() && removed(Promise::Fence) {
+        let promise = if living.is_some() { Promise::Locks } else { Promise::Fence };
+        if removed(promise) {
             return Ok(());
         }
         alive_since = living.map(|_| alive_since.unwrap_or_else(Instant::now));

@@ -14,6 +14,7 @@ use rustix::fs::FallocateFlags;
 use crate::channel::{
     Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
 };
+use crate::extents::{DiskExtent, FileExtents};
 
 /// Address space that every memory disk has at least, so that it can grow: costs nothing until it is used.
 const ROOM: u64 = 16 << 30;
@@ -29,6 +30,7 @@ const SLICE: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct MemoryBacking {
     disk: Arc<Disk>,
+    extents: FileExtents,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl MemoryBacking {
         let room = bytes.saturating_mul(4).max(ROOM);
         // Where address space or file sizes are limited, one that cannot grow.
         let disk = Disk::new(bytes, room).or_else(|_| Disk::new(bytes, bytes))?;
-        Ok(Arc::new(MemoryBacking { disk: Arc::new(disk) }))
+        Ok(Arc::new(MemoryBacking { disk: Arc::new(disk), extents: FileExtents::default() }))
     }
 
     /// The disk of another process, whose memory is in `file` ([`Backing::file`]) and which has `bytes` now. Both see the same
@@ -58,7 +60,7 @@ impl MemoryBacking {
             return Err(StorageError::Size { image: "memory".into(), bytes, why });
         }
         let disk = Disk::of(Mapping::of_file(file, 0, room), bytes)?;
-        Ok(Arc::new(MemoryBacking { disk: Arc::new(disk) }))
+        Ok(Arc::new(MemoryBacking { disk: Arc::new(disk), extents: FileExtents::default() }))
     }
 }
 
@@ -154,6 +156,12 @@ impl Backing for MemoryBacking {
     fn wait_quiet(&self, _deadline: Instant) -> bool {
         // What is in flight in a channel (zeroing, by slices) ends with the channel.
         true
+    }
+
+    /// Pages that were never touched, or were given back.
+    fn extents(&self, offset: u64, len: u64, each: &mut dyn FnMut(DiskExtent) -> bool) {
+        let bytes = self.disk.bytes.load(Ordering::Acquire);
+        self.extents.seek(self.disk.mapping.file(), bytes, (offset, len), each);
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {

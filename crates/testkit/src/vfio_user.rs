@@ -8,8 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use ioplane_host::vfio_user::spec::{
-    self, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, RegionInfo, Version,
+    self, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, RegionInfo, Version,
 };
+use ioplane_memory::GuestView;
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -133,6 +135,27 @@ impl VfioUserClient {
             bytes.extend(&part[..got.bytes]);
         }
         Ok(())
+    }
+
+    /// Answers one command of the server as the specification has it: a read with what this memory has, a write as done or, if the client
+    /// `refuses`, as QEMU does with bus mastering off. Says what was written, and where.
+    pub fn obey(&self, memory: &GuestView, refuses: bool) -> Result<Option<(u64, Vec<u8>)>> {
+        let Answer { header, body, .. } = self.receive()?;
+        let (head, data) =
+            DmaAccess::read_from_prefix(&body).map_err(|_| Error::other("a command that is too short"))?;
+        let mut reply = Vec::new();
+        if header.command == spec::DMA_READ {
+            let mut bytes = vec![0; head.count as usize];
+            memory.read(head.address, &mut bytes).map_err(Error::other)?;
+            reply = [head.as_bytes(), &bytes].concat();
+        }
+        let refused = refuses && header.command == spec::DMA_WRITE;
+        let flags = spec::TYPE_REPLY | if refused { spec::FLAG_ERROR } else { 0 };
+        let error = if refused { Errno::NODEV.raw_os_error() as u32 } else { 0 };
+        let size = (size_of::<Header>() + reply.len()) as u32;
+        self.send(&[Header { size, flags, error, ..header }.as_bytes(), &reply].concat(), &[])?;
+        let written = header.command == spec::DMA_WRITE && !refused;
+        Ok(written.then(|| (head.address, data.to_vec())))
     }
 
     /// Sends a command and waits for the reply, which must be to it.

@@ -312,7 +312,7 @@ impl Queue {
             Change::Kick(kick) => self.kick = kick,
             Change::Log(log) => self.ring.view_mut().set_log(log),
             Change::Memory(map) => self.ring.view_mut().set_map(map),
-            Change::Share(_) | Change::Limits(_) => {}
+            Change::Share(_) | Change::Limits(_) | Change::BlockDevice(_) => {}
             own @ Change::Own(_) => return Some(own),
         }
         None

@@ -320,7 +320,12 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         match change {
             Change::Log(log) => self.view.set_log(log.clone()),
             Change::Memory(map) => self.view.set_map(map.clone()),
-            Change::Call(_) | Change::Kick(_) | Change::Share(_) | Change::Limits(_) | Change::Own(_) => {}
+            Change::Call(_)
+            | Change::Kick(_)
+            | Change::Share(_)
+            | Change::Limits(_)
+            | Change::BlockDevice(_)
+            | Change::Own(_) => {}
         }
     }
 

@@ -1,4 +1,4 @@
-//! The NBD targets: both sides of the handshake, requests against a running export, and replies.
+//! The NBD targets: both sides of the handshake, requests against a running export, replies, and records with sums.
 //!
 //! Each is fed nearly right bytes in pieces of any size, and once more in one piece: both come to the same.
 
@@ -6,6 +6,7 @@ pub mod client;
 pub mod replies;
 pub mod requests;
 pub mod server;
+pub mod sums;
 
 use arbitrary::{Result, Unstructured};
 

@@ -79,6 +79,9 @@ pub struct ExportReport {
     pub claim: Option<ClaimReport>,
     /// Connections of clients.
     pub connections: u64,
+    /// Of these, those in plain text with CRC32C.
+    #[serde(default)]
+    pub summed_connections: u64,
     /// Most of them at a time.
     pub most_connections: u64,
     /// Connections that have ended, by why.

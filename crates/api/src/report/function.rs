@@ -264,6 +264,71 @@ pub struct MovedFunctionReport {
     pub complaint: Option<String>,
 }
 
+/// `POST /v1/pci/NAME/rest`: a function that a guest drives itself stands still.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RestedFunctionReport {
+    /// Its name.
+    pub name: String,
+    /// Register accesses that brought it there.
+    pub stop_accesses: u64,
+    /// How long it took, microseconds.
+    pub waited_us: u64,
+    /// Pages that its VMM was told of, since the function had written them; `None` if they were not logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages_sent: Option<u64>,
+}
+
+/// `POST /v1/pci/NAME/replay`: a function that stood still goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ReplayedFunctionReport {
+    /// Its name.
+    pub name: String,
+    /// Register accesses that brought it to where it was.
+    pub replay_accesses: u64,
+    /// From the first of them to the last, microseconds.
+    pub took_us: u64,
+}
+
+/// What a function that stands still has, and what another host's needs to go on from there: the body of `GET` and `PUT
+/// /v1/pci/NAME/carried`. Hostile input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CarriedFunctionV1 {
+    /// [`CarriedFunctionV1::FORMAT`].
+    pub format: String,
+    /// [`CarriedFunctionV1::VERSION`].
+    pub version: u32,
+    /// What saved it, as the function calls itself: `rtl8139`.
+    pub kind: String,
+    /// Version of the state's encoding.
+    pub state_version: u32,
+    /// The state, in base64.
+    pub state: String,
+    /// Its command register, as its guest sees it.
+    pub command: u16,
+    /// Its BARs, as its guest sees them.
+    pub bars: [u32; 6],
+    /// Message control of its MSI-X capability; 0 without one.
+    pub msix: u16,
+    /// The vectors of MSI-X that signal somebody.
+    pub vectors: Vec<u16>,
+}
+
+impl crate::spec::Form for CarriedFunctionV1 {
+    const FIELDS: &'static [&'static str] =
+        &["format", "version", "kind", "state_version", "state", "command", "bars", "msix", "vectors"];
+}
+
+impl CarriedFunctionV1 {
+    /// What kind of file it is.
+    pub const FORMAT: &'static str = "ioplane-carried-function";
+    /// Version of the file.
+    pub const VERSION: u32 = 1;
+}
+
 /// The file of `ioplane pci save`, the body of `GET` and `PUT /v1/pci/NAME/state`. Hostile input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -35,8 +35,9 @@ pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
-    ChipReport, EventReport, FunctionReport, MovedFunctionReport, QuiesceReport, RegionReport, Stage,
-    StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
+    CarriedFunctionV1, ChipReport, EventReport, FunctionReport, MovedFunctionReport, QuiesceReport,
+    RegionReport, ReplayedFunctionReport, RestedFunctionReport, Stage, StateFileV1, TrafficReport,
+    WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{
@@ -44,7 +45,7 @@ pub use network::{
 };
 pub use pool::{DecisionReport, DecisionWord, DecisionsReport, PoolReport};
 pub use queue::{DeviceQueue, QueueWork};
-pub use remote::{ClaimWord, ExporterWord, RemoteReport, RemoteWord};
+pub use remote::{ClaimWord, ExporterWord, ProtectionWord, RemoteReport, RemoteWord};
 pub use swap::{SwapReport, SwapWord};
 pub use verify::{RangeReport, VerifyReport, VerifyWord};
 pub use vm_pause::{VmPauseReport, VmPauseWord};

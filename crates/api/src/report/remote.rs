@@ -1,9 +1,11 @@
 //! Disks of other machines.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-use crate::spec::{LimitsSpec, TimeoutWord};
+use crate::spec::{DoubtWord, LimitsSpec, TimeoutWord};
 
 /// Whether a disk's server can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -48,7 +50,7 @@ pub enum ExporterWord {
     Unknown,
     /// It is served.
     Served,
-    /// Requests below it fail.
+    /// Requests below it fail, or its image is not as it was published: `exporter_why`.
     Failing,
     /// A person has taken it away there.
     Withdrawn,
@@ -61,7 +63,7 @@ impl ExporterWord {
     pub fn words(self) -> Option<&'static str> {
         match self {
             ExporterWord::Unknown | ExporterWord::Served => None,
-            ExporterWord::Failing => Some("requests fail there, below the export"),
+            ExporterWord::Failing => Some("something is wrong with the disk there"),
             ExporterWord::Withdrawn => Some("it has been withdrawn there: ioplane publish remove"),
             ExporterWord::Stopped => Some("the daemon there has been stopped"),
         }
@@ -88,6 +90,30 @@ pub enum ClaimWord {
     Refused,
 }
 
+/// By what the bytes of a connection are protected on their way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ProtectionWord {
+    /// Nothing of ioplane's: a socket of this host, or a server that does not know sums.
+    None,
+    /// Plain text with CRC32C: what a network changes is noticed, and nobody is kept out.
+    Crc32c,
+    /// TLS.
+    Tls,
+}
+
+impl ProtectionWord {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            ProtectionWord::None => "plain text, without sums",
+            ProtectionWord::Crc32c => "plain text with CRC32C",
+            ProtectionWord::Tls => "TLS",
+        }
+    }
+}
+
 /// How an imported disk's connections to its server stand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -106,6 +132,18 @@ pub struct RemoteReport {
     /// What happens then; `wait` if there is no `timeout_s`.
     #[serde(default)]
     pub on_timeout: TimeoutWord,
+    /// The QMP socket of the VM that uses the disk, if somebody has named it.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
+    /// For how many seconds the server may give no answer before the connection counts as lost.
+    #[serde(default)]
+    pub silence_s: u64,
+    /// Bytes of each queue's writes that may be kept until the server has made them durable, if it is ioplane's; 0 from older daemons.
+    #[serde(default)]
+    pub retain: u64,
+    /// What becomes of writes without an answer when the connection is lost. Those to another ioplane are sent again, whatever was asked for.
+    #[serde(default)]
+    pub in_doubt: DoubtWord,
     /// What the exporter itself tells of the export, by a session beside the connections.
     #[serde(default)]
     pub exporter: ExporterWord,
@@ -137,6 +175,9 @@ pub struct RemoteReport {
     pub reserved_why: Option<String>,
     /// Connections, one for each queue in use.
     pub connections: u64,
+    /// By what their bytes are protected on their way: the least of those that are connected. Nothing if none is.
+    #[serde(default)]
+    pub protection: Option<ProtectionWord>,
     /// Requests that have no reply yet.
     pub in_flight: u64,
     /// Requests sent, those that were sent again included.
@@ -145,6 +186,9 @@ pub struct RemoteReport {
     pub replays: u64,
     /// Connections lost.
     pub losses: u64,
+    /// Of these, those that were lost since data were changed on the way.
+    #[serde(default)]
+    pub changed: u64,
     /// Requests that the server has answered with an error.
     pub device_errors: u64,
     /// Bytes read.

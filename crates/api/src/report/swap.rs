@@ -70,7 +70,7 @@ pub struct SwapReport {
     pub holding: bool,
     /// Milliseconds since it was begun, or that it took.
     pub for_ms: u64,
-    /// Microseconds at the quiescent point of the switch, once it is done: how long no request was begun.
+    /// Microseconds for which no request was begun at the switch, once it is done. 0: the disk did not have to come to rest for it.
     #[serde(default)]
     pub pause_us: Option<u64>,
     /// Why it failed.
@@ -86,7 +86,11 @@ impl SwapReport {
         let time = format!("{:.1} s", *for_ms as f64 / 1000.0);
         match state {
             SwapWord::Done => {
-                let pause = self.pause_us.map_or(String::new(), |us| format!(", paused for {us} us"));
+                let pause = match self.pause_us {
+                    None => String::new(),
+                    Some(0) => ", without a pause".to_owned(),
+                    Some(us) => format!(", paused for {us} us"),
+                };
                 format!("done: on {to} after {time}{pause}")
             }
             SwapWord::Failed => format!("to {to} failed: {}", self.error.as_deref().unwrap_or("no reason")),

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
-use super::lost::timeout_flaws;
 use super::{
     DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, NbdUri, OnTimeout,
-    QUEUE_SIZE_MAX, ServedSpec, StartWord, TimeoutSpec, TimeoutWord, differing, form, group_flaw,
-    limit_names, limited, limits_of, named, served_fields, set_limits, spec, with_limits,
+    QUEUE_SIZE_MAX, RemoteSpec, ServedSpec, SpecFields, StartWord, TimeoutSpec, TimeoutWord, differing, form,
+    group_flaw, limit_names, limited, limits_of, named, served_fields, set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -20,34 +19,6 @@ const SERIAL: usize = 20;
 /// Entries of a ring if nobody says: enough for a disk, and what most of QEMU's versions take without being told.
 const QUEUE_SIZE: CountField =
     CountField { name: "queue_size", range: 2..=QUEUE_SIZE_MAX, power_of_two: true, usual: 128 };
-
-/// What a queue of a disk of another machine may keep of its writes: below it flushes all the time, above it takes the host's memory.
-const RETAIN: std::ops::RangeInclusive<u64> = 1 << 20..=256 << 20;
-
-/// What all of them together may: it is taken whether or not anything is written.
-const RETAIN_IN_ALL: u64 = 1 << 30;
-
-/// What is wrong with how much is kept, for each of so many of what `each` names.
-pub(super) fn retain_flaw(retain: Option<Size>, count: u16, each: &str) -> Option<Flaw> {
-    let retain = retain?;
-    let (least, most) = (*RETAIN.start(), *RETAIN.end());
-    if !RETAIN.contains(&retain.0) {
-        let remedy = format!("give {} to {}, or leave it out for 16M", Size(least), Size(most));
-        return Some(Flaw::new("retain", format!("retain = \"{retain}\" for each {each}"), remedy));
-    }
-    let all = retain.0 * u64::from(count);
-    let fits = (RETAIN_IN_ALL / u64::from(count.max(1))).min(most);
-    // A whole number of MiB is what a person would write.
-    let remedy = format!("give {} at most, or fewer {each}s", Size(fits - fits % least));
-    (all > RETAIN_IN_ALL).then(|| {
-        let limit = Size(RETAIN_IN_ALL);
-        let reason = format!(
-            "retain = \"{retain}\" for each of {count} {each}s is {} of memory, more than {limit}",
-            Size(all)
-        );
-        Flaw::new("retain", reason, remedy)
-    })
-}
 
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,28 +42,7 @@ pub enum BackingSpec {
         bytes: u64,
     },
     /// An NBD server's export.
-    Remote {
-        /// Where it is.
-        remote: NbdUri,
-        /// For how long requests wait for a server that is not reachable; no end if it is left out.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        timeout_s: Option<u64>,
-        /// What happens then.
-        #[serde(default, skip_serializing_if = "TimeoutWord::is_usual")]
-        on_timeout: TimeoutWord,
-        /// The QMP socket of the VM that uses it, which may be paused then.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        qmp: Option<PathBuf>,
-        /// Requests per second that the server is to keep for it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reserve_iops: Option<u64>,
-        /// Bytes per second that the server is to keep for it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reserve_bandwidth: Option<Size>,
-        /// Bytes per queue in which writes are kept that the server has not made durable, if somebody has said so.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        retain: Option<Size>,
-    },
+    Remote(RemoteSpec),
 }
 
 impl BackingSpec {
@@ -101,7 +51,7 @@ impl BackingSpec {
         match self {
             BackingSpec::File { path, .. } => path.display().to_string(),
             BackingSpec::Memory { bytes } => format!("memory ({})", Size(*bytes)),
-            BackingSpec::Remote { remote, .. } => remote.to_string(),
+            BackingSpec::Remote(spec) => spec.remote.to_string(),
         }
     }
 
@@ -123,56 +73,53 @@ impl BackingSpec {
         }
     }
 
+    /// The disk of another machine that it is, if it is one.
+    pub fn remote(&self) -> Option<&RemoteSpec> {
+        match self {
+            BackingSpec::Remote(spec) => Some(spec),
+            BackingSpec::File { .. } | BackingSpec::Memory { .. } => None,
+        }
+    }
+
     /// What is to be kept for it of an exporter's capacity: rates without bursts.
     pub fn reserved(&self) -> LimitsSpec {
-        match self {
-            BackingSpec::Remote { reserve_iops, reserve_bandwidth, .. } => {
-                LimitsSpec { rate: *reserve_iops, bandwidth: *reserve_bandwidth, ..LimitsSpec::default() }
-            }
-            BackingSpec::File { .. } | BackingSpec::Memory { .. } => LimitsSpec::default(),
-        }
+        self.remote().map_or_else(LimitsSpec::default, RemoteSpec::reserved)
     }
 
     /// Other rates are to be kept for it; of a disk of another machine.
     pub fn set_reserved(&mut self, reserved: LimitsSpec) {
-        if let BackingSpec::Remote { reserve_iops, reserve_bandwidth, .. } = self {
-            (*reserve_iops, *reserve_bandwidth) = (reserved.rate, reserved.bandwidth);
+        if let BackingSpec::Remote(spec) = self {
+            (spec.reserve_iops, spec.reserve_bandwidth) = (reserved.rate, reserved.bandwidth);
         }
     }
 
     /// What happens when its server cannot be reached.
     pub fn on_timeout(&self) -> OnTimeout<'_> {
-        match self {
-            BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } => {
-                OnTimeout::of(*timeout_s, *on_timeout, qmp.as_deref())
-            }
-            BackingSpec::File { .. } | BackingSpec::Memory { .. } => OnTimeout::Wait,
-        }
+        let Some(spec) = self.remote() else { return OnTimeout::Wait };
+        OnTimeout::of(spec.timeout_s, spec.on_timeout.unwrap_or_default(), spec.qmp.as_deref())
     }
 
     /// Something else is to happen then; of a disk of another machine.
     pub fn set_on_timeout(&mut self, change: &TimeoutSpec) {
-        let BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } = self else { return };
+        let BackingSpec::Remote(spec) = self else { return };
         if let Some(seconds) = change.timeout_s {
-            *timeout_s = (seconds > 0).then_some(seconds);
+            spec.timeout_s = (seconds > 0).then_some(seconds);
             // There is nothing that it could follow.
-            *on_timeout = if seconds > 0 { *on_timeout } else { TimeoutWord::default() };
+            spec.on_timeout = spec.on_timeout.filter(|_| seconds > 0);
         }
-        *on_timeout = change.on_timeout.unwrap_or(*on_timeout);
+        spec.on_timeout = change.on_timeout.or(spec.on_timeout).filter(|word| !word.is_usual());
         if let Some(path) = &change.qmp {
-            *qmp = (!path.as_os_str().is_empty()).then(|| path.clone());
+            spec.qmp = (!path.as_os_str().is_empty()).then(|| path.clone());
         }
     }
 
     /// All fields that say it, as a change that makes another one say the same.
     pub fn timeout_fields(&self) -> TimeoutSpec {
-        let BackingSpec::Remote { timeout_s, on_timeout, qmp, .. } = self else {
-            return TimeoutSpec::default();
-        };
+        let Some(spec) = self.remote() else { return TimeoutSpec::default() };
         TimeoutSpec {
-            timeout_s: Some(timeout_s.unwrap_or(0)),
-            on_timeout: Some(*on_timeout),
-            qmp: Some(qmp.clone().unwrap_or_default()),
+            timeout_s: Some(spec.timeout_s.unwrap_or(0)),
+            on_timeout: Some(spec.on_timeout.unwrap_or_default()),
+            qmp: Some(spec.qmp.clone().unwrap_or_default()),
         }
     }
 
@@ -180,9 +127,7 @@ impl BackingSpec {
     pub fn same_content(&self, other: &Self) -> bool {
         match (self, other) {
             (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
-            (BackingSpec::Remote { remote, .. }, BackingSpec::Remote { remote: other, .. }) => {
-                remote == other
-            }
+            (BackingSpec::Remote(spec), BackingSpec::Remote(other)) => spec.remote == other.remote,
             (one, other) => one == other,
         }
     }
@@ -202,34 +147,7 @@ impl BackingSpec {
             (BackingSpec::Memory { bytes }, BackingSpec::Memory { bytes: bytes2 }) => {
                 differing! { memory: bytes, bytes2; }
             }
-            (
-                BackingSpec::Remote {
-                    remote,
-                    timeout_s,
-                    on_timeout,
-                    qmp,
-                    reserve_iops,
-                    reserve_bandwidth,
-                    retain,
-                },
-                BackingSpec::Remote {
-                    remote: remote2,
-                    timeout_s: timeout_s2,
-                    on_timeout: on_timeout2,
-                    qmp: qmp2,
-                    reserve_iops: iops2,
-                    reserve_bandwidth: bandwidth2,
-                    retain: retain2,
-                },
-            ) => differing! {
-                remote: remote, remote2;
-                timeout_s: timeout_s, timeout_s2;
-                on_timeout: on_timeout, on_timeout2;
-                qmp: qmp, qmp2;
-                reserve_iops: reserve_iops, iops2;
-                reserve_bandwidth: reserve_bandwidth, bandwidth2;
-                retain: retain, retain2;
-            },
+            (BackingSpec::Remote(spec), BackingSpec::Remote(other)) => spec.differing(other),
             (BackingSpec::File { .. } | BackingSpec::Memory { .. } | BackingSpec::Remote { .. }, _) => {
                 vec![self.field()]
             }
@@ -282,9 +200,14 @@ macro_rules! backing_form {
     };
     // With what may be given in place of an image.
     (@ [$($instead:literal),*] $(#[doc = $about:literal])* $name:ident { $($between:tt)* } { $($behind:tt)* }) => {
+        $crate::spec::remote_options! {
+            backing_form! @fields [$($instead),*] { $(#[doc = $about])* $name } { $($between)* } { $($behind)* }
+        }
+    };
+    (@fields [$($instead:literal),*] { $($head:tt)* } { $($between:tt)* } { $($behind:tt)* }
+        $([$option:ident: $kind:ty = $value:literal, $needs:literal, $help:literal, $change:literal])*) => {
         form! {
-            $(#[doc = $about])*
-            $name {
+            $($head)* {
                 /// A raw image or a block device
                 [long, value_name = "FILE", required_unless_present_any = [$($instead),*], conflicts_with_all = [$($instead),*]]
                 path: PathBuf,
@@ -294,24 +217,11 @@ macro_rules! backing_form {
                 /// A disk of another machine: its name in the directory (`ioplane devices`), or the URI of an NBD server's export, such as nbds://host-a/data
                 [long, value_name = "NAME|URI"]
                 remote: NbdUri,
-                /// Fail requests when the server has not been reachable for so many seconds, or do what --on-timeout says [default: never, they wait]
-                [long, value_name = "SECONDS", requires = "remote"]
-                timeout_s: u64,
-                /// What happens then: error (requests fail), pause (the VM is paused by --qmp until the server is back), or wait [default: error]
-                [long, value_name = "WHAT", requires = "timeout_s"]
-                on_timeout: TimeoutWord,
-                /// A QMP socket of the VM that uses the disk: -qmp unix:SOCKET,server=on,wait=off. It is connected to only when the VM is to be paused or to go on
-                [long, value_name = "SOCKET", requires = "remote"]
-                qmp: PathBuf,
-                /// Have the exporter keep so many requests per second for it; refused if they are not free there [default: what others leave]
-                [long, value_name = "N", requires = "remote"]
-                reserve_iops: u64,
-                /// Have the exporter keep so many bytes per second for it; refused if they are not free there [default: what others leave]
-                [long, value_name = "SIZE", requires = "remote"]
-                reserve_bandwidth: Size,
-                /// Keep up to so many bytes of each queue's writes until its server has made them durable, 1M to 256M; flushed when a half is full [default: 16M]
-                [long, value_name = "SIZE", requires = "remote"]
-                retain: Size,
+                $(
+                    #[doc = $help]
+                    [long, value_name = $value, requires = $needs]
+                    $option: $kind,
+                )*
                 /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
                 [long, value_name = "FORMAT", conflicts_with_all = ["memory", "remote"]]
                 format: FormatWord,
@@ -331,20 +241,18 @@ macro_rules! backing_form {
 /// The fields of a backing, from a form that has them, as those of another.
 macro_rules! backing_fields {
     ($to:ident of $form:ident $(, ..$rest:expr)?) => {
+        $crate::spec::remote_options! { backing_fields! @ $to $form { $(..$rest)? } }
+    };
+    (@ $to:ident $form:ident { $($rest:tt)* } $([$option:ident: $($about:tt)*])*) => {
         $to {
             path: $form.path,
             memory: $form.memory,
             remote: $form.remote,
-            timeout_s: $form.timeout_s,
-            on_timeout: $form.on_timeout,
-            qmp: $form.qmp,
-            reserve_iops: $form.reserve_iops,
-            reserve_bandwidth: $form.reserve_bandwidth,
-            retain: $form.retain,
+            $($option: $form.$option,)*
             format: $form.format,
             direct: $form.direct,
             engine: $form.engine,
-            $(..$rest)?
+            $($rest)*
         }
     };
 }
@@ -447,34 +355,33 @@ impl DiskSpec {
     }
 }
 
+macro_rules! remote_of_form {
+    ($([$option:ident: $($about:tt)*])*) => {
+        impl BackingForm {
+            /// The options of a disk of another machine, and whether each is there.
+            fn remote_options(&self) -> Vec<(&'static str, bool)> {
+                vec![$((stringify!($option), self.$option.is_some()),)*]
+            }
+
+            /// What it asks for of one there.
+            fn remote_spec(&self, remote: NbdUri) -> RemoteSpec {
+                RemoteSpec { remote, $($option: self.$option.clone(),)* }.without_the_usual()
+            }
+        }
+    };
+}
+
+super::remote_options! { remote_of_form! }
+
 impl BackingForm {
     /// What it asks for. It has all of `flaws` that are added, and may be complete besides.
     pub fn spec(self, flaws: &mut Vec<Flaw>) -> Option<BackingSpec> {
-        let BackingForm {
-            path,
-            memory,
-            remote,
-            timeout_s,
-            on_timeout,
-            qmp,
-            reserve_iops,
-            reserve_bandwidth,
-            retain,
-            format,
-            direct,
-            engine,
-        } = self;
+        let of_remote = self.remote_options();
+        let asked = self.remote.clone().map(|remote| self.remote_spec(remote));
+        let BackingForm { path, memory, format, direct, engine, .. } = self;
         let of_file =
             [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
-        let of_remote = [
-            ("timeout_s", timeout_s.is_some()),
-            ("on_timeout", on_timeout.is_some()),
-            ("qmp", qmp.is_some()),
-            ("reserve_iops", reserve_iops.is_some()),
-            ("reserve_bandwidth", reserve_bandwidth.is_some()),
-            ("retain", retain.is_some()),
-        ];
-        match (path, memory, remote) {
+        match (path, memory, asked) {
             (Some(path), None, None) => {
                 foreign(flaws, "an image", "leave it out, or give remote", &of_remote);
                 let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
@@ -487,19 +394,7 @@ impl BackingForm {
             }
             (None, None, Some(remote)) => {
                 foreign(flaws, "a disk of another machine", "leave it out, or give path", &of_file);
-                // 0 is no reservation, as it is no limit.
-                let reserve_iops = reserve_iops.filter(|iops| *iops > 0);
-                let reserve_bandwidth = reserve_bandwidth.filter(|bandwidth| bandwidth.0 > 0);
-                let on_timeout = on_timeout.unwrap_or_default();
-                Some(BackingSpec::Remote {
-                    remote,
-                    timeout_s,
-                    on_timeout,
-                    qmp,
-                    reserve_iops,
-                    reserve_bandwidth,
-                    retain,
-                })
+                Some(BackingSpec::Remote(remote))
             }
             (None, None, None) => {
                 let remedy = "give path = \"IMAGE\", memory = \"64M\" or remote = \"nbd://HOST/EXPORT\"";
@@ -596,11 +491,7 @@ impl ServedSpec for DiskSpec {
                     flaws.push(Flaw::new("memory", reason, remedy));
                 }
             }
-            BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
-                flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
-                flaws.extend(retain_flaw(*retain, self.queues, "queue"));
-                flaws.extend(self.backing.reserved().flaws(["reserve_iops", "", "reserve_bandwidth", ""]));
-            }
+            BackingSpec::Remote(spec) => flaws.extend(spec.flaws(self.queues, "queue")),
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));
         flaws.extend(group_flaw(self.group.as_deref()));

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::checks::{CountField, checked, path_flaw};
-use super::disk::{backing_form, retain_flaw};
-use super::lost::timeout_flaws;
+use super::disk::backing_form;
 use super::{
     BackingForm, BackingSpec, DirectWord, EngineWord, Flaw, FormatWord, HostList, LimitFields, LimitsSpec,
     ListenAddress, MemoryWord, NbdUri, ServedSpec, TimeoutWord, backing_fields, form, group_flaw,
@@ -63,20 +62,21 @@ limited! { published_form! form [export_limits]
             /// The image of this disk of the daemon, which goes on using it as the first client: before a VM moves to another host
             [long, value_name = "DISK", conflicts_with_all = ["memory", "remote", "read_only", "format", "direct", "engine"]]
             disk: String,
-            /// Refuse writes
-            [long, num_args = 0, default_missing_value = "true"]
+            /// Refuse writes: many hosts can read it, and nobody writes, this host included
+            [long, visible_alias = "share", num_args = 0, default_missing_value = "true", overrides_with = "read_only"]
             read_only: bool,
-            /// Let other machines connect to this address by TCP [default: only clients of this host, by the export's socket]
+            /// Let other machines connect to this address by TCP [default: with --tls or --allow port 10809 of all addresses, [::]:10809; otherwise only clients of
+            /// this host can connect, by the export's socket]
             [long, value_name = "ADDRESS:PORT"]
             listen: ListenAddress,
             /// Accept that whoever can reach --listen is let in unasked, and that nothing is encrypted
             [long, num_args = 0, default_missing_value = "true"]
             plain: bool,
-            /// Let in by --listen only hosts with a certificate of this host's authority (`ioplane identity`), and encrypt all
+            /// Let in only hosts with a certificate of this host's authority (`ioplane identity`), and encrypt all
             [long, num_args = 0, default_missing_value = "true", conflicts_with = "plain"]
             tls: bool,
-            /// Which hosts may connect with --tls, such as host-b,host-c [default: all with a certificate of the authority]
-            [long, value_name = "HOSTS", requires = "tls"]
+            /// Which hosts may connect, such as host-b,host-c, with --tls, which need not be given then [default: all with a certificate of the authority]
+            [long, value_name = "HOSTS", conflicts_with = "plain"]
             allow: HostList,
             /// Most connections of clients at a time [default: 16]
             [long, value_name = "N"]
@@ -110,7 +110,8 @@ impl ExportChangeForm {
 }
 
 impl ExportForm {
-    /// The complete export. Left out: no limits, writable, for clients of this host, 16 connections, in no group, and whatever core has time.
+    /// The complete export. Left out: no limits, writable, for clients of this host, 16 connections, in no group, and whatever core has time. Who names hosts
+    /// means TLS, and what has TLS is for other machines: at [`ListenAddress::usual`].
     pub fn spec(self, name: &str) -> Result<ExportSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         if self.disk.is_some() {
@@ -120,14 +121,16 @@ impl ExportForm {
         let backing = backing_fields!(BackingForm of self).spec(&mut flaws);
         let connections = CONNECTIONS.read(&mut flaws, self.connections);
         let limits = limits_of!(export_limits of self).asked();
+        let plain = self.plain.unwrap_or(false);
+        let tls = self.tls.unwrap_or(self.allow.is_some() && !plain);
         let spec = with_limits!(
             ExportSpec {
                 name: name.to_owned(),
                 backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
                 read_only: self.read_only.unwrap_or(false),
-                listen: self.listen,
-                plain: self.plain.unwrap_or(false),
-                tls: self.tls.unwrap_or(false),
+                listen: self.listen.or_else(|| tls.then(ListenAddress::usual)),
+                plain,
+                tls,
                 allow: self.allow,
                 connections,
                 socket: self.socket,
@@ -175,14 +178,11 @@ impl ServedSpec for ExportSpec {
                 let reason = format!("{bytes} bytes is no size for a disk");
                 flaws.push(Flaw::new("memory", reason, "give a multiple of 512, and not zero"));
             }
-            BackingSpec::Remote { on_timeout: TimeoutWord::Pause, .. } => {
+            BackingSpec::Remote(spec) if spec.on_timeout == Some(TimeoutWord::Pause) => {
                 let reason = "an export has no VM that could be paused";
                 flaws.push(Flaw::new("on_timeout", reason, "write \"error\" or \"wait\""));
             }
-            BackingSpec::Remote { timeout_s, on_timeout, qmp, retain, .. } => {
-                flaws.extend(retain_flaw(*retain, self.connections, "connection"));
-                flaws.extend(timeout_flaws(*timeout_s, *on_timeout, qmp.as_deref()));
-            }
+            BackingSpec::Remote(spec) => flaws.extend(spec.flaws(self.connections, "connection")),
             BackingSpec::Memory { .. } => {}
         }
         match &self.listen {
@@ -192,7 +192,7 @@ impl ServedSpec for ExportSpec {
             }
             Some(listen) if !self.tls && !self.plain => {
                 let reason = format!("listen = \"{listen}\" lets in whoever can reach it, in plain text");
-                let remedy = "write tls = true, or plain = true if that is so intended";
+                let remedy = "write tls = true or allow = \"HOST\", or plain = true if that is so intended";
                 flaws.push(Flaw::new("plain", reason, remedy));
             }
             None if self.tls => {
@@ -203,7 +203,7 @@ impl ServedSpec for ExportSpec {
         }
         if self.allow.is_some() && !self.tls {
             let reason = "allow names hosts, and without TLS nobody is asked who it is";
-            flaws.push(Flaw::new("allow", reason, "write tls = true as well"));
+            flaws.push(Flaw::new("allow", reason, "leave out plain = true or tls = false"));
         }
         flaws.extend(self.limits().flaws(Self::LIMITS));
         flaws.extend(CONNECTIONS.flaw(self.connections));
@@ -261,18 +261,33 @@ mod tests {
     }
 
     #[test]
-    fn tls_needs_an_address_and_excludes_plain_text() {
-        let (listen, tls) = (Some("0.0.0.0:10809".parse().unwrap()), Some(true));
+    fn who_names_hosts_means_tls_at_the_usual_address() {
+        let (listen, tls) = (Some("127.0.0.1:1".parse().unwrap()), Some(true));
         let allow: Option<HostList> = Some("host-b".parse().unwrap());
-        let spec = ExportForm { listen, tls, allow: allow.clone(), ..form() }.spec("data").unwrap();
-        assert!(spec.tls && spec.allow.unwrap().has("host-b"));
+        for (form, at) in [
+            (ExportForm { allow: allow.clone(), ..form() }, "[::]:10809"),
+            (ExportForm { tls, ..form() }, "[::]:10809"),
+            (ExportForm { listen, allow: allow.clone(), ..form() }, "127.0.0.1:1"),
+            (ExportForm { listen, tls, allow: allow.clone(), ..form() }, "127.0.0.1:1"),
+        ] {
+            let named = form.allow.clone();
+            let spec = form.spec("data").unwrap();
+            assert_eq!((spec.tls, spec.plain, spec.allow), (true, false, named));
+            assert_eq!(spec.listen.unwrap().to_string(), at);
+        }
+        let plain = Some(true);
         for (wrong, field) in [
-            (ExportForm { tls, ..form() }, "tls"),
-            (ExportForm { listen, tls, plain: Some(true), ..form() }, "plain"),
-            (ExportForm { listen, plain: Some(true), allow, ..form() }, "allow"),
+            (ExportForm { tls, plain, ..form() }, "plain"),
+            (ExportForm { listen, tls, plain, ..form() }, "plain"),
+            (ExportForm { plain, allow: allow.clone(), ..form() }, "allow"),
+            (ExportForm { listen, plain, allow: allow.clone(), ..form() }, "allow"),
+            (ExportForm { listen, tls: Some(false), plain, allow, ..form() }, "allow"),
         ] {
             assert_eq!(wrong.spec("data").unwrap_err()[0].field, field);
         }
+        // What is stored says all of it.
+        let spec = ExportForm { tls, ..form() }.spec("data").unwrap();
+        assert_eq!(ExportSpec { listen: None, ..spec }.own_flaws()[0].field, "tls");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Where a listener of TCP is.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use super::address::{as_text, from_text};
@@ -15,7 +15,15 @@ pub struct ListenAddress(SocketAddr);
 #[error("`{0}` is no address to listen on: write numbers and a port, as in 192.168.1.5:10809 or [::]:10809")]
 pub struct NotAListenAddress(String);
 
+/// NBD's port (IANA's registry of service names).
+const NBD_PORT: u16 = 10809;
+
 impl ListenAddress {
+    /// All addresses of this host, also those of IPv4 (ipv6(7), `IPV6_V6ONLY`), and NBD's port.
+    pub fn usual() -> Self {
+        ListenAddress(SocketAddr::from((Ipv6Addr::UNSPECIFIED, NBD_PORT)))
+    }
+
     /// The address.
     pub fn address(&self) -> SocketAddr {
         self.0

@@ -23,6 +23,7 @@ mod network;
 mod online;
 mod pci_address;
 mod pool;
+mod remote;
 
 use std::path::{Path, PathBuf};
 
@@ -54,6 +55,8 @@ pub use nbd_uri::NbdUri;
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
 pub use pool::{PoolForm, PoolSpec};
+pub(crate) use remote::remote_options;
+pub use remote::{OptionValue, RemoteSpec};
 
 /// One thing that is wrong with a form: which field, why, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,6 +132,16 @@ impl TimeoutWord {
     pub fn is_usual(&self) -> bool {
         *self == TimeoutWord::default()
     }
+}
+
+words! {
+    /// What becomes of writes and flushes without an answer when the connection to a server is lost of which nobody knows whether it carries them out: one
+    /// other than ioplane. Reads are sent again.
+    DoubtWord, Fail,
+    /// They fail; so does the next flush, if there are acknowledged writes that were not flushed.
+    Fail "fail",
+    /// They are sent again.
+    Resend "resend",
 }
 
 words! {

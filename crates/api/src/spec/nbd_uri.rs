@@ -24,6 +24,23 @@ pub struct NbdUri(String);
 pub struct NotAnNbdUri(String);
 
 impl NbdUri {
+    /// Where other hosts find an export of TCP: at the first of `places`, each `HOST:PORT`, or else at the others; nothing without a place. `tls`: the name in the
+    /// certificate of the host that has it, if it is served by TLS only.
+    pub fn of_export(
+        export: &str,
+        places: impl IntoIterator<Item = String>,
+        tls: Option<&str>,
+    ) -> Option<Result<NbdUri, NotAnNbdUri>> {
+        let mut places = places.into_iter();
+        let first = places.next()?;
+        let scheme = if tls.is_some() { "nbds" } else { "nbd" };
+        let name = tls.map(|host| format!("tls-hostname={host}"));
+        let also = places.map(|place| format!("also={place}"));
+        let parameters: Vec<String> = name.into_iter().chain(also).collect();
+        let query = if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) };
+        Some(format!("{scheme}://{first}/{export}{query}").parse())
+    }
+
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -29,13 +29,13 @@ use hyper::Method;
 use ioplane_api::SOCKET;
 use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{
-    CoreReport, DecisionsReport, DiskReport, DoneReport, ExplainReport, PoolReport, StatusReport,
-    UpgradeReport,
+    CoreReport, DecisionsReport, DiskReport, DoneReport, ExplainReport, PoolReport, RemoteReport,
+    StatusReport, UpgradeReport,
 };
 use ioplane_api::request::{
     ChangeForm, CoreChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UnpinForm, UpgradeForm,
 };
-use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec, TimeoutSpec};
+use ioplane_api::spec::{BackingForm, DiskForm, DoubtWord, LimitsSpec, TimeoutSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -270,6 +270,7 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             let (path, form) = (address(&name) + query, form(asked)?);
             let disk: DiskReport =
                 working("opening the image", || put(client, &path, &form, ("disk", &name)))?;
+            warn_of_doubt(disk.backing.remote.as_ref());
             print_done(json, &disk, one)
         }
         DiskCommand::Remove { name, force } => {
@@ -339,8 +340,18 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             if disk.origin == "config" && !json {
                 hint("to keep this after a reboot of the host, write it into the configuration as well");
             }
+            warn_of_doubt(disk.backing.remote.as_ref());
             print_done(json, &disk, one)
         }
+    }
+}
+
+/// Warns of a disk whose writes are sent again to a server that cannot say what became of the first ones.
+fn warn_of_doubt(remote: Option<&RemoteReport>) {
+    if remote.is_some_and(|remote| remote.instance.is_none() && remote.in_doubt == DoubtWord::Resend) {
+        hint(
+            "--in-doubt resend is for servers that finish or forget the requests of a lost connection before they serve the next: with others old data overwrite newer",
+        );
     }
 }
 

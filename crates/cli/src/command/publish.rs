@@ -6,7 +6,7 @@ use ioplane_api::report::{DoneReport, ExportReport};
 use ioplane_api::request::ExportSizeForm;
 use ioplane_api::spec::ExportForm;
 
-use super::{address_of, ask, get, put, seen, show, working};
+use super::{address_of, ask, get, put, seen, show, warn_of_doubt, working};
 use crate::args::{PublishCommand, PublishDisk};
 use crate::client::Client;
 use crate::output::{hint, print, print_done};
@@ -21,8 +21,9 @@ pub fn run(client: &Client, command: PublishCommand, json: bool) -> Result<()> {
             let export: ExportReport =
                 working("opening the image", || put(client, &address(&name), &form, ("publish", &name)))?;
             if export.listen.is_none() && !json {
-                hint("other machines cannot reach it: add --listen ADDRESS:PORT --tls for that");
+                hint("other machines cannot reach it: name the hosts that may, --allow HOSTS");
             }
+            warn_of_doubt(export.backing.remote.as_ref());
             print_done(json, &export, |export| show::exports(std::slice::from_ref(export)))
         }
         PublishCommand::Set { name, form } => {

@@ -322,6 +322,17 @@ impl PollLoop {
         self.turns.weigh(share.group, share.weight.get());
     }
 
+    /// The slot belongs to this group, on this device, from now on, and so does what it has in flight.
+    fn change_lane(&mut self, at: usize, share: Share, device: Option<BlockDevice>, awake: bool) {
+        let in_flight = self.turns.in_flight(at);
+        self.turns.detach(at);
+        self.join_group(at, share, device);
+        self.turns.moved(at, in_flight, 0);
+        if awake {
+            self.turns.wake(at);
+        }
+    }
+
     fn handle_command(&mut self, id: PollerId, mut command: PollerCommand) {
         let Some(at) = self.slots.iter().position(|c| c.as_ref().is_some_and(|c| c.slot.id() == id)) else {
             return;
@@ -334,15 +345,12 @@ impl PollLoop {
             if stays {
                 self.turns.weigh(share.group, share.weight.get());
             } else {
-                // What is in flight is the other group's from now on.
-                let in_flight = self.turns.in_flight(at);
-                self.turns.detach(at);
-                self.join_group(at, share, device);
-                self.turns.moved(at, in_flight, 0);
-                if awake {
-                    self.turns.wake(at);
-                }
+                self.change_lane(at, share, device, awake);
             }
+        } else if let PollerCommand::Apply(Change::BlockDevice(device), _) = command {
+            let (awake, share) = (entry.state.is_awake(), entry.slot.share());
+            entry.slot.handle(&mut self.context, command);
+            self.change_lane(at, share, device, awake);
         } else if matches!(command, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(ring(&mut self.context), std::mem::take(&mut entry.watched));

@@ -3,14 +3,20 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, SwapForm, VerifyForm};
-use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec, TimeoutSpec};
+use ioplane_api::spec::{BackingForm, BackingSpec, DiskForm, LimitsSpec, RemoteSpec, TimeoutSpec};
 use ioplane_nbd::import::ClaimWish;
 
 use super::{Addition, Answer, Body, Own, Removal, addition, form, form_or_usual, json, put, removal, whole};
 use crate::refusal::Refusal;
 
 /// What to send to change a disk.
-const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and timeout_s, on_timeout, qmp, reserve_iops, reserve_bandwidth, retain), or iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp and group";
+fn one_change() -> String {
+    let options = RemoteSpec::OPTIONS.join(", ");
+    format!(
+        "send size (and shrink), or path (and format, direct, engine), or memory, or remote (and {options}), or iops_limit, iops_burst, bandwidth_limit, \
+         bandwidth_burst, reserve_iops, reserve_bandwidth, timeout_s, on_timeout, qmp and group"
+    )
+}
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.reports(&daemon.disks).await)
@@ -43,7 +49,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     let waits = on_timeout != TimeoutSpec::default();
     if limits != none || reserved != none || group.is_some() || waits {
         if size.is_some() || shrink || backing != BackingForm::default() {
-            return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
+            return Err(Refusal::invalid("neither one change nor another", one_change()));
         }
         return whole(daemon.may_change()?, async move {
             daemon.disks.served(&name)?.set(limits, reserved, group.clone(), on_timeout).await?;
@@ -76,7 +82,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     let mut flaws = Vec::new();
     let backing = if size.is_none() && !shrink { backing.spec(&mut flaws) } else { None };
     let Some(backing) = backing.filter(|_| flaws.is_empty()) else {
-        return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
+        return Err(Refusal::invalid("neither one change nor another", one_change()));
     };
     whole(daemon.may_change()?, async move {
         let text = backing.name();

@@ -1,8 +1,8 @@
 //! PCI functions.
 
 use axum::extract::{Path, State};
-use ioplane_api::report::{DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::{MoveFunctionForm, QuiesceForm};
+use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
+use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, QuiesceForm};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
@@ -74,6 +74,69 @@ pub async fn exchange(State(daemon): Own, Path(name): Path<String>, body: Body) 
         let moved = daemon.functions.served(&name)?.move_to(form, leases).await?;
         daemon.functions.tell(EventWord::Changed, &name, "moved");
         json(moved)
+    })
+    .await
+}
+
+pub async fn log(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.log().await?;
+        done(format!("what {name} writes is logged"))
+    })
+    .await
+}
+
+pub async fn end_log(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let logged = daemon.functions.served(&name)?.end_log().await?;
+        let nothing = format!("what {name} writes was not logged: nothing to do");
+        done(if logged { format!("what {name} writes is no longer logged") } else { nothing })
+    })
+    .await
+}
+
+pub async fn rest(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: FunctionStepForm = form(body)?;
+    whole(daemon.may_change()?, async move {
+        let rested = daemon.functions.served(&name)?.rest(form).await?;
+        daemon.functions.tell(EventWord::Changed, &name, "stands still, to be moved");
+        json(rested)
+    })
+    .await
+}
+
+pub async fn carried(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.served(&name)?.carried().await?)
+}
+
+pub async fn take(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let file: CarriedFunctionV1 = form_up_to(body, STATE)?;
+    whole(daemon.may_change()?, async move {
+        let still = daemon.functions.served(&name)?.take(file).await?;
+        daemon.functions.tell(EventWord::Changed, &name, "the state of another one was loaded");
+        done(format!(
+            "{name} has the state, and {}",
+            if still { "stands still" } else { "goes on from there" }
+        ))
+    })
+    .await
+}
+
+pub async fn replay(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: FunctionStepForm = form(body)?;
+    whole(daemon.may_change()?, async move {
+        let replayed = daemon.functions.served(&name)?.replay(form).await?;
+        daemon.functions.tell(EventWord::Changed, &name, "goes on from its state");
+        json(replayed)
+    })
+    .await
+}
+
+pub async fn leave(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.leave().await?;
+        daemon.functions.tell(EventWord::Changed, &name, "its guest went on with another one");
+        done(format!("{name} has no guest any more"))
     })
     .await
 }

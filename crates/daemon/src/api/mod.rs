@@ -52,7 +52,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
     let mut router = Router::new();
     for operation in Operation::ALL {
         let mut handler = handler(*operation);
-        if *operation == Operation::LoadFunction {
+        if matches!(operation, Operation::LoadFunction | Operation::TakeFunction) {
             handler = handler.route_layer(DefaultBodyLimit::max(function::STATE));
         }
         let handler = handler.route_layer(middleware::from_fn_with_state(*operation, check_query));
@@ -135,6 +135,13 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::SaveFunction => routing::on(method, function::save),
         Operation::LoadFunction => routing::on(method, function::load),
         Operation::MoveFunction => routing::on(method, function::exchange),
+        Operation::LogFunction => routing::on(method, function::log),
+        Operation::EndLogFunction => routing::on(method, function::end_log),
+        Operation::RestFunction => routing::on(method, function::rest),
+        Operation::CarriedFunction => routing::on(method, function::carried),
+        Operation::TakeFunction => routing::on(method, function::take),
+        Operation::ReplayFunction => routing::on(method, function::replay),
+        Operation::LeaveFunction => routing::on(method, function::leave),
         Operation::Cores => routing::on(method, cores::cores),
         Operation::AddCore => routing::on(method, cores::add),
         Operation::Core => routing::on(method, cores::core),

@@ -7,7 +7,7 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, ExportForm, ExportSpec,
     FaultSpec, FunctionSpec, GROUP_WEIGHT, GroupSpec, LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm,
-    NicSpec, SourceSpec, SwitchSpec, TimeoutWord,
+    NicSpec, OptionValue, SourceSpec, SwitchSpec,
 };
 use toml::Value;
 
@@ -88,22 +88,15 @@ impl Appended {
                 self.other("engine", engine.word(), EngineWord::default().word());
             }
             BackingSpec::Memory { bytes } => self.size("memory", *bytes),
-            BackingSpec::Remote {
-                remote,
-                timeout_s,
-                on_timeout,
-                qmp,
-                reserve_iops,
-                reserve_bandwidth,
-                retain,
-            } => {
-                self.set("remote", remote.as_str());
-                self.some("timeout_s", timeout_s.map(|seconds| seconds as i64));
-                self.other("on_timeout", on_timeout.word(), TimeoutWord::default().word());
-                self.path("qmp", qmp.as_deref());
-                self.some("reserve_iops", reserve_iops.map(|iops| iops as i64));
-                reserve_bandwidth.iter().for_each(|size| self.size("reserve_bandwidth", size.0));
-                retain.iter().for_each(|size| self.size("retain", size.0));
+            BackingSpec::Remote(spec) => {
+                self.set("remote", spec.remote.as_str());
+                for (key, value) in spec.options() {
+                    match value {
+                        OptionValue::Number(number) => self.set(key, number as i64),
+                        OptionValue::Size(size) => self.size(key, size.0),
+                        OptionValue::Text(text) => self.set(key, text),
+                    }
+                }
             }
         }
     }
@@ -330,6 +323,11 @@ remote = "nbd://host-a/data"
 timeout_s = 30
 on_timeout = "pause"
 qmp = "/run/far.qmp"
+reserve_iops = 6000
+reserve_bandwidth = "50M"
+retain = "64M"
+silence_s = 3
+in_doubt = "resend"
 at_start = "refuse"
 [[export]]
 name = "plain"

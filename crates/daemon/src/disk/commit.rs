@@ -10,6 +10,7 @@ use ioplane_storage::mirror::Mirror;
 
 use super::mark::{self, Mark, unfinished_text};
 use super::swap_kill::{self, SwapKillPoint};
+use super::swap_rule::{DaemonSwapRule, removed};
 use super::{Disk, Opened};
 use crate::refusal::Refusal;
 use crate::served::{StateRecord, blocking};
@@ -120,7 +121,9 @@ impl Inside {
             return Err(Refusal::busy("it was undone meanwhile", "swap again"));
         }
         let device = matches!(&self.to, BackingSpec::File { path, .. } if !path.is_file());
-        self.record(&self.to, device.then(|| fresh.backing.info().bytes), fresh.image, true)?;
+        if !removed(DaemonSwapRule::SwitchRecorded) {
+            self.record(&self.to, device.then(|| fresh.backing.info().bytes), fresh.image, true)?;
+        }
         drop(undone);
         swap_kill::here(SwapKillPoint::Recorded);
         swap_kill::fail_if_wanted(mirror);

@@ -11,6 +11,7 @@ use ioplane_api::spec::BackingSpec;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
+use super::swap_rule::{DaemonSwapRule, removed};
 use crate::refusal::Refusal;
 use crate::state_file::StateFile;
 
@@ -68,7 +69,7 @@ fn key(backing: &BackingSpec, mark: Mark) -> Option<String> {
         BackingSpec::File { path, .. } => {
             std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string()
         }
-        BackingSpec::Remote { remote, .. } => remote.to_string(),
+        BackingSpec::Remote(spec) => spec.remote.to_string(),
         BackingSpec::Memory { .. } => return None,
     };
     Some(format!("{} {place}", mark.attribute()))
@@ -164,6 +165,9 @@ pub fn is_set(backing: &BackingSpec, mark: Mark, state_file: &StateFile) -> bool
 pub fn check(backing: &BackingSpec, state_file: &StateFile) -> Result<(), Refusal> {
     let marks = state_file.entries().marks;
     for mark in Mark::ALL {
+        if mark == Mark::Superseded && removed(DaemonSwapRule::OldRefused) {
+            continue;
+        }
         let refusal = |text: &str, has_attribute| {
             Err(mark.refusal(&backing.name(), text, has_attribute).at(backing.field()))
         };

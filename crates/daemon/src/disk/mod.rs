@@ -2,15 +2,19 @@
 
 mod commit;
 mod converge;
+mod ends;
 mod held;
 mod mark;
 mod migration_socket;
+mod passage;
 mod remote;
 mod replace;
 mod reserve;
 mod settings;
 mod swap;
 mod swap_kill;
+mod swap_rule;
+mod switch;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -251,6 +255,7 @@ pub struct Disk {
     pub(super) verify: Mutex<Option<Arc<verify::Verify>>>,
     /// One change of limits, group and reservation at a time. Held while an exporter is asked, so nothing else waits for it.
     settings: tokio::sync::Mutex<()>,
+    exchanges: passage::Exchanges,
     left: Mutex<Option<Leaving>>,
     /// How it stands with the pause of its VM, and why its server is not reachable, if it was asked while no queue has a connection.
     vm_pause: Mutex<Option<(VmPauseReport, Option<String>)>>,
@@ -312,8 +317,8 @@ fn lock(backing: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 impl Disk {
     /// One that is served from now on.
     pub(super) fn new(served: Served<Disk>, backing: Arc<Mutex<Shown>>) -> Disk {
-        let (swap, verify, settings, left, vm_pause) = Default::default();
-        Disk { served, backing, swap, verify, settings, left, vm_pause }
+        let (swap, verify, settings, exchanges, left, vm_pause) = Default::default();
+        Disk { served, backing, swap, verify, settings, exchanges, left, vm_pause }
     }
 
     /// Set once it is served no more. Whoever writes its record holds that.

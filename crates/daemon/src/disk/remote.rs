@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::{ClaimWord, ExporterWord, RemoteReport, RemoteWord};
+use ioplane_api::report::{ClaimWord, ExporterWord, ProtectionWord, RemoteReport, RemoteWord};
 use ioplane_api::size::Size;
-use ioplane_api::spec::{BackingSpec, NbdUri, OnTimeout, TimeoutWord};
-use ioplane_nbd::NbdError;
+use ioplane_api::spec::{BackingSpec, DoubtWord, NbdUri, OnTimeout, RemoteSpec, TimeoutWord};
 use ioplane_nbd::claim::{ClaimDenial, ClaimRefusal};
 use ioplane_nbd::import::{
     Address, ClaimOptions, ClaimStanding, ClaimWish, ConnectionState, ConnectionStatus, ExporterState,
-    Import, ImportOptions, ReserveOptions, Told, lets_in,
+    Import, ImportOptions, ReserveOptions, Told, Unfenced, lets_in,
 };
+use ioplane_nbd::{NbdError, Protection};
 use sha2::{Digest, Sha256};
 
 use super::{LEAVE, Opened, reserve};
@@ -69,16 +69,18 @@ fn connect(uri: &NbdUri, located: &NbdUri, options: ImportOptions) -> Result<Arc
 /// Asks the directory where it is, if the name of a device is given, connects to the server and asks it what the export is. Blocks for as long as that
 /// takes, 10 s at most for each.
 pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusal> {
-    let BackingSpec::Remote { remote: uri, retain, .. } = backing else {
+    let BackingSpec::Remote(spec) = backing else {
         return Err(Refusal::bug(format!("{} is on this machine", backing.name())));
     };
+    let uri = &spec.remote;
     let rates = reserve::rates(backing.reserved());
     let (located, address) = located(uri, owner)?;
     let disk = (owner.name.as_str(), owner.socket.as_path());
     let keeper = owner.claims.keeper(disk, &uri.export(), owner.wish == ClaimWish::Inherit)?;
     let name = own_name(&owner.name);
     let usual = ImportOptions::new(address.clone());
-    let retain = retain.map_or(usual.retain, |Size(bytes)| usize::try_from(bytes).unwrap_or(usual.retain));
+    let Size(retain) = spec.retain.unwrap_or(Size(RemoteSpec::RETAIN));
+    let retain = usize::try_from(retain).unwrap_or(usual.retain);
     let options = ImportOptions {
         claim: Some(ClaimOptions {
             keeper,
@@ -93,10 +95,22 @@ pub fn open(backing: &BackingSpec, owner: &Opener) -> Result<Arc<Import>, Refusa
         identity: owner.identity.clone(),
         mark: Some(mark(uri, &owner.socket)),
         retain,
+        dead_after: Duration::from_secs(spec.silence_s()),
+        unfenced: match spec.in_doubt.unwrap_or_default() {
+            DoubtWord::Fail => Unfenced::Fail,
+            DoubtWord::Resend => Unfenced::Replay,
+        },
         news: owner.exporters.news().clone(),
         ..usual
     };
     let import = connect(uri, &located, options)?;
+    if spec.in_doubt == Some(DoubtWord::Resend) && import.status().instance.is_none() {
+        tracing::warn!(
+            device = owner.name,
+            remote = %located,
+            "writes without an answer are sent again when the connection is lost: a server that carries out the first ones later undoes newer ones"
+        );
+    }
     owner.exporters.follow(&import, &address, &owner.identity);
     Ok(import)
 }
@@ -220,6 +234,13 @@ pub fn report(import: &Import) -> RemoteReport {
         for_ms: worst.and_then(|one| since(&one.state)).map(|since| since.elapsed().as_millis() as u64),
         timeout_s: None,
         on_timeout: TimeoutWord::Wait,
+        qmp: None,
+        silence_s: import.dead_after().as_secs(),
+        retain: import.retain() as u64,
+        in_doubt: match import.resends() {
+            true => DoubtWord::Resend,
+            false => DoubtWord::Fail,
+        },
         exporter,
         exporter_why,
         exporter_holder: status.told.holder.clone(),
@@ -231,10 +252,12 @@ pub fn report(import: &Import) -> RemoteReport {
         reserved_bandwidth: status.reserved.bytes,
         reserved_why: status.reserved_why,
         connections: open().count() as u64,
+        protection: open().filter_map(|one| protection(&one.state)).min(),
         in_flight: sum(|one| one.in_flight as u64),
         requests: sum(|one| one.requests),
         replays: sum(|one| one.replays),
         losses: sum(|one| one.losses),
+        changed: sum(|one| one.changed),
         device_errors: sum(|one| one.device_errors),
         bytes_read: sum(|one| one.bytes_read),
         bytes_written: sum(|one| one.bytes_written),
@@ -253,6 +276,7 @@ pub fn add_loss(report: &mut RemoteReport, why: String) {
 
 /// What its policy is while its server is not reachable.
 pub fn add_policy(report: &mut RemoteReport, backing: &BackingSpec) {
+    report.qmp = backing.timeout_fields().qmp.filter(|qmp| !qmp.as_os_str().is_empty());
     (report.timeout_s, report.on_timeout) = match backing.on_timeout() {
         OnTimeout::Wait => (None, TimeoutWord::Wait),
         OnTimeout::Error(time) => (Some(time.as_secs()), TimeoutWord::Error),
@@ -333,10 +357,19 @@ fn why(state: &ConnectionState) -> Option<String> {
     }
 }
 
+fn protection(state: &ConnectionState) -> Option<ProtectionWord> {
+    let ConnectionState::Connected { protection, .. } = state else { return None };
+    Some(match protection {
+        Protection::None => ProtectionWord::None,
+        Protection::Sums => ProtectionWord::Crc32c,
+        Protection::Tls => ProtectionWord::Tls,
+    })
+}
+
 fn since(state: &ConnectionState) -> Option<Instant> {
     match state {
         ConnectionState::Connecting | ConnectionState::Closed => None,
-        ConnectionState::Connected { since }
+        ConnectionState::Connected { since, .. }
         | ConnectionState::Reconnecting { since, .. }
         | ConnectionState::Stopped { since, .. } => Some(*since),
     }

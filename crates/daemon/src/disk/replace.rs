@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_api::refusal::Code;
 use ioplane_api::size::Size;
-use ioplane_api::spec::{BackingSpec, DiskSpec, ServedSpec, TimeoutWord};
+use ioplane_api::spec::{BackingSpec, DiskSpec, RemoteSpec, ServedSpec};
 use ioplane_nbd::import::LentReservation;
 use ioplane_virtio::blk::Blk;
 
@@ -227,15 +227,7 @@ impl Disk {
         let path = socket.to_str().filter(|path| !path.contains(['%', '&', '+', '#', '?', ' ']));
         let uri = format!("nbd+unix:///{name}?socket={}", path.ok_or_else(refused)?);
         let remote = uri.parse().map_err(|_| refused())?;
-        let backing = BackingSpec::Remote {
-            remote,
-            timeout_s: None,
-            on_timeout: TimeoutWord::default(),
-            qmp: None,
-            reserve_iops: None,
-            reserve_bandwidth: None,
-            retain: None,
-        };
+        let backing = BackingSpec::Remote(RemoteSpec::new(remote));
         // It has what the disk has, whatever was said of an earlier one of that name.
         let (cleared, state_file) = (backing.clone(), context.state_file.clone());
         blocking(move || {

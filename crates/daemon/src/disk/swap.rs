@@ -2,12 +2,11 @@
 //!
 //! ```text
 //!   begin: state file, target marked unfinished, mirror put in --> copy --> mirror --> sync --> old marked superseded
-//!            --> commit: new one's mark taken away; state file says the new one --> quiescent point: equal? mirror out, new one in
+//!            --> commit: new one's mark taken away; state file says the new one --> equal? decided; mirror out, new one in
 //! ```
 //! Whatever fails takes the mirror out again, and the disk is on its old backing. A daemon that dies leaves that to the next one
 //! ([`recover`]).
 
-use std::convert::Infallible;
 use std::fs::OpenOptions;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -16,24 +15,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::refusal::Code;
-use ioplane_api::report::{EventWord, RemoteWord, SwapReport, SwapWord};
+use ioplane_api::report::{EventWord, SwapReport, SwapWord};
 use ioplane_api::request::SwapForm;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingForm, BackingSpec, DiskSpec, FormatWord, ServedSpec};
 use ioplane_nbd::import::{ClaimWish, Import};
-use ioplane_storage::Backing;
 use ioplane_storage::mirror::{Copier, Mirror, MirrorFault};
-use ioplane_virtio::blk::Blk;
 use rustix::io::Errno;
 use tokio::sync::{oneshot, watch};
 
-use super::commit::{self, Commit};
 use super::converge::{Converging, Next};
+use super::ends::{SwapSource, fail_when_unreachable, has_kept_all};
 use super::held::Opening;
 use super::mark::{self, Mark, unfinished_text};
+use super::passage::{Ending, Passage, Passed};
 use super::swap_kill::{self, SwapKillPoint};
-use super::{Disk, Opened, Shown, held, lock, open_unchecked, remote};
+use super::{Disk, Opened, held, lock, open_unchecked, remote};
 use crate::context::{DaemonContext, Opener};
 use crate::ledger;
 use crate::refusal::Refusal;
@@ -42,21 +39,19 @@ use crate::state_file::{DiskRecord, StateFile, SwapRecord};
 
 /// The lowest rate to which a guest is held: a write of 1 MiB takes a quarter of a second then.
 const LEAST_HOLD: u64 = 4 << 20;
-/// How long the server of the new backing may be unreachable.
-const UNREACHABLE: Duration = Duration::from_secs(10);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_secs(1);
 /// Attempts to switch, or to take the mirror out: each waits for the guest's requests to end.
 const ATTEMPTS: u32 = 20;
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(200);
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
+/// How long a swap that comes to nothing waits for requests that are under way by its mirror.
+const ENDING: Duration = Duration::from_secs(20);
 /// How long a command waits for a swap to be cancelled.
 const CANCEL: Duration = Duration::from_secs(60);
 
 /// A swap, under way or ended.
 pub struct Swap {
-    from: BackingSpec,
-    to: BackingSpec,
+    pub(super) from: BackingSpec,
+    pub(super) to: BackingSpec,
     rate: Option<u64>,
     hold: Option<NonZeroU64>,
     /// The target was made for this.
@@ -64,7 +59,7 @@ pub struct Swap {
     bytes: u64,
     begun: Instant,
     /// The disk is on the new backing, by one of its sockets at least: there is no way back.
-    arrived: AtomicBool,
+    pub(super) arrived: AtomicBool,
     /// Gone once it has ended.
     mirror: Mutex<Option<Arc<Mirror>>>,
     standing: watch::Sender<Standing>,
@@ -84,7 +79,7 @@ impl Swap {
         self.mirror.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn has_arrived(&self) -> bool {
+    pub(super) fn has_arrived(&self) -> bool {
         self.arrived.load(Ordering::SeqCst)
     }
 
@@ -180,9 +175,9 @@ fn open_target(
             return Err(Refusal::invalid(error, format!("give {bytes}")).at("memory"));
         }
         BackingSpec::Memory { .. } => {}
-        BackingSpec::Remote { remote, .. } if !may_overwrite => return Err(holds(&remote.to_string())),
+        BackingSpec::Remote(spec) if !may_overwrite => return Err(holds(&spec.remote.to_string())),
         // What this disk has once written there and not flushed is overwritten, so that nobody needs to know of it.
-        BackingSpec::Remote { remote, .. } => remote::forget_mark(remote, &owner.socket),
+        BackingSpec::Remote(spec) => remote::forget_mark(&spec.remote, &owner.socket),
         BackingSpec::File { path, format, .. } => {
             // Whatever it looks like, it will be what the disk is.
             *format = Some(FormatWord::Raw);
@@ -373,15 +368,13 @@ impl Disk {
         let (opened, created) =
             blocking(move || open_target(&wanted, bytes, overwrite, &owner, &state_file)).await?;
         let note = SwapRecord { from: from.clone(), to: to.clone(), switched: false };
-        let begun = self.put_mirror_in(old, &opened, note, context).await;
+        let begun = self.put_mirror_in(old.clone(), &opened, note, context).await;
         let mirror = match begun {
             Ok(mirror) => mirror,
-            Err(refused) => {
-                let import = opened.import.clone();
+            Err((refused, ending)) => {
+                let target = opened.import.clone();
                 drop(opened);
-                if let Some(import) = import {
-                    remote::leave(&import, true).await;
-                }
+                self.leave_target(old, ending, target).await;
                 self.forget(&to, created, context).await;
                 return Err(refused);
             }
@@ -404,32 +397,6 @@ impl Disk {
         let (disk, context) = (self.clone(), context.clone());
         tokio::spawn(async move { disk.carry_out(swap, mirror, opened, context).await });
         Ok(())
-    }
-
-    /// Notes the swap and marks its target, both before anything is copied, and lets the guest's requests pass by a mirror.
-    async fn put_mirror_in(
-        &self,
-        old: Arc<dyn Backing>,
-        opened: &Opened,
-        note: SwapRecord,
-        context: &DaemonContext,
-    ) -> Result<Arc<Mirror>, Refusal> {
-        let mirror = Mirror::new(old, opened.backing.clone())?;
-        let name = self.served.note.read().now.name;
-        let state_file = context.state_file.clone();
-        blocking(move || {
-            let text = unfinished_text(&name, &note.from);
-            let to = note.to.clone();
-            state_file.change(|entries| {
-                entries.swaps.insert(name, note);
-            })?;
-            mark::set(&to, Mark::Unfinished, &text, &state_file)?;
-            // Whatever it was before, that is overwritten.
-            mark::clear(&to, Mark::Superseded, &state_file)
-        })
-        .await?;
-        self.exchange(mirror.clone(), |_| Ok(()), || Ok(())).await?;
-        Ok(mirror)
     }
 
     /// Takes away what was noted of a swap that comes to nothing.
@@ -460,14 +427,15 @@ impl Disk {
         context: Arc<DaemonContext>,
     ) {
         let name = self.served.note.read().now.name;
-        let (before, import) = (lock(&self.backing).import.clone(), opened.import.clone());
+        let (before, import) = (self.shown_import(), opened.import.clone());
         let target = import.clone();
         let outcome = tokio::select! {
-            outcome = self.copy_and_switch(&swap, &mirror, opened, &context) => outcome,
+            outcome = self.copy_and_switch(&swap, &mirror, (opened, before.clone()), &context) => outcome,
             never = fail_when_unreachable(import, &mirror) => match never {},
         };
         match outcome {
             Ok(pause) => {
+                swap_kill::here(SwapKillPoint::Switched);
                 self.finish(&context).await;
                 if let Some(before) = before {
                     remote::leave(&before, true).await;
@@ -488,10 +456,8 @@ impl Disk {
                 let cancelled = mirror.fault() == Some(MirrorFault::Cancelled);
                 // From here on the guest waits for the old backing only.
                 mirror.abandon();
-                self.take_mirror_out(&mirror).await;
-                if let Some(target) = target {
-                    remote::leave(&target, true).await;
-                }
+                let ending = self.take_mirror_out(&mirror).await;
+                self.leave_target(mirror.old().clone(), ending, target).await;
                 let (from, state_file) = (swap.from.clone(), context.state_file.clone());
                 let cleared = blocking(move || mark::clear(&from, Mark::Superseded, &state_file)).await;
                 match cleared {
@@ -514,28 +480,48 @@ impl Disk {
         );
     }
 
-    async fn take_mirror_out(&self, mirror: &Arc<Mirror>) {
-        for attempt in 1.. {
+    /// The import that the disk is on, if it is on one.
+    pub(super) fn shown_import(&self) -> Option<Arc<Import>> {
+        lock(&self.backing).import.clone()
+    }
+
+    /// Gives what has yet to end, if that takes too long to wait for.
+    async fn take_mirror_out(&self, mirror: &Arc<Mirror>) -> Option<Ending> {
+        for attempt in 1..=ATTEMPTS {
             let changing = self.served.changing.lock().await;
             let old = mirror.old().clone();
-            let Err(refused) = self.exchange(old, |_| Ok(()), || Ok(())).await else { return };
+            let imports = self.shown_import().into_iter().collect();
+            // What the guest has under way may end later: it has no part in the mirror any more.
+            let out = self.pass(old.clone(), imports, Duration::ZERO, Passage::free()).await;
             drop(changing);
+            let out = match out {
+                // The target is used until then.
+                Ok((_, Passed::StillEnding(mut ending))) => {
+                    match tokio::time::timeout(ENDING, self.see_to_the_end(old, &mut ending)).await {
+                        Ok(out) => out,
+                        Err(_) => return Some(ending),
+                    }
+                }
+                out => out.map(drop),
+            };
+            let Err(refused) = out else { return None };
             // It is no more than a detour: requests reach the old backing alone.
             tracing::warn!(error = refused.error, attempt, "the mirror of a swap cannot be taken out yet");
-            if attempt == ATTEMPTS {
-                return;
+            if attempt < ATTEMPTS {
+                tokio::time::sleep(PAUSE * attempt).await;
             }
-            tokio::time::sleep(PAUSE * attempt).await;
         }
+        None
     }
 
     async fn copy_and_switch(
         &self,
         swap: &Arc<Swap>,
         mirror: &Arc<Mirror>,
-        opened: Opened,
+        (opened, from): (Opened, Option<Arc<Import>>),
         context: &DaemonContext,
     ) -> Result<Duration, Refusal> {
+        let source = Arc::new(SwapSource::new(from));
         swap_kill::here(SwapKillPoint::Begun);
         let copier = mirror.copier()?;
         let mut converging = Converging::new(swap.bytes, swap.hold);
@@ -548,14 +534,14 @@ impl Disk {
                 }
                 Next::Mirror => true,
             };
-        let mut copier = copy(copier, swap.rate, mirror, little).await?;
+        let mut copier = copy(copier, swap.rate, (mirror, &source), little).await?;
         mirror.start_mirroring();
         swap_kill::here(SwapKillPoint::Mirroring);
         let opened = Arc::new(opened);
         let mut attempt = 0;
         loop {
             swap.enter(SwapWord::Mirroring);
-            copier = copy(copier, swap.rate, mirror, |_, _| false).await?;
+            copier = copy(copier, swap.rate, (mirror, &source), |_, _| false).await?;
             let synced = on_thread(move || {
                 let outcome = copier.sync();
                 (copier, outcome)
@@ -564,10 +550,13 @@ impl Disk {
             (copier, outcome) = synced.await?;
             outcome.map_err(fault)?;
             has_kept_all(&opened)?;
+            if source.restarts(mirror) {
+                continue;
+            }
             swap_kill::here(SwapKillPoint::Synced);
             swap.enter(SwapWord::Switching);
-            let refused = match self.switch(swap, mirror, &opened, context).await {
-                Ok(pause) => return Ok(pause),
+            let refused = match self.switch(swap, (mirror, &source), &opened, context).await {
+                Ok(arrival) => return Ok(self.passes_on(arrival, &opened).await),
                 Err(_) if swap.has_arrived() => return Ok(self.bring_rest(swap, mirror, &opened).await),
                 Err(refused) => refused,
             };
@@ -578,120 +567,6 @@ impl Disk {
             tracing::info!(why = refused.error, "not yet switched");
             attempt += 1;
             tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    /// The disk is on the new backing by one of its sockets, and there is no way back: tries until all of it is. Whatever still passes by the mirror
-    /// goes to the new backing alone.
-    async fn bring_rest(&self, swap: &Arc<Swap>, mirror: &Arc<Mirror>, opened: &Arc<Opened>) -> Duration {
-        loop {
-            tokio::time::sleep(PAUSE).await;
-            let changing = self.served.changing.lock().await;
-            match self.exchange_mirror(swap, mirror, opened, None).await {
-                Ok(pause) => return pause,
-                Err(refused) => tracing::warn!(why = refused.error, "a part of the disk has yet to follow"),
-            }
-            drop(changing);
-        }
-    }
-
-    /// The switch. All that is written down is written before the guest waits: the old backing is marked, and then, while nothing is answered
-    /// that only the old one has, it is noted that the disk is on the new one.
-    async fn switch(
-        &self,
-        swap: &Arc<Swap>,
-        mirror: &Arc<Mirror>,
-        opened: &Arc<Opened>,
-        context: &DaemonContext,
-    ) -> Result<Duration, Refusal> {
-        let changing = self.served.changing.lock().await;
-        let name = self.served.note.read().now.name;
-        let (from, state_file) = (swap.from.clone(), context.state_file.clone());
-        let text = format!(
-            "disk {name} went on with {} (the right one, unless that is marked unfinished)",
-            swap.to.name()
-        );
-        blocking(move || mark::set(&from, Mark::Superseded, &text, &state_file)).await?;
-        swap_kill::here(SwapKillPoint::Marked);
-        let commit = Commit::of(self.served.note.clone(), context.state_file.clone(), &swap.from, &swap.to);
-        let ours = mirror.clone();
-        if !blocking(move || Ok(ours.begin_commit())).await? {
-            return Err(not_equal());
-        }
-        let outcome = match commit.begin(mirror, opened).await {
-            Ok(()) => self.exchange_mirror(swap, mirror, opened, Some(&commit)).await,
-            Err(refused) => {
-                commit.undo(mirror).await;
-                Err(refused)
-            }
-        };
-        drop(changing);
-        outcome
-    }
-
-    /// Puts the new backing in the mirror's place at a quiescent point, if both are equal there. If the new one fails first, what was noted by
-    /// `commit` is undone at once: the guest's requests wait for that, and the quiescent point for them. Without `commit` the disk has arrived, and what
-    /// is left is to follow.
-    async fn exchange_mirror(
-        &self,
-        swap: &Arc<Swap>,
-        mirror: &Arc<Mirror>,
-        opened: &Arc<Opened>,
-        commit: Option<&Commit>,
-    ) -> Result<Duration, Refusal> {
-        let (equal, imported) = (mirror.clone(), opened.clone());
-        let first = commit.is_some();
-        let allowed = move |model: &Blk| {
-            if first {
-                has_kept_all(&imported)?;
-                let (old, new) = (Size(model.bytes()), Size(imported.backing.info().bytes));
-                if new < old {
-                    let error = format!("the new backing has {new}, and the guest has a disk of {old}");
-                    let remedy = "cancel the swap, then swap again";
-                    return Err(Refusal::conflict(error, remedy).coded(Code::LosesData));
-                }
-            }
-            if equal.is_equal() { Ok(()) } else { Err(not_equal()) }
-        };
-        let (shown, fresh) = (self.backing.clone(), opened.clone());
-        let (decided, arriving) = (mirror.clone(), swap.clone());
-        // The last word: whoever cancels later comes too late.
-        let noted = move || {
-            if !decided.decide() {
-                return Err(not_equal());
-            }
-            arriving.arrived.store(true, Ordering::SeqCst);
-            *lock(&shown) = Shown { report: fresh.report.clone(), import: fresh.import.clone() };
-            Ok(())
-        };
-        let begun = Instant::now();
-        let exchange = self.exchange(opened.backing.clone(), allowed, noted);
-        tokio::pin!(exchange);
-        let mut undone = commit.is_none();
-        let outcome = tokio::select! {
-            outcome = &mut exchange => outcome,
-            commit = failed(commit, mirror) => {
-                commit.undo(mirror).await;
-                undone = true;
-                exchange.await
-            }
-        };
-        let pause = begun.elapsed();
-        match outcome {
-            Ok(before) => {
-                blocking(move || {
-                    drop(before);
-                    Ok(())
-                })
-                .await?;
-                Ok(pause)
-            }
-            Err(refused) => {
-                if let Some(commit) = commit.filter(|_| !undone && !swap.has_arrived()) {
-                    commit.undo(mirror).await;
-                }
-                Err(refused)
-            }
         }
     }
 
@@ -726,6 +601,10 @@ impl Disk {
         let ended = standing.wait_for(|standing| !standing.state.is_under_way());
         match tokio::time::timeout(CANCEL, ended).await {
             Ok(_) => Ok(()),
+            Err(_) if swap.has_arrived() => Err(Refusal::busy(
+                "requests of the guest do not end, so that the mirror is still in",
+                "it is too late to cancel: the disk is on the new backing; see `ioplane disk show`",
+            )),
             Err(_) => Err(Refusal::busy(
                 "requests of the guest do not end, so that the mirror is still in",
                 "the guest uses the old backing already; see `ioplane disk show`",
@@ -734,57 +613,19 @@ impl Disk {
     }
 }
 
-fn not_equal() -> Refusal {
-    Refusal::busy("something is still to be copied", "it is tried again")
-}
-
-/// Returns when the new backing of a commit has failed, never without one.
-async fn failed<'a>(commit: Option<&'a Commit>, mirror: &Mirror) -> &'a Commit {
-    match commit {
-        Some(commit) => {
-            commit::failure(mirror).await;
-            commit
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Ends the copy when the server of the new backing has been unreachable for [`UNREACHABLE`]: the guest would wait for it as long as that
-/// takes. Watches for ever.
-async fn fail_when_unreachable(import: Option<Arc<Import>>, mirror: &Mirror) -> Infallible {
-    let Some(import) = import else { return std::future::pending().await };
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let seen = remote::report(&import);
-        let unreachable = seen.for_ms.unwrap_or(0) > UNREACHABLE.as_millis() as u64;
-        if seen.state != RemoteWord::Connected && unreachable {
-            mirror.fail(Errno::TIMEDOUT.raw_os_error());
-        }
-    }
-}
-
-/// Asked after a flush. A server that cannot say that it is another instance may have lost what it had not yet flushed, and nobody has copies.
-fn has_kept_all(opened: &Opened) -> Result<(), Refusal> {
-    let Some(seen) = opened.import.as_deref().map(remote::report) else { return Ok(()) };
-    match seen.instance.is_none() && seen.losses > 0 {
-        false => Ok(()),
-        true => Err(Refusal::failed(
-            "the connection to the server was lost, and it cannot say whether it has kept everything",
-            "see to the network, then swap again",
-        )),
-    }
-}
-
 /// Copies until nothing is left, or `enough`, and gives the copier back.
 async fn copy(
     mut copier: Copier,
     rate: Option<u64>,
-    mirror: &Arc<Mirror>,
+    (mirror, source): (&Arc<Mirror>, &Arc<SwapSource>),
     mut enough: impl FnMut(&Copier, &Mirror) -> bool + Send + 'static,
 ) -> Result<Copier, Refusal> {
-    let mirror = mirror.clone();
+    let (mirror, source) = (mirror.clone(), source.clone());
     let copied = on_thread(move || {
-        let outcome = copier.run(rate, &mut |copier| enough(copier, &mirror));
+        let outcome = copier.run(rate, &mut |copier| {
+            source.restarts(&mirror);
+            enough(copier, &mirror)
+        });
         (copier, outcome)
     });
     let (copier, outcome) = copied.await?;

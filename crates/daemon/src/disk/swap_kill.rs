@@ -20,6 +20,8 @@ pub enum SwapKillPoint {
     Failed,
     /// And the state file names the old one again.
     Undone,
+    /// The disk is on the new backing, and that it was swapped is still noted.
+    Switched,
 }
 
 /// Lets the new backing fail here if the test wants that: to die when it is undone, or to see how it is undone (`swap fails`).

@@ -120,7 +120,7 @@ fn other(form: VerifyForm) -> Result<(Option<BackingSpec>, Option<u64>), Refusal
 /// Opens the other copy, to be read only, whatever is marked on it. Blocks.
 fn open_other(name: &str, backing: &BackingSpec, owner: &Opener) -> Result<Opened, Refusal> {
     match backing {
-        BackingSpec::Remote { remote, .. } => remote::open_reader(remote, owner),
+        BackingSpec::Remote(spec) => remote::open_reader(&spec.remote, owner),
         backing => open_unchecked(name, backing, (true, None), None, owner),
     }
 }

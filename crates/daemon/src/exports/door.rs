@@ -16,6 +16,7 @@ use ioplane_nbd::reserve::{ORDER, RESERVE, ReserveQuery, order_of};
 use ioplane_nbd::session::{SESSION, SESSIONS};
 use tokio::sync::{mpsc, oneshot};
 
+use super::instance::ExportInstance;
 use super::owner::{Ask, ChannelEpoch, Fenced, ShownClaim, joined};
 use super::told::ToldState;
 
@@ -57,7 +58,7 @@ pub struct Door(Arc<Shared>);
 
 struct Shared {
     published: PublishedExport,
-    instance: String,
+    instance: ExportInstance,
     admission: Admission,
     owner: mpsc::Sender<Ask>,
     claim: ShownClaim,
@@ -68,7 +69,7 @@ struct Shared {
 impl Door {
     pub fn new(
         published: PublishedExport,
-        instance: String,
+        instance: ExportInstance,
         admission: Admission,
         (owner, claim): (mpsc::Sender<Ask>, ShownClaim),
         told: ToldState,
@@ -81,7 +82,7 @@ impl Door {
         &self.0.published
     }
 
-    pub fn instance(&self) -> &str {
+    pub fn instance(&self) -> &ExportInstance {
         &self.0.instance
     }
 
@@ -154,7 +155,7 @@ impl Door {
         // Whoever may not use the export learns nothing of it, and ends nobody's connections.
         self.0.admission.admits(who).ok()?;
         if query == INSTANCE {
-            return Some(format!("{INSTANCE}={}", self.instance()));
+            return Some(format!("{INSTANCE}={}", self.instance().now()));
         }
         if query == EPOCH || query == SESSION || query == SESSIONS {
             // A session is no client: it takes no place, and nobody has to release anything for it.
@@ -323,6 +324,9 @@ impl Exports for Visitor {
         let door = self.doors.door(name).ok_or(ExportRefusal::Unknown)?;
         door.0.admission.admits(&self.client)?;
         if enters {
+            if let Some(why) = door.instance().unrecorded() {
+                return Err(ExportRefusal::Policy(why));
+            }
             match door.published().enter() {
                 // It only asks, and takes no place.
                 Err(ExportRefusal::Policy(_)) if self.asks.load(Ordering::Relaxed) => {}

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_api::spec::{BackingSpec, ExportForm, ExportSpec};
+use ioplane_storage::Backing;
 
 use super::PublishedDisk;
 use crate::Daemon;
 use crate::disk::{Beside, Changing, Disk};
+use crate::ledger;
 use crate::refusal::Refusal;
 use crate::registry::Registry;
 use crate::served::{ServedKind, Service, StateRecord, blocking};
@@ -68,7 +70,10 @@ impl Registry<PublishedDisk> {
         let record = Record::added(wanted);
         self.reserve_new(&record)?;
         match self.lend(record, disk, changing).await {
-            Ok(published) => self.opened(name, published).await,
+            Ok((published, flushed)) => {
+                self.opened(name, published).await?;
+                flushed
+            }
             Err(refused) => {
                 self.drop_slot(&name);
                 Err(refused)
@@ -76,15 +81,21 @@ impl Registry<PublishedDisk> {
         }
     }
 
-    /// Serves an export of what the disk has open, and has the disk use that.
+    /// Serves an export of what the disk has open, and has the disk use that. Beside it, whether what the guest has written before is durable.
     async fn lend(
         &self,
         record: ExportRecord,
         disk: &Disk,
         changing: &Changing<'_>,
-    ) -> Result<PublishedDisk, Refusal> {
+    ) -> Result<(PublishedDisk, Result<(), Refusal>), Refusal> {
         let (context, opened) = (self.context(), disk.lent().await?);
         let image = opened.backing.clone();
+        // A disk that cannot be flushed stays as it is.
+        flush(&image).await.map_err(|error| {
+            let remedy =
+                "see to the disk below: nothing was published, and its guest is told by its own next flush";
+            Refusal::failed(format!("the image cannot be flushed: {error}"), remedy)
+        })?;
         let begin = |record| Ok(StateRecord::written_elsewhere(record, &context.state_file));
         // For this host only, and once the disk has its claim nobody else can write.
         let published =
@@ -118,14 +129,25 @@ impl Registry<PublishedDisk> {
                 return Err(refused);
             }
         }
-        // What the guest has written before and not flushed no import knows of.
-        let flushed = blocking(move || {
-            let synced = image.file().map_or(Ok(()), rustix::fs::fdatasync);
-            synced.map_err(|error| Refusal::failed(error.to_string(), "see to the image"))
+        // What the guest has written since and not flushed no import knows of. The disk is a client by now, and cannot go back: whoever asked is told.
+        let flushed = flush(&image).await.map_err(|error| {
+            tracing::error!(export = name, %error, "published, but the image could not be flushed");
+            let error = format!("{name} is published, but its image could not be flushed ({error}): what the guest wrote before may not be durable");
+            let remedy = "see to the disk below, have the guest flush (sync) and see that this succeeds before the VM moves; its next flush tells it what was lost";
+            Refusal::failed(error, remedy)
         });
-        if let Err(refused) = flushed.await {
-            tracing::error!(export = name, why = refused.error, "the image could not be flushed");
-        }
-        Ok(published)
+        Ok((published, flushed))
     }
+}
+
+/// Makes durable what was written to an image before, if it is a file or a device. By a description of its own: the guest hears of a write-back that failed by its
+/// own next flush all the same.
+async fn flush(image: &Arc<dyn Backing>) -> Result<(), String> {
+    let image = image.clone();
+    let flushed = blocking(move || {
+        let sync = |file| ledger::beside(file).and_then(|file| Ok(rustix::fs::fdatasync(file)?));
+        let synced = image.file().map_or(Ok(()), sync);
+        Ok(synced.map_err(|error| error.to_string()))
+    });
+    flushed.await.map_err(|refused| refused.error).and_then(|flushed| flushed)
 }

@@ -10,11 +10,13 @@ use std::time::Duration;
 use ioplane_identity::IdentityDirectory;
 use ioplane_nbd::NbdError;
 use ioplane_nbd::export::{AcceptedClient, Arrival, ClientSocket, Handshakes};
+use rustix::io::Errno;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::AbortHandle;
 
 use super::door::{ClientOrigin, Door, Doors};
 use super::session::Sessions;
+use crate::listen;
 use crate::refusal::Refusal;
 
 /// Handshakes at a time, of one listener.
@@ -62,11 +64,24 @@ impl Listeners {
         match all.get(&address) {
             Some((doors, _)) => drop(doors.enter(door.clone())),
             None => {
+                if let Some(other) = all.keys().find(|other| overlap(**other, address)) {
+                    return Err(Refusal::conflict(
+                        format!("other exports of this daemon listen at {other}, and {address} overlaps with that"),
+                        format!(
+                            "publish it at {other} as well, or at another port: --listen; or remove what is there and publish all at the wider one: see `ioplane publish list`"
+                        ),
+                    )
+                    .at("listen"));
+                }
                 let refused = |error: std::io::Error| {
-                    let remedy = "is it an address of this host, and the port free?";
+                    let no_family = Errno::from_io_error(&error) == Some(Errno::AFNOSUPPORT);
+                    let remedy = match no_family {
+                        true => "this host has no IPv6: listen at 0.0.0.0:PORT",
+                        false => "is it an address of this host, and the port free?",
+                    };
                     Refusal::failed(format!("listening on {address}: {error}"), remedy).at("listen")
                 };
-                let listener = std::net::TcpListener::bind(address).map_err(refused)?;
+                let listener = listen::tcp(address).map_err(refused)?;
                 listener.set_nonblocking(true).map_err(refused)?;
                 let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
                 let doors = Doors::default().enter(door.clone());
@@ -91,6 +106,14 @@ impl Listeners {
             }
         })))
     }
+}
+
+/// Whether the system does not let both be listened at, which differ.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_all = |all: SocketAddr, of: SocketAddr| {
+        all.ip().is_unspecified() && (all.is_ipv6() || of.is_ipv4() || of.ip().is_unspecified())
+    };
+    one.port() == other.port() && (is_all(one, other) || is_all(other, one))
 }
 
 /// Listens on the socket of one export. Must be called in the runtime.
@@ -190,4 +213,22 @@ async fn hand_over(doors: &Doors, client: &ClientOrigin, accepted: AcceptedClien
 
 fn refused(error: &NbdError) {
     tracing::warn!(%error, "a handshake with a client of an export came to nothing");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_overlap_with_each_of_them() {
+        let both = |one: &str, other: &str| {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(overlap(one, other), overlap(other, one));
+            overlap(one, other)
+        };
+        assert!(both("[::]:1", "127.0.0.1:1") && both("[::]:1", "0.0.0.0:1") && both("[::]:1", "[::1]:1"));
+        assert!(both("0.0.0.0:1", "127.0.0.1:1"));
+        assert!(!both("0.0.0.0:1", "[::1]:1") && !both("[::]:1", "127.0.0.1:2"));
+        assert!(!both("10.0.0.1:1", "10.0.0.2:1"));
+    }
 }

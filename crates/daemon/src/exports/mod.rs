@@ -7,10 +7,15 @@
 //! ```
 
 mod capacity;
+mod content;
 mod door;
+mod flushes;
+mod image_watch;
 mod in_use;
+mod instance;
 mod listener;
 mod owner;
+mod random;
 mod resize;
 mod session;
 mod told;
@@ -35,10 +40,13 @@ use super::registry::{Registered, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord, blocking};
 use super::state_file::{Entries, ExportRecord, Record};
 use crate::config::{Config, Place};
+use crate::flush_ledger;
 use crate::ledger;
 use crate::refusal::Refusal;
 use capacity::{ExportCapacity, ReservationFile};
 use door::{Admission, Door, Doors};
+use image_watch::ImageWatch;
+use instance::ExportInstance;
 pub use listener::Listeners;
 use owner::{Ask, Look, Unreleased};
 use told::ToldState;
@@ -71,7 +79,7 @@ fn no_nbd(error: ioplane_nbd::NbdError) -> Refusal {
 async fn check_identity(directory: &IdentityDirectory) -> Result<(), Refusal> {
     let directory = directory.clone();
     let loaded = tokio::task::spawn_blocking(move || directory.load()).await;
-    let remedy = "make or import one: ioplane identity";
+    let remedy = "make one: ioplane identity create THIS-HOST; or, if another host has made the authority: ioplane identity join TOKEN";
     let refused = |error: String| {
         Refusal::failed(format!("TLS needs an identity of this host: {error}"), remedy).at("tls")
     };
@@ -80,19 +88,6 @@ async fn check_identity(directory: &IdentityDirectory) -> Result<(), Refusal> {
         Ok(Err(error)) => Err(refused(error.to_string())),
         Err(error) => Err(refused(error.to_string())),
     }
-}
-
-/// `IMAGE@BOOT`: another image is another disk, and on another boot of the host writes that were acknowledged and not flushed may be gone. What the kernel
-/// has taken survives this process. What has no image, a disk in memory, is another one after each start.
-fn instance(opened: &Opened) -> Result<String, Refusal> {
-    let read = |file: &str| {
-        let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/random").join(file));
-        text.map(|text| text.trim().to_owned()).map_err(|error| {
-            Refusal::failed(format!("/proc/sys/kernel/random/{file}: {error}"), "is /proc mounted?")
-        })
-    };
-    let image = opened.image.map_or_else(|| read("uuid"), |image| Ok(image.to_string()))?;
-    Ok(format!("{image}@{}", read("boot_id")?))
 }
 
 impl PublishedDisk {
@@ -129,23 +124,36 @@ impl PublishedDisk {
         // What nobody can write nobody claims.
         let writable = !spec.read_only && !opened.backing.info().read_only;
         let folder = state_dir.clone();
-        let (opened, book) = blocking(move || {
-            let book =
-                writable.then(|| ledger::open(&backing, opened.backing.file(), &folder)).transpose()?;
-            Ok((opened, book))
+        let (opened, kept, content) = blocking(move || {
+            let open = || {
+                let book = ledger::open(&backing, opened.backing.file(), &folder)?;
+                Ok::<_, Refusal>((book, flush_ledger::open(&backing, opened.backing.file(), &folder)?))
+            };
+            let kept = writable.then(open).transpose()?;
+            let image = opened.backing.file().filter(|_| !writable && opened.image.is_some());
+            let content = image.map(content::of).transpose()?;
+            Ok((opened, kept, content))
         })
         .await?;
+        let (book, flushes) = kept.unzip();
         // From here on its clients may write whatever they like into this image.
         record.image = opened.image;
-        let instance = instance(&opened)?;
         let shown = Shown::new(&opened);
-        let info = opened.backing.info();
+        let (info, image) = (opened.backing.info(), opened.image);
         let options = ExportOptions {
             read_only: spec.read_only,
             connections: spec.connections,
             ..ExportOptions::default()
         };
         let mut export = Export::new(&spec.name, opened.backing, options).map_err(no_nbd)?;
+        let failed = export.failed_flushes().clone();
+        let flushes = flushes.map(|(count, flushes)| {
+            failed.begin_at(count);
+            flushes
+        });
+        let written = content.as_ref().and_then(|content| content.written);
+        let content = content.map(|content| content.name);
+        let instance = ExportInstance::of(opened.image, content, &failed)?;
         export.set_share(context.groups.membership(&spec).share);
         let (published, ended) = (export.published(), export.ended());
         let placement = context.placement(&record);
@@ -160,8 +168,17 @@ impl PublishedDisk {
         let reservations = ReservationFile::new(&state_dir, &path, &spec.name);
         let (declared, exclusive, file) = (spec.limits(), book.is_some(), reservations.clone());
         let capacity = blocking(move || Ok(ExportCapacity::open(&declared, exclusive, file))).await?;
-        let told = ToldState::new(&instance, published.bytes());
-        let owner = owner::start(running, ended, placement, book, capacity, (told.clone(), shown.clone()));
+        let told = ToldState::new(&instance.now(), published.bytes());
+        let (alive, gone) = oneshot::channel();
+        let watched = ImageWatch::new(&spec.backing, image, written);
+        let below = (told.clone(), shown.clone(), instance.clone(), alive, watched);
+        let owner = owner::start(running, ended, placement, book, capacity, below);
+        if let Some(flushes) = flushes {
+            let recorder = failed.recorder();
+            // Who can ask nobody any more ends.
+            let owner = (owner.0.downgrade(), gone);
+            tokio::spawn(flushes::keep(instance.clone(), recorder, flushes, told.clone(), owner));
+        }
         let door = Door::new(published, instance, admission, owner, told);
         let socket = bind(&path).map_err(|error| {
             Refusal::failed(
@@ -405,12 +422,12 @@ impl ServedKind for PublishedDisk {
     async fn report(&self) -> ExportReport {
         let mut report = self.busy();
         let Some(look) = self.look().await else { return report };
-        let Look { connections, ends, totals, taken, reservations } = look;
+        let Look { connections, summed, ends, totals, taken, reservations } = look;
         report.state = ServedState::Served;
         report.backing = self.shown.lock().unwrap_or_else(PoisonError::into_inner).report();
         (report.size, report.read_only) = (self.service.door.published().bytes(), self.read_only);
         report.trouble = self.service.door.told().troubled();
-        report.instance = Some(self.service.door.instance().to_owned());
+        report.instance = Some(self.service.door.instance().now());
         report.refused = self.service.door.refused();
         report.claim = self.service.door.claim().map(|record| ClaimReport {
             generation: record.generation,
@@ -418,7 +435,8 @@ impl ServedKind for PublishedDisk {
             held: record.held,
             since_s: record.since,
         });
-        (report.connections, report.ends, report.totals) = (connections, ends, totals);
+        (report.connections, report.summed_connections) = (connections, summed);
+        (report.ends, report.totals) = (ends, totals);
         (report.reserved_iops, report.reserved_bandwidth) = (taken.requests, Size(taken.bytes));
         report.reservations = reservations;
         report
@@ -449,6 +467,7 @@ impl ServedKind for PublishedDisk {
             instance: None,
             claim: None,
             connections: 0,
+            summed_connections: 0,
             most_connections: spec.connections.into(),
             ends: BTreeMap::new(),
             refused: 0,

@@ -2,23 +2,28 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ioplane_api::report::{Counts, RemoteWord, ReservationReport};
 use ioplane_api::spec::LimitsSpec;
 use ioplane_device::{Change, QueueSet, Running};
+use ioplane_nbd::Protection;
 use ioplane_nbd::claim::{
     ClaimBook, ClaimDenial, ClaimQuery, ClaimRecord, ClaimRefusal, ClaimReply, ClaimVerb,
 };
-use ioplane_nbd::export::{ClientSocket, EndedConnections, Export};
+use ioplane_nbd::export::{ClientSocket, ConnectionEnd, EndedConnections, Export};
 use ioplane_nbd::handshake::server::Negotiated;
-use ioplane_nbd::import::EPOCH;
+use ioplane_nbd::import::{EPOCH, INSTANCE};
+use ioplane_nbd::mutation::{Rule, removed};
 use ioplane_nbd::reserve::{ReserveQuery, ReserveReply, ReservedRates};
 use ioplane_storage::StorageError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::capacity::ExportCapacity;
+use super::image_watch::ImageWatch;
+use super::instance::ExportInstance;
 use super::told::{ToldState, TroubleWatch};
 use crate::cores::CorePlacement;
 use crate::disk::Shown;
@@ -93,6 +98,9 @@ pub enum Fenced {
 /// Who may write an export, for those who only want to know.
 pub type ShownClaim = Arc<Mutex<Option<ClaimRecord>>>;
 
+/// Dropped with the owner of an export.
+pub type Alive = oneshot::Sender<Infallible>;
+
 /// What an owner is asked.
 pub enum Ask {
     /// Serve a client.
@@ -111,6 +119,8 @@ pub enum Ask {
     Unreserve { force: bool, answer: oneshot::Sender<Result<usize, String>> },
     /// It is to have so many bytes.
     Resize { bytes: u64, answer: oneshot::Sender<Result<(), Unresized>> },
+    /// End all connections: nobody may use it for now.
+    EndAll,
     /// How it is.
     Look(oneshot::Sender<Look>),
     /// End all.
@@ -140,6 +150,8 @@ pub enum Unresized {
 /// What an owner says of its export.
 pub struct Look {
     pub connections: u64,
+    /// Of these, those with sums.
+    pub summed: u64,
     pub ends: BTreeMap<String, u64>,
     pub totals: Counts,
     /// How much of its capacity is reserved, and by whom.
@@ -179,8 +191,14 @@ struct Owner {
     shown: ShownClaim,
     told: ToldState,
     trouble: TroubleWatch,
+    image: ImageWatch,
+    /// What was wrong with the image, and whether requests failed, at the last look.
+    logged: (Option<String>, bool),
     /// The disk below.
     below: Arc<Mutex<Shown>>,
+    instance: ExportInstance,
+    /// Goes with it, which tells others.
+    _alive: Alive,
     /// Of clients without a claim.
     unclaimed: QueueSet,
     /// Of those that were there before the claim changed hands: what they have begun may not have ended yet.
@@ -203,7 +221,7 @@ pub fn start(
     placement: CorePlacement,
     book: Option<ClaimBook>,
     capacity: ExportCapacity,
-    (told, below): (ToldState, Arc<Mutex<Shown>>),
+    (told, below, instance, alive, image): (ToldState, Arc<Mutex<Shown>>, ExportInstance, Alive, ImageWatch),
 ) -> (mpsc::Sender<Ask>, ShownClaim) {
     let (asks, asked) = mpsc::channel(ASKED);
     let shown = ShownClaim::default();
@@ -219,7 +237,11 @@ pub fn start(
         shown: shown_too,
         told,
         trouble,
+        image,
+        logged: (None, false),
         below,
+        instance,
+        _alive: alive,
         unclaimed,
         former,
     };
@@ -242,7 +264,14 @@ impl Owner {
                 _ = looks.tick() => self.look_for_trouble(),
                 ended = ended.next() => {
                     let name = &self.running.info().name;
-                    tracing::info!(export = name, queue = ended.queue, end = ?ended.end, "a client's connection has ended");
+                    match ended.end {
+                        ConnectionEnd::Violation(why) => {
+                            tracing::warn!(export = name, queue = ended.queue, %why, "a client's connection was ended");
+                        }
+                        end => {
+                            tracing::info!(export = name, queue = ended.queue, ?end, "a client's connection has ended");
+                        }
+                    }
                     self.forget(ended.queue);
                     self.drain(&QueueSet::from([ended.queue])).await;
                 }
@@ -280,6 +309,9 @@ impl Owner {
                         let outcome = self.unreserve(force).await;
                         let _ = answer.send(outcome);
                     }
+                    Some(Ask::EndAll) => {
+                        self.end_all().await;
+                    }
                     Some(Ask::Resize { bytes, answer }) => {
                         let _ = answer.send(self.resize(bytes));
                     }
@@ -313,7 +345,19 @@ impl Owner {
         let refused = self.admits(claim).err();
         // It may have become smaller since the handshake.
         let (told, bytes) = (negotiated.info.bytes, self.running.device().published().bytes());
+        // A flush may have failed since, of which the next process would not know.
+        let unrecorded = self.instance.unrecorded();
+        // Or one that makes it another instance than the client was told.
+        let (instance, failures) = self.instance.counted();
+        let instance_told = negotiated
+            .contexts
+            .iter()
+            .find_map(|context| context.name.strip_prefix(INSTANCE)?.strip_prefix('='));
         let connected = match (stale, refused) {
+            _ if unrecorded.is_some() => Err(unrecorded.unwrap_or_default()),
+            _ if instance_told.is_some_and(|told| told != instance) => {
+                Err("a flush has failed since it was told which instance this is".to_owned())
+            }
             (true, _) => Err("a newer connection of the same client has come".to_owned()),
             (false, Some(refusal)) => Err(refusal.to_string()),
             (false, None) if told > bytes => {
@@ -327,6 +371,9 @@ impl Owner {
         };
         let limits = self.capacity.limits(client.as_ref().map(|client| client.holder.as_str()));
         let started = connected.and_then(|queue| {
+            if instance_told.is_some() {
+                self.running.device_mut().bind(queue, failures);
+            }
             self.running.device_mut().set_limits(queue, limits);
             // Waits for I/O that an earlier use of the backing has left behind.
             let start = || self.running.start(&QueueSet::from([queue]), &self.placement);
@@ -412,13 +459,13 @@ impl Owner {
         }
         let holder = self.holders.entry(name.clone()).or_default();
         match session.cmp(&holder.session) {
-            Ordering::Less => return Fenced::No,
+            Ordering::Less if !removed(Rule::NewestOnly) => return Fenced::No,
             Ordering::Greater => {
                 let older = holder.queues().collect();
                 *holder = Holder { session, channels: HashMap::new(), older };
             }
-            Ordering::Equal => match holder.channels.get_mut(&channel) {
-                Some(known) if known.epoch >= epoch => return Fenced::No,
+            Ordering::Less | Ordering::Equal => match holder.channels.get_mut(&channel) {
+                Some(known) if known.epoch >= epoch && !removed(Rule::NewestOnly) => return Fenced::No,
                 Some(known) => holder.older.extend(known.queue.take()),
                 None => {}
             },
@@ -429,9 +476,8 @@ impl Owner {
         holder.channels.insert(channel, Known { epoch, queue: None });
         let mut older = holder.older.clone();
         older.extend(&self.former);
-        older.iter().for_each(|queue| self.running.device_mut().close(*queue));
         // A disk that does not answer keeps this client out, and nobody else.
-        let ended = tokio::time::timeout(FENCE, self.drain(&older)).await.is_ok();
+        let ended = self.end(&older).await;
         if let (true, Some(holder)) = (ended, self.holders.get_mut(&name)) {
             holder.older = QueueSet::new();
         }
@@ -452,7 +498,7 @@ impl Owner {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = record;
     }
 
-    /// Has those who use it told whether requests below it fail.
+    /// Has those who use it told whether requests below it fail, and whether its image is as it was published.
     fn look_for_trouble(&mut self) {
         let export = self.running.device();
         let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
@@ -465,7 +511,23 @@ impl Owner {
                 None => trouble,
             }
         });
-        self.told.trouble(trouble);
+        let flaw = self.image.look(export.published().bytes());
+        let (name, failing) = (&self.running.info().name, trouble.is_some());
+        if flaw != self.logged.0 {
+            match &flaw {
+                Some(why) => tracing::warn!(export = name, why, "its image is not as it was published"),
+                None => tracing::warn!(export = name, "its image is again as it was published"),
+            }
+        }
+        match (self.logged.1, &trouble) {
+            (false, Some(why)) => tracing::warn!(export = name, why, "it fails"),
+            (true, None) => tracing::info!(export = name, "no request below it has failed of late"),
+            _ => {}
+        }
+        let all: Vec<String> =
+            self.instance.unrecorded().into_iter().chain(flaw.clone()).chain(trouble).collect();
+        self.told.trouble((!all.is_empty()).then(|| all.join("; ")));
+        self.logged = (flaw, failing);
     }
 
     /// See [`Ask::Resize`].
@@ -505,12 +567,11 @@ impl Owner {
     /// Ends all connections, and says whether all that was begun for them has ended. What has not is waited for before anybody else is served.
     async fn end_all(&mut self) -> bool {
         let queues = self.running.queues();
-        queues.iter().for_each(|queue| self.running.device_mut().close(*queue));
         self.holders.clear();
         self.unclaimed = QueueSet::new();
         self.former.extend(&queues);
         let former = self.former.clone();
-        let ended = tokio::time::timeout(FENCE, self.drain(&former)).await.is_ok();
+        let ended = self.end(&former).await;
         if ended {
             self.former = QueueSet::new();
         }
@@ -590,6 +651,16 @@ impl Owner {
         }
     }
 
+    /// Reads these queues no more, and says whether all that they had begun has ended within [`FENCE`].
+    async fn end(&mut self, queues: &QueueSet) -> bool {
+        if removed(Rule::OldEnds) {
+            return true;
+        }
+        queues.iter().for_each(|queue| self.running.device_mut().close(*queue));
+        self.running.drain(queues);
+        removed(Rule::Landed) || tokio::time::timeout(FENCE, self.running.stopped(queues)).await.is_ok()
+    }
+
     /// Until everything that these queues have begun has ended, and their connections are closed.
     async fn drain(&mut self, queues: &QueueSet) {
         self.running.drain(queues);
@@ -615,6 +686,7 @@ impl Owner {
         let meters = (0..self.running.info().queues).filter_map(|queue| export.meter(queue));
         Look {
             connections: export.connections() as u64,
+            summed: export.protected(Protection::Sums) as u64,
             ends: export
                 .ends()
                 .filter(|(_, count)| *count > 0)

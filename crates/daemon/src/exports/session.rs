@@ -140,6 +140,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::super::door::{Admission, Door};
+    use super::super::instance::ExportInstance;
     use super::super::owner::ShownClaim;
     use super::super::told::ToldState;
     use super::*;
@@ -150,7 +151,8 @@ mod tests {
         let published = Export::new(name, backing, ExportOptions::default()).unwrap().published();
         let told = ToldState::new("7@boot", 1 << 20);
         let owner = (mpsc::channel(1).0, ShownClaim::default());
-        Door::new(published, "7@boot".to_owned(), admission, owner, told)
+        let instance = ExportInstance::new("7@boot", &Arc::default());
+        Door::new(published, instance, admission, owner, told)
     }
 
     /// Whichever export it was opened by, a session is about those that its client may use.

@@ -55,6 +55,11 @@ impl ToldState {
         self.change(|state| &mut state.units, bytes);
     }
 
+    /// It is another instance from now on.
+    pub fn incarnation(&self, instance: &str) {
+        self.change(|state| &mut state.incarnation, instance.to_owned());
+    }
+
     /// What is wrong with the disk below.
     pub fn trouble(&self, what: Option<String>) {
         self.change(|state| &mut state.trouble, what);

@@ -19,7 +19,7 @@ use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{ChipCounts, Drops};
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
-use ioplane_passthrough::{DirectFaults, ExchangeError, Exchanged, Migratable, Passthrough};
+use ioplane_passthrough::{CarryError, DirectFaults, ExchangeError, Exchanged, Migratable, Passthrough};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use crate::lower::Lower;
@@ -73,9 +73,14 @@ impl Body {
         there: &mut dyn Surroundings,
         back: &mut dyn Surroundings,
     ) -> Result<Exchanged, ExchangeError> {
+        self.migratable()?.exchange(other, there, back).map(|(_, exchanged)| exchanged)
+    }
+
+    /// One that can be moved. The record says which are: another one has no guest whose state could go along.
+    pub fn migratable(&mut self) -> Result<&mut Passthrough<Migratable<Vfio>>, CarryError> {
         match self {
-            Body::Migratable(direct) => direct.exchange(other, there, back).map(|(_, exchanged)| exchanged),
-            _ => Err(ExchangeError::NoGuest),
+            Body::Migratable(direct) => Ok(direct),
+            _ => Err(CarryError::NoGuest),
         }
     }
 

@@ -5,21 +5,21 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ioplane_api::report::MovedFunctionReport;
 use ioplane_api::request::MoveFunctionForm;
-use ioplane_api::spec::{ModeWord, PciAddress, SourceSpec};
+use ioplane_api::spec::{PciAddress, SourceSpec};
 use ioplane_device::Lifecycle;
 use ioplane_hardware::lease::Accepted;
-use ioplane_hardware::{Lease, PhysicalFunction, Vfio};
-use ioplane_moving::Surroundings;
-use ioplane_passthrough::{ExchangeError, Exchanged};
+use ioplane_hardware::{Lease, Vfio};
+use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
 
+use super::around::{Here, physical};
 use super::body::Body;
 use super::hold::gone;
 use super::service::After;
-use super::{Card, SYSFS, host};
+use super::{Card, SYSFS, carry, host};
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 
@@ -27,67 +27,12 @@ use crate::served::{ServedKind, blocking};
 const LONGEST: Duration = Duration::from_secs(30);
 /// How long bringing the former function back may take.
 const BACK: Duration = Duration::from_secs(20);
-/// Between two looks at the hardware.
-const LOOK: Duration = Duration::from_micros(100);
-/// Frames that have not come for so long are sent once more.
-const AGAIN: Duration = Duration::from_millis(20);
-
-/// A host with time that passes, and the physical function that frames come from.
-struct Here {
-    physical: PhysicalFunction,
-    patience: Duration,
-    deadline: Option<Instant>,
-    /// How many frames were missing when some were sent last, and when.
-    asked: Option<(u32, Instant)>,
-}
-
-impl Here {
-    fn new(physical: PhysicalFunction, patience: Duration) -> Self {
-        Here { physical, patience, deadline: None, asked: None }
-    }
-}
-
-impl Surroundings for Here {
-    fn wait(&mut self) -> bool {
-        let patience = self.patience;
-        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + patience);
-        std::thread::sleep(LOOK);
-        Instant::now() < deadline
-    }
-
-    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()> {
-        let now = Instant::now();
-        if let Some((missing, at)) = &mut self.asked
-            && *missing >= count
-        {
-            // Some have come since, or are on their way: no more are sent than are needed.
-            if *missing > count {
-                (*missing, *at) = (count, now);
-            }
-            if now < *at + AGAIN {
-                return Ok(());
-            }
-        }
-        self.asked = Some((count, now));
-        self.physical.send(address, count)
-    }
-}
-
 /// The other function, taken from the host.
 struct Taken {
     lease: Lease,
     vfio: Vfio,
     there: Here,
     back: Here,
-}
-
-fn physical(of: PciAddress) -> Result<PhysicalFunction, Refusal> {
-    PhysicalFunction::of(Path::new(SYSFS), of).map_err(|error| {
-        Refusal::conflict(
-            format!("frames to {of} cannot be sent from its physical function: {error}"),
-            "the card's physical function has to be driven by this host, with its interface up",
-        )
-    })
 }
 
 fn take(from: PciAddress, form: &MoveFunctionForm, leases: &Path) -> Result<Taken, Refusal> {
@@ -113,19 +58,15 @@ fn give_back(lease: Lease, refused: Refusal) -> Refusal {
 fn refuse(name: &str, error: &ExchangeError) -> Refusal {
     let text = format!("{name}: {error}");
     match error {
-        ExchangeError::NoGuest => Refusal::conflict(text, "remove it, and add the other one"),
-        ExchangeError::Held => Refusal::conflict(text, format!("resume it first: ioplane pci resume {name}")),
-        ExchangeError::Dead(_) | ExchangeError::Lost { .. } => Refusal::conflict(
-            text,
-            "reset it in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest",
-        ),
+        ExchangeError::Unready(CarryError::NoGuest) => {
+            Refusal::conflict(text, "remove it, and add the other one")
+        }
+        ExchangeError::Unready(error) => carry::refuse(name, error),
+        ExchangeError::Lost { .. } => Refusal::conflict(text, carry::RESET),
         ExchangeError::OtherKind { .. } => {
             Refusal::conflict(text, "choose a function of the same kind of card")
         }
-        ExchangeError::Failed(_) | ExchangeError::BroughtBack(_) => Refusal::conflict(
-            text,
-            "its guest has the function that it had; see whether both physical functions have a link, and try again",
-        ),
+        ExchangeError::Failed(_) | ExchangeError::BroughtBack(_) => Refusal::conflict(text, carry::LINKS),
     }
 }
 
@@ -193,14 +134,9 @@ impl Card {
 
     /// Which one it is now, if another may take its place.
     fn may_move(&self, form: &MoveFunctionForm) -> Result<PciAddress, Refusal> {
+        let address = self.may_be_exchanged()?;
         let record = self.note().read();
         let name = &record.now.name;
-        let SourceSpec::Host { address, mode: ModeWord::Migratable, .. } = record.now.source else {
-            return Err(Refusal::conflict(
-                format!("{name} was not added to be moved: what its guest did to it is not known"),
-                format!("remove {name}, and add it with --mode migratable"),
-            ));
-        };
         if record.configured.is_some() {
             return Err(Refusal::conflict(
                 format!("{name} is in the configuration, which names {address}"),
@@ -210,13 +146,7 @@ impl Card {
         if address == form.to {
             return Err(Refusal::invalid(format!("{name} is {address} already"), "name another one").at("to"));
         }
-        if !form.guest_stopped {
-            return Err(Refusal::conflict(
-                format!("the guest of {name} runs: its rings are used while the other function is set up"),
-                "stop it by its VMM's monitor first; `ioplane pci move --qmp SOCKET` does so",
-            )
-            .at("guest_stopped"));
-        }
+        carry::stands_still(name, form.guest_stopped)?;
         Ok(address)
     }
 }
@@ -227,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_was_not_done_says_what_to_do() {
-        let refused = refuse("nic0", &ExchangeError::NoGuest);
+        let refused = refuse("nic0", &ExchangeError::Unready(CarryError::NoGuest));
         assert_eq!(refused.error, "nic0: no guest uses it");
         assert_eq!(refused.remedy, "remove it, and add the other one");
         let other = ExchangeError::OtherKind { other: "0000:02:10.0".into(), why: "its BARs" };

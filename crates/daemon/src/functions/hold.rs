@@ -13,7 +13,7 @@ use crate::refusal::Refusal;
 use crate::served::ServedKind;
 
 /// How long a function is held before it resumes by itself: its guest waits, and QEMU gives up on an access after twice this.
-const HOLD: Duration = Duration::from_secs(30);
+pub(super) const HOLD: Duration = Duration::from_secs(30);
 /// How long suspending may take.
 const FORCE: Duration = Duration::from_secs(2);
 /// The longest deadline that makes sense.
@@ -85,6 +85,11 @@ impl Card {
     /// It resumes. Says whether it was held.
     pub async fn resume(&self) -> Result<bool, Refusal> {
         let _changing = self.served.changing.lock().await;
+        self.let_go().await
+    }
+
+    /// The same, by whoever changes it already.
+    pub(super) async fn let_go(&self) -> Result<bool, Refusal> {
         let name = self.name();
         let resumed = self.served.handle.resume().await.map_err(|_| gone(&name))?;
         let held = resumed

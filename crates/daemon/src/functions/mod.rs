@@ -7,7 +7,9 @@
 //!
 //! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
 
+mod around;
 mod body;
+mod carry;
 mod emulated;
 mod exchange;
 mod guard;

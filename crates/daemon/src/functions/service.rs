@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_host::vfio_user::Handle;
+use ioplane_moving::PageSet;
 
 use super::Card;
 use super::body::Body;
@@ -19,6 +20,8 @@ pub struct ServedFunction {
     pub(super) handle: Handle<Body>,
     /// One change at a time.
     pub(super) changing: tokio::sync::Mutex<()>,
+    /// Pages that it has written and its VMM could not be told of.
+    unsent: Mutex<PageSet>,
     note: StateRecord<Card>,
     /// Done when it has ended, in that order.
     after: Arc<Mutex<Vec<After>>>,
@@ -36,6 +39,7 @@ impl ServedFunction {
         ServedFunction {
             handle,
             changing: tokio::sync::Mutex::default(),
+            unsent: Mutex::default(),
             note,
             after: Arc::new(Mutex::new(after)),
             complaint: Mutex::default(),
@@ -45,6 +49,11 @@ impl ServedFunction {
     /// Other things to be done when it has ended; returns those that were to be done.
     pub(super) fn replace_after(&self, after: Vec<After>) -> Vec<After> {
         std::mem::replace(&mut *lock(&self.after), after)
+    }
+
+    /// Keeps pages that the VMM could not be told of; returns those that were kept before.
+    pub(super) fn keep_unsent(&self, pages: PageSet) -> PageSet {
+        std::mem::replace(&mut *lock(&self.unsent), pages)
     }
 
     /// What could not be done when it was stopped.

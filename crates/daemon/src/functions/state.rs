@@ -24,20 +24,21 @@ fn file_of(SavedState { kind, version, body }: SavedState) -> StateFileV1 {
 
 fn state_of(file: StateFileV1) -> Result<SavedState, Refusal> {
     let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
-    if file.format != StateFileV1::FORMAT || file.version != StateFileV1::VERSION {
-        return Err(refuse(format!(
-            "it is {:.40} version {}, this is {} version {}",
-            file.format,
-            file.version,
-            StateFileV1::FORMAT,
-            StateFileV1::VERSION
-        )));
-    }
-    let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
-    if body.len() > SavedState::MAX_BODY {
-        return Err(refuse(format!("a state of {} bytes, more than any device saves", body.len())));
-    }
+    let own = (StateFileV1::FORMAT, StateFileV1::VERSION);
+    let body = body_of((&file.format, file.version), own, &file.body).map_err(refuse)?;
     Ok(SavedState { kind: file.kind, version: file.state_version, body })
+}
+
+/// The state in a file that says this format and version, if these are our `own`; or what is wrong with it.
+pub(super) fn body_of(told: (&str, u32), own: (&str, u32), state: &str) -> Result<Vec<u8>, String> {
+    if told != own {
+        return Err(format!("it is {:.40} version {}, this is {} version {}", told.0, told.1, own.0, own.1));
+    }
+    let body = STANDARD.decode(state).map_err(|error| format!("the state: {error}"))?;
+    if body.len() > SavedState::MAX_BODY {
+        return Err(format!("a state of {} bytes, more than any device saves", body.len()));
+    }
+    Ok(body)
 }
 
 impl Card {
@@ -80,6 +81,11 @@ impl Card {
         self.may_be_saved()?;
         let state = state_of(file)?;
         let _changing = self.served.changing.lock().await;
+        self.load_state(state).await
+    }
+
+    /// The same, by whoever changes it already.
+    pub(super) async fn load_state(&self, state: SavedState) -> Result<(), Refusal> {
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_resume: false };
         let name = self.name();

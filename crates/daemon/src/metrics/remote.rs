@@ -2,6 +2,8 @@
 
 use ioplane_api::report::{ExportReport, RemoteReport, RemoteWord, ServedState, StatusReport, VmPauseWord};
 
+use ioplane_nbd::export::WRONG_SUM;
+
 use super::families::{BYTES_PER_SECOND, Families, Family, Labels, REQUESTS_PER_SECOND};
 
 /// Everything about them.
@@ -58,6 +60,13 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
         |one| one.replays,
     )?;
     counter(Family::new("ioplane_remote_lost_connections", "Connections lost"), |one| one.losses)?;
+    counter(
+        Family::new(
+            "ioplane_remote_changed_connections",
+            "Connections lost since data were changed on the way",
+        ),
+        |one| one.changed,
+    )?;
     counter(Family::new("ioplane_remote_errors", "Requests that the other machine has failed"), |one| {
         one.device_errors
     })
@@ -90,6 +99,13 @@ fn exports(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::
         families.counters(family, all().map(|one| (labels(one), of(one))))
     };
     counter(Family::new("ioplane_export_requests", "Requests answered"), |one| one.totals.requests)?;
+    counter(
+        Family::new(
+            "ioplane_export_changed_connections",
+            "Connections of clients that ended since data were changed on the way",
+        ),
+        |one| one.ends.get(WRONG_SUM).copied().unwrap_or(0),
+    )?;
     counter(Family::bytes("ioplane_export_read", "Bytes read by clients"), |one| one.totals.bytes_read)?;
     counter(Family::bytes("ioplane_export_written", "Bytes written by clients"), |one| {
         one.totals.bytes_written

@@ -1,5 +1,6 @@
 //! One connection with a client: whole messages in, replies out. Bounded in memory; receiving never blocks.
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,8 +23,12 @@ const HEADER: usize = size_of::<Header>();
 const AT_ONCE: usize = HEADER + size_of::<RegionAccess>() + 8;
 /// How long a client may leave a reply unread.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Most commands of a client that wait while an answer of its own is waited for. It waits for a reply to nearly all that it sends.
+const MOST_CROSSED: usize = 64;
+/// Most answers that are still to come of questions which were given up.
+const MOST_LATE: usize = 64;
 
-/// A whole command.
+/// A whole message: a command, or an answer to one of ours.
 #[derive(Debug)]
 pub struct Message {
     /// Its header; the size is true.
@@ -90,13 +95,34 @@ pub struct Connection {
     files: Vec<OwnedFd>,
     surplus: bool,
     header: Option<Header>,
+    /// Commands that came while an answer was waited for.
+    crossed: VecDeque<Message>,
+    /// The next command's id, of those that this side sends.
+    next: u16,
+    /// Commands of this side without an answer yet.
+    asked: Vec<u16>,
+    /// Those whose answers nobody waits for any more.
+    late: VecDeque<u16>,
 }
+
+/// A client's answer to a command of ours: what follows the header, or its error number.
+pub(super) type Answer = Result<Vec<u8>, i32>;
 
 impl Connection {
     /// Takes a connected socket over.
     pub fn new(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Connection { stream, buffer: Vec::new(), files: Vec::new(), surplus: false, header: None })
+        Ok(Connection {
+            stream,
+            buffer: Vec::new(),
+            files: Vec::new(),
+            surplus: false,
+            header: None,
+            crossed: VecDeque::new(),
+            next: 0,
+            asked: Vec::new(),
+            late: VecDeque::new(),
+        })
     }
 
     /// The socket.
@@ -107,12 +133,80 @@ impl Connection {
     /// The next message has come already, whole or wrong: [`Connection::receive`] has to be called, and the socket may never become
     /// readable.
     pub fn has_message(&self) -> bool {
+        if !self.crossed.is_empty() {
+            return true;
+        }
         let Ok((header, _)) = Header::read_from_prefix(&self.buffer) else { return false };
         !(HEADER as u32..=MAX_MESSAGE).contains(&header.size) || self.buffer.len() >= header.size as usize
     }
 
-    /// The next whole message, or `None` if more of it has to come first.
+    /// The next whole command, or `None` if more of it has to come first.
     pub fn receive(&mut self) -> Result<Option<Message>, ClientFault> {
+        if let Some(message) = self.crossed.pop_front() {
+            return Ok(Some(message));
+        }
+        while let Some(message) = self.take()? {
+            if message.header.flags & spec::FLAG_TYPE == spec::TYPE_COMMAND {
+                return Ok(Some(message));
+            }
+            self.answered(&message)?;
+        }
+        Ok(None)
+    }
+
+    /// Sends a command of this side's, and says by which id its answer comes.
+    pub(super) fn ask(&mut self, command: u16, body: &[u8]) -> Result<u16, ClientFault> {
+        let id = self.next;
+        self.next = id.wrapping_add(1);
+        let header =
+            Header { id, command, size: (HEADER + body.len()) as u32, flags: spec::TYPE_COMMAND, error: 0 };
+        self.send(&[header.as_bytes(), body].concat(), &[])?;
+        self.asked.push(id);
+        Ok(id)
+    }
+
+    /// Waits for an answer to anything that was asked. `None` if none has come by `deadline`. Commands of the client are kept for
+    /// [`Connection::receive`].
+    pub(super) fn answer_by(&mut self, deadline: Instant) -> Result<Option<(u16, Answer)>, ClientFault> {
+        loop {
+            while let Some(message) = self.take()? {
+                if message.header.flags & spec::FLAG_TYPE == spec::TYPE_COMMAND {
+                    if self.crossed.len() == MOST_CROSSED {
+                        return Err(ClientFault::TooManyCommands);
+                    }
+                    self.crossed.push_back(message);
+                } else if self.answered(&message)? {
+                    let Message { header, body, .. } = message;
+                    let failed = header.flags & spec::FLAG_ERROR != 0;
+                    return Ok(Some((header.id, if failed { Err(header.error as i32) } else { Ok(body) })));
+                }
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return Ok(None) };
+            self.poll(PollFlags::IN, left)?;
+        }
+    }
+
+    /// Nobody waits any more for the answers that are still to come.
+    pub(super) fn give_up_answers(&mut self) {
+        self.late.extend(self.asked.drain(..));
+        let over = self.late.len().saturating_sub(MOST_LATE);
+        self.late.drain(..over);
+    }
+
+    /// An answer has come: says whether anybody waits for it.
+    fn answered(&mut self, answer: &Message) -> Result<bool, ClientFault> {
+        let Header { id, .. } = answer.header;
+        if let Some(at) = self.asked.iter().position(|asked| *asked == id) {
+            self.asked.swap_remove(at);
+            return Ok(true);
+        }
+        let at = self.late.iter().position(|late| *late == id).ok_or(ClientFault::UnaskedAnswer(id))?;
+        self.late.remove(at);
+        Ok(false)
+    }
+
+    /// The next whole message, or `None` if more of it has to come first.
+    fn take(&mut self) -> Result<Option<Message>, ClientFault> {
         loop {
             let wanted = self.header.map_or(HEADER, |header| header.size as usize);
             if self.buffer.len() < wanted {
@@ -128,7 +222,8 @@ impl Connection {
                     if header.size < HEADER as u32 || header.size > MAX_MESSAGE {
                         return Err(ClientFault::BadLength(header.size));
                     }
-                    if header.flags & spec::FLAG_TYPE != spec::TYPE_COMMAND {
+                    let (kind, asked) = (header.flags & spec::FLAG_TYPE, self.asked.len() + self.late.len());
+                    if kind != spec::TYPE_COMMAND && (kind != spec::TYPE_REPLY || asked == 0) {
                         return Err(ClientFault::NotACommand(header.flags));
                     }
                     self.header = Some(header);
@@ -228,8 +323,13 @@ impl Connection {
 
     fn wait_writable(&self, deadline: Instant) -> Result<(), ClientFault> {
         let left = deadline.checked_duration_since(Instant::now()).ok_or(ClientFault::Deaf)?;
-        let left = Timespec::try_from(left).map_err(|_| ClientFault::Deaf)?;
-        match rustix::event::poll(&mut [PollFd::new(&self.stream, PollFlags::OUT)], Some(&left)) {
+        self.poll(PollFlags::OUT, left)
+    }
+
+    /// Waits for so long at most.
+    fn poll(&self, flags: PollFlags, left: Duration) -> Result<(), ClientFault> {
+        let left = Timespec::try_from(left).ok();
+        match rustix::event::poll(&mut [PollFd::new(&self.stream, flags)], left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(ClientFault::Broken(errno.into())),
         }

@@ -24,6 +24,12 @@ pub enum ClientFault {
     /// Not a command.
     #[error("a message with flags {0:#x}: not a command")]
     NotACommand(u32),
+    /// An answer to nothing that this side has asked.
+    #[error("an answer to a command {0} that was not sent")]
+    UnaskedAnswer(u16),
+    /// It sends on while it owes an answer.
+    #[error("more commands than can be kept while the client owes an answer")]
+    TooManyCommands,
     /// The first message must be VERSION.
     #[error("command {0} before a version was negotiated")]
     NoVersion(u16),
@@ -133,6 +139,8 @@ impl ClientFault {
             ClientFault::Broken(_) => "broken",
             ClientFault::BadLength(_) => "bad_length",
             ClientFault::NotACommand(_) => "not_a_command",
+            ClientFault::UnaskedAnswer(_) => "unasked_answer",
+            ClientFault::TooManyCommands => "too_many_commands",
             ClientFault::NoVersion(_) => "no_version",
             ClientFault::BadVersion(..) => "bad_version",
             ClientFault::BadCapabilities(_) => "bad_capabilities",
@@ -167,6 +175,8 @@ impl ClientFault {
             | ClientFault::Broken(_)
             | ClientFault::BadLength(_)
             | ClientFault::NotACommand(_)
+            | ClientFault::UnaskedAnswer(_)
+            | ClientFault::TooManyCommands
             | ClientFault::NoVersion(_)
             | ClientFault::BadVersion(..)
             | ClientFault::BadCapabilities(_)

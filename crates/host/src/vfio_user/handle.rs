@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ioplane_device::{
     DeviceError, Lifecycle, LoadError, Placement, Presence, QuiesceError, QuiescePolicy, Quiesced, Quiescent,
@@ -17,7 +17,9 @@ use ioplane_device::{
 use ioplane_pci::Function;
 use tokio::sync::oneshot;
 
+use super::dma_write::{DmaWrite, DmaWriteError, DmaWrites, DmaWritten};
 use super::status::{Status, StatusBoard};
+use super::write_log::WriteLogError;
 
 /// Why a service does not do what it is asked; it goes on as it was.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,12 @@ pub(super) enum Command<F: Function> {
     Quiesce(Request<F>),
     /// The device goes on.
     Resume(oneshot::Sender<Result<bool, DeviceError>>),
+    /// The client is to write to its memory.
+    Write(DmaWrites),
+    /// What the device writes is logged from here on, or no longer.
+    Log(bool, oneshot::Sender<Result<bool, WriteLogError>>),
+    /// Which pages it has written.
+    Written(oneshot::Sender<Option<Vec<u64>>>),
 }
 
 /// A quiescent point that somebody asks for, by a policy.
@@ -237,6 +245,36 @@ impl<F: Function> Handle<F> {
     pub fn resume(&self) -> PendingReply<Result<bool, DeviceError>> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Resume(reply));
+        PendingReply(answer)
+    }
+
+    /// Has the client write to its own memory, by VFIO_USER_DMA_WRITE, and waits for its answers until `deadline`: QEMU marks such a page as
+    /// dirty, also one that it is about to send to another host; and it reaches what is no memory that the device has. Between two messages of
+    /// the client, in order; the first write that fails ends it. What the client writes is what memory has when the command is sent, so a device
+    /// that is to be told nothing else is at rest.
+    pub fn write(
+        &self,
+        writes: Vec<DmaWrite>,
+        deadline: Instant,
+    ) -> PendingReply<Result<DmaWritten, DmaWriteError>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Write(DmaWrites { writes, deadline, reply }));
+        PendingReply(answer)
+    }
+
+    /// Logs from here on which pages of the client's memory the device writes, by [`ioplane_device::Change::Log`], which devices that let hardware do
+    /// so do not know; `false` ends it. Says whether there was a log: what was in it is lost. It ends with the client.
+    pub fn log(&self, yes: bool) -> PendingReply<Result<bool, WriteLogError>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Log(yes, reply));
+        PendingReply(answer)
+    }
+
+    /// Guest addresses of the pages that the device has written since this was asked last, ascending; `None` without a log. All of them once
+    /// it is held.
+    pub fn written(&self) -> PendingReply<Option<Vec<u64>>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Written(reply));
         PendingReply(answer)
     }
 

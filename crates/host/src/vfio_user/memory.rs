@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ioplane_memory::{GuestMap, MAX_REGIONS, MemoryRegion, PAGE, RegionSpec};
+use ioplane_device::{Change, QueueSet};
+use ioplane_memory::{GuestMap, MAX_REGIONS, MapError, MemoryRegion, PAGE, RegionSpec};
 use ioplane_pci::Function;
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
@@ -13,6 +14,7 @@ use super::dma::Range;
 use super::fault::ClientFault;
 use super::session::Session;
 use super::spec::{DmaMap, DmaUnmap};
+use super::write_log::{WriteLog, WriteLogError};
 
 impl<F: Function> Session<F> {
     fn show_dma(&self) {
@@ -61,6 +63,7 @@ impl<F: Function> Session<F> {
             let writable = flags & vfio::VFIO_DMA_MAP_FLAG_WRITE != 0;
             let region = self.account.region(spec, writable)?;
             let map = Arc::new(self.dma.map.with(region)?);
+            self.log_up_to(map.limit(), connection)?;
             // Growing needs no quiescent point.
             self.with(Some(connection), |function| function.grow_memory(map.clone()))??;
             self.dma.map = map;
@@ -129,5 +132,33 @@ impl<F: Function> Session<F> {
     pub(super) fn forget_memory(&mut self) -> Result<(), ClientFault> {
         let all: Vec<_> = self.dma.touching(0, u64::MAX).collect();
         self.drop_ranges(&all, None)
+    }
+
+    /// Begins to log which of its pages the device writes, anew if that is logged already, or ends it. Says whether it was.
+    pub(super) fn log(&mut self, yes: bool) -> Result<bool, WriteLogError> {
+        let log = if yes { Some(WriteLog::new(self.dma.map.limit())?) } else { None };
+        let change = Change::Log(log.as_ref().map(|log| log.now.clone()));
+        self.device.with(|device| device.apply(&QueueSet::new(), &change))?;
+        Ok(std::mem::replace(&mut self.written, log).is_some())
+    }
+
+    /// The log, if there is one, reaches up to `limit`, before the device does.
+    fn log_up_to(&mut self, limit: u64, connection: &Connection) -> Result<(), ClientFault> {
+        if self.written.as_ref().is_none_or(|log| log.limit >= limit) {
+            return Ok(());
+        }
+        let mut log = WriteLog::new(limit).map_err(MapError::Mapping)?;
+        let change = Change::Log(Some(log.now.clone()));
+        self.with(Some(connection), |device| device.apply(&QueueSet::new(), &change))?;
+        if let Some(earlier) = self.written.take() {
+            log.follow(earlier);
+        }
+        self.written = Some(log);
+        Ok(())
+    }
+
+    /// Guest addresses of the pages that were written since this was asked last; `None` without a log.
+    pub(super) fn written(&mut self) -> Option<Vec<u64>> {
+        self.written.as_mut().map(WriteLog::take)
     }
 }

@@ -19,6 +19,7 @@
 
 mod connection;
 mod dma;
+mod dma_write;
 mod fault;
 mod handle;
 mod irqs;
@@ -32,11 +33,14 @@ pub mod spec;
 mod status;
 mod version;
 mod wires;
+mod write_log;
 
 pub use connection::{Connection, Message, Reply};
+pub use dma_write::{DmaLayout, DmaWrite, DmaWriteError, DmaWritten};
 pub use fault::ClientFault;
 pub use handle::{Handle, HandleError, PendingReply};
 pub use options::Options;
 pub use server::serve;
 pub use session::Session;
 pub use status::Status;
+pub use write_log::WriteLogError;

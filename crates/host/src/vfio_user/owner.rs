@@ -117,6 +117,9 @@ impl<F: Function> Session<F> {
             match command {
                 Command::With(work) => work(&mut self.device),
                 Command::Quiesce(request) => self.requests.push_back(request),
+                Command::Write(writes) => self.writes.push_back(writes),
+                Command::Log(yes, reply) => drop(reply.send(self.log(yes))),
+                Command::Written(reply) => drop(reply.send(self.written())),
                 Command::Resume(reply) => {
                     let resumed = self.let_go();
                     self.show();
@@ -235,6 +238,7 @@ impl<F: Function> Session<F> {
             let _ = attempt.cancel(self);
         }
         self.requests.clear();
+        self.writes.clear();
     }
 
     /// Nobody is served any more.

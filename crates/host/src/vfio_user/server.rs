@@ -67,6 +67,7 @@ impl<F: Function> Service<F> {
             {
                 self.disconnect(&fault);
             }
+            self.write();
             // Last: a client that has left is heard before the one that comes after it.
             if turn.listener {
                 pause = self.accept().is_err();
@@ -96,6 +97,15 @@ impl<F: Function> Service<F> {
         match connection.receive()? {
             Some(message) => self.session.handle(message, connection),
             None => Ok(()),
+        }
+    }
+
+    /// Has the client write to its memory what the daemon has asked for.
+    fn write(&mut self) {
+        while let Some(writes) = self.session.writes.pop_front() {
+            if let Err(fault) = self.session.write(writes, self.connection.as_mut()) {
+                self.disconnect(&fault);
+            }
         }
     }
 

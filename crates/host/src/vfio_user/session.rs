@@ -18,6 +18,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::connection::{Connection, Message, Reply};
 use super::dma::Dma;
+use super::dma_write::{DmaLayout, DmaWrites};
 use super::fault::ClientFault;
 use super::handle::{Command, Mailbox, Request};
 use super::options::Options;
@@ -25,6 +26,7 @@ use super::spec;
 use super::status::{Status, StatusBoard};
 use super::version::{self, Agreed};
 use super::wires::Wires;
+use super::write_log::WriteLog;
 
 /// How long a client waits for the files of the one before it, whose process may be ending just now; and how often that is looked at.
 const KEPT: Duration = Duration::from_secs(1);
@@ -80,6 +82,12 @@ pub struct Session<F: Function> {
     pub(super) requests: VecDeque<Request<F>>,
     pub(super) underway: Option<Underway<F>>,
     pub(super) own_attempt: bool,
+    /// Which pages of its memory the device writes, while somebody wants to know.
+    pub(super) written: Option<WriteLog>,
+    /// What the client is to write to its memory.
+    pub(super) writes: VecDeque<DmaWrites>,
+    /// Where this client looks for the data, once that is known.
+    pub(super) layout: Option<DmaLayout>,
     /// The daemon holds the device until then; or it has not gone on, and is tried again then.
     pub(super) held_until: Option<Instant>,
     /// The last quiescent point was forced, and the guest has not reached the device since.
@@ -126,6 +134,9 @@ impl<F: Function> Session<F> {
             requests: VecDeque::new(),
             underway: None,
             own_attempt: false,
+            written: None,
+            writes: VecDeque::new(),
+            layout: None,
             held_until: None,
             forced: false,
         })
@@ -204,6 +215,19 @@ impl<F: Function> Session<F> {
             }
             _ => Err(ClientFault::UnknownCommand(command)),
         }
+    }
+
+    /// Has the client write to its memory. An error ends the connection.
+    pub(super) fn write(
+        &mut self,
+        writes: DmaWrites,
+        connection: Option<&mut Connection>,
+    ) -> Result<(), ClientFault> {
+        let (Some(connection), Some(agreed)) = (connection, self.agreed) else {
+            writes.refuse();
+            return Ok(());
+        };
+        writes.carry_out(connection, agreed.transfer, self.dma.map.clone(), &mut self.layout)
     }
 
     fn version(&mut self, message: &Message, connection: &Connection) -> Result<Reply, ClientFault> {
@@ -347,6 +371,7 @@ impl<F: Function> Session<F> {
     pub fn forget_client(&mut self) -> Result<(), ClientFault> {
         self.agreed = None;
         self.facts = None;
+        self.layout = None;
         self.wires.resume = None;
         self.wires.owed_unmask = false;
         let wired = self.wires.wired.clone();
@@ -364,6 +389,10 @@ impl<F: Function> Session<F> {
         self.board.shadows.store(false, Relaxed);
         let reset = self.reset(None);
         let emptied = self.forget_memory();
+        // Of memory that is gone nobody asks any more.
+        if self.written.take().is_some() {
+            let _ = self.log(false);
+        }
         // Also after an error: what cannot be taken back from hardware by asking goes when it is closed.
         self.with(None, Function::dismiss)?;
         reset.and(emptied)

@@ -19,6 +19,9 @@ pub const DEVICE_SET_IRQS: u16 = 8;
 pub const REGION_READ: u16 = 9;
 pub const REGION_WRITE: u16 = 10;
 pub const DEVICE_RESET: u16 = 13;
+/// Commands of the server.
+pub const DMA_READ: u16 = 11;
+pub const DMA_WRITE: u16 = 12;
 /// Commands of the client that this server refuses: migration, and writes in bundles.
 pub const DIRTY_PAGES: u16 = 14;
 pub const REGION_WRITE_MULTI: u16 = 15;
@@ -109,6 +112,10 @@ wire!(
 wire!(
     /// DEVICE_SET_IRQS; booleans may follow.
     IrqSet { argsz: u32, flags: u32, index: u32, start: u32, count: u32 }
+);
+wire!(
+    /// DMA_READ, DMA_WRITE, and their replies, as the specification has them; data may follow. See [`super::DmaLayout`].
+    DmaAccess { address: u64, count: u64 }
 );
 wire!(
     /// REGION_READ, REGION_WRITE, and their replies; data may follow.

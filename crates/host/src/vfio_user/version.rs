@@ -19,6 +19,7 @@ struct Theirs {
 #[serde(default)]
 struct Capabilities {
     max_msg_fds: Option<u64>,
+    max_data_xfer_size: Option<u64>,
     ioplane_shadow_pages: bool,
 }
 
@@ -44,6 +45,8 @@ pub struct Agreed {
     pub files: usize,
     /// The client maps shadow pages.
     pub shadows: bool,
+    /// Most bytes of data in one message to the client.
+    pub transfer: usize,
 }
 
 /// Agrees on a version and capabilities; `shadows` says whether there are shadow pages to offer.
@@ -65,7 +68,10 @@ pub fn negotiate(message: &Message, shadows: bool) -> Result<(Agreed, Reply), Cl
     };
     // The default of the protocol is one.
     let files = theirs.capabilities.max_msg_fds.unwrap_or(1).min(spec::MAX_FILES as u64) as usize;
-    let agreed = Agreed { files, shadows: shadows && theirs.capabilities.ioplane_shadow_pages };
+    // The default of the protocol is more than a message of ours has.
+    let transfer = theirs.capabilities.max_data_xfer_size.unwrap_or(u64::MAX);
+    let transfer = transfer.min(spec::MAX_TRANSFER.into()) as usize;
+    let agreed = Agreed { files, shadows: shadows && theirs.capabilities.ioplane_shadow_pages, transfer };
     let ours = Ours {
         capabilities: Offered {
             max_msg_fds: spec::MAX_FILES,

@@ -143,6 +143,19 @@ impl<V: VirtioDevice> Session<V> {
         Ok(())
     }
 
+    /// Changes the model, and tells the queues that run what it says, and where its backing lies.
+    pub(super) async fn change_queues(
+        &mut self,
+        change: impl FnOnce(&mut V) -> Option<Change>,
+    ) -> Result<(), PeerFault> {
+        let running = self.running()?;
+        let Some(change) = change(running.device_mut().model_mut()) else { return Ok(()) };
+        let (queues, device) = (running.queues(), running.device().block_device());
+        running.apply(&queues, &change).done().await;
+        running.apply(&queues, &Change::BlockDevice(device)).done().await;
+        Ok(())
+    }
+
     /// RESET_DEVICE: the device as at power-on, under the features that were negotiated.
     pub(super) async fn reset_device(&mut self, message: &Message) -> Result<Answer, PeerFault> {
         self.peer.needs(VhostUserProtocolFeatures::RESET_DEVICE, message.header.request as u32)?;

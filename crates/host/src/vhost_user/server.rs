@@ -91,6 +91,7 @@ pub struct Status {
 }
 
 type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;
+type ChangeQueues<V> = Box<dyn FnOnce(&mut V) -> Option<ioplane_device::Change> + Send>;
 type ChangeLimits<V> = Box<dyn FnOnce(&mut V) + Send>;
 type ChangeStill<V> = Box<dyn FnOnce(&mut V, &QuiescenceProof) -> bool + Send>;
 
@@ -98,6 +99,7 @@ pub(super) enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
     Change(Change<V>),
     Limits(ChangeLimits<V>, oneshot::Sender<()>),
+    Queues(ChangeQueues<V>, oneshot::Sender<()>),
     AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), HandleError>>),
     Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), HandleError>>),
     HandOver(Offer),
@@ -165,6 +167,26 @@ impl<V: VirtioDevice> Handle<V> {
         change: impl FnOnce(&mut V) + Send + 'static,
     ) -> Result<(), HandleError> {
         self.ask(|reply| Command::Limits(Box::new(change), reply)).await
+    }
+
+    /// Changes the model while it runs, and tells the queues that run what follows for them, and which block device its backing lies on: when this
+    /// returns, all have heard it. A device that does not run is not changed: [`HandleError::Refused`].
+    pub async fn change_queues<R: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut V) -> (R, Option<ioplane_device::Change>) + Send + 'static,
+    ) -> Result<R, HandleError> {
+        let (sender, receiver) = oneshot::channel();
+        let change: ChangeQueues<V> = Box::new(move |model| {
+            let (outcome, told) = change(model);
+            let _ = sender.send(outcome);
+            told
+        });
+        let refused = |_| HandleError::Refused("it does not run".to_owned());
+        let (reply, told) = oneshot::channel();
+        self.commands.send(Command::Queues(change, reply)).await.map_err(|_| HandleError::Gone)?;
+        let told = told.await;
+        let outcome = receiver.await.map_err(refused)?;
+        told.map_err(|_| HandleError::Gone).map(|()| outcome)
     }
 
     /// Changes the model at a quiescent point. Gives the device back as it was if that takes longer than its
@@ -366,6 +388,11 @@ impl<V: VirtioDevice> Server<V> {
             }
             Command::Limits(change, reply) => {
                 if self.session.change_limits(change).await.is_ok() {
+                    let _ = reply.send(());
+                }
+            }
+            Command::Queues(change, reply) => {
+                if self.session.change_queues(change).await.is_ok() {
                     let _ = reply.send(());
                 }
             }

@@ -1,6 +1,7 @@
 //! The vfio-user host over real sockets: every command, everything malformed, and the device at its quiescent points.
 
 mod commands;
+mod dma_write;
 mod interop;
 mod interrupts;
 mod malformed;

@@ -33,11 +33,17 @@ pub fn authority() -> TestDaemon {
 
 /// Another host, known to the authority of `of`, and running.
 pub fn member(of: &TestDaemon, name: &str) -> TestDaemon {
-    let mut daemon = TestDaemon::new_beside_the_build("");
+    let mut daemon = known(of, name);
+    daemon.start();
+    daemon
+}
+
+/// The same, not started yet.
+pub fn known(of: &TestDaemon, name: &str) -> TestDaemon {
+    let daemon = TestDaemon::new_beside_the_build("");
     let file = of.path(&format!("{name}.pem")).display().to_string();
     done(identity(of, &["issue", name, "--out", &file]));
     done(identity(&daemon, &["import", &file]));
     daemon.configure(&config(&daemon, ""));
-    daemon.start();
     daemon
 }

@@ -2,12 +2,14 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod guest;
 pub mod identities;
 pub mod load;
 pub mod nic;
 pub mod qmp;
 pub mod reader;
 pub mod relay;
+pub mod terminal;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -26,6 +28,8 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub struct TestDaemon {
     pub folder: tempfile::TempDir,
     process: Option<Child>,
+    /// More for the environment of its daemon.
+    environment: Vec<(&'static str, &'static str)>,
 }
 
 /// What `cli` came to.
@@ -70,7 +74,7 @@ impl TestDaemon {
     /// A folder with this configuration and nothing running.
     pub fn new(config: &str) -> TestDaemon {
         let folder = tempfile::Builder::new().prefix("ioplane-").tempdir().unwrap();
-        let daemon = TestDaemon { folder, process: None };
+        let daemon = TestDaemon { folder, process: None, environment: Vec::new() };
         daemon.configure(config);
         daemon
     }
@@ -78,9 +82,30 @@ impl TestDaemon {
     /// The same, where files have O_DIRECT: tmpfs may be what the system's own place for them is.
     pub fn new_beside_the_build(config: &str) -> TestDaemon {
         let folder = tempfile::Builder::new().prefix("h").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let daemon = TestDaemon { folder, process: None };
+        let daemon = TestDaemon { folder, process: None, environment: Vec::new() };
         daemon.configure(config);
         daemon
+    }
+
+    /// The same host with images that somebody else has taken for its own use as well: what keeps a second writer out must not be the one kernel that the
+    /// hosts of a test share. Has to be said before the start; where the daemon was built without kill points it is said aloud that locks are on.
+    pub fn without_locks(mut self) -> TestDaemon {
+        match cfg!(feature = "kill-points") {
+            true => self.environment.push(("IOPLANE_WITHOUT_LOCKS", "1")),
+            false => {
+                let why = "image locks are ON: without the feature kill-points they cannot be taken out";
+                eprintln!("\n*** SKIPPED: {why} ***");
+                assert!(std::env::var_os("IOPLANE_NO_SKIP").is_none(), "skipped: {why}");
+            }
+        }
+        self
+    }
+
+    /// The same host without one of the rules of `ioplane_nbd::mutation` or of a swap (crates/daemon/src/disk/swap_rule.rs).
+    #[cfg(feature = "kill-points")]
+    pub fn without_rule(mut self, rule: Option<&'static str>) -> TestDaemon {
+        self.environment.extend(rule.map(|rule| ("IOPLANE_WITHOUT_RULE", rule)));
+        self
     }
 
     /// The same with a daemon that answers.
@@ -110,6 +135,7 @@ impl TestDaemon {
         command.arg("--socket").arg(self.path("control.sock"));
         command.args(["serve", "--config"]).arg(self.path("ioplane.toml")).stdin(Stdio::null());
         command.env("IOPLANE_UPGRADE_KILL", self.path("kill"));
+        command.envs(self.environment.iter().copied());
         command
     }
 
@@ -124,6 +150,7 @@ impl TestDaemon {
         let serve = self.serve();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(serve.get_program()).args(serve.get_args()).stdin(Stdio::null());
+        command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
         self.start_with(command);
         self
     }

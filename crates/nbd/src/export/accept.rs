@@ -15,8 +15,10 @@ use super::socket::ClientSocket;
 use crate::error::NbdError;
 use crate::handshake::ExportInfo;
 use crate::handshake::server::{ExportRefusal, Negotiated, ServerHandshake, ServerStep, TlsPolicy};
+use crate::records::Records;
 use crate::session::{Bytes, SessionStream};
-use crate::tls::{self, Records, load};
+use crate::sums::{self, CRC32C, RecordReader, RecordWriter, Spoken, StreamSum};
+use crate::tls::{self, load};
 
 /// Bytes read at a time.
 const INPUT: usize = 4096;
@@ -93,15 +95,17 @@ impl Handshakes {
         let _place = self.places.try_acquire().map_err(|_| NbdError::Handshakes(self.most))?;
         let mut stream = stream;
         let mut handshake = ServerHandshake::new(TlsPolicy::Unsupported);
-        let talk = talk(&mut stream, &mut handshake, exports);
+        let talk = talk(&mut stream, &mut handshake, exports, false);
         match self.in_time(talk).await? {
-            Talked::Transmission(negotiated, ahead) => Ok(Some(AcceptedClient { stream, negotiated, ahead })),
+            Talked::Transmission(negotiated, Spoken { ahead, .. }) => {
+                Ok(Some(AcceptedClient { stream, negotiated, ahead }))
+            }
             // There is no TLS here, so it is never asked for.
             Talked::StartTls | Talked::End => Ok(None),
         }
     }
 
-    /// The same for a client by TCP that may start TLS, or must, by `policy`. What it is told without TLS is that of `plain`; with TLS `known` is asked
+    /// The same for a client by TCP that may start TLS, or must, by `policy`; one that does not is served with sums if it asks for them. What it is told without TLS is that of `plain`; with TLS `known` is asked
     /// once who it is, by the name in its certificate. This host's own identity is read anew for each client.
     pub async fn accept_tls<E: Exports>(
         &self,
@@ -115,19 +119,24 @@ impl Handshakes {
         let os = |source| NbdError::Os { doing: "taking a client over", source };
         self.in_time(async {
             let mut handshake = ServerHandshake::new(policy);
-            let (socket, negotiated, ahead) = match talk(&mut stream, &mut handshake, plain).await? {
+            let (socket, negotiated, ahead) = match talk(&mut stream, &mut handshake, plain, true).await? {
                 Talked::End => return Ok(None),
-                Talked::Transmission(negotiated, ahead) if negotiated.is_session() => {
-                    return session(stream, &ahead);
+                Talked::Transmission(negotiated, spoken) if negotiated.is_session() => {
+                    return session(stream, &spoken.ahead);
                 }
-                Talked::Transmission(negotiated, ahead) => {
-                    (OwnedFd::from(stream.into_std().map_err(os)?).into(), negotiated, ahead)
+                Talked::Transmission(negotiated, spoken) if negotiated.has_sums() => {
+                    let records = begin_sums(&mut stream, spoken).await?;
+                    let fd = OwnedFd::from(stream.into_std().map_err(os)?);
+                    (ClientSocket::with_records(fd, records), negotiated, Vec::new())
+                }
+                Talked::Transmission(negotiated, spoken) => {
+                    (OwnedFd::from(stream.into_std().map_err(os)?).into(), negotiated, spoken.ahead)
                 }
                 Talked::StartTls => {
                     let (mut stream, peer) = start_tls(stream, identity).await?;
                     handshake.tls_started();
-                    let Talked::Transmission(negotiated, ahead) =
-                        talk(&mut stream, &mut handshake, &known(&peer.name)).await?
+                    let Talked::Transmission(negotiated, Spoken { ahead, .. }) =
+                        talk(&mut stream, &mut handshake, &known(&peer.name), false).await?
                     else {
                         return Ok(None);
                     };
@@ -137,7 +146,7 @@ impl Handshakes {
                     }
                     let (stream, records) = Records::of(stream);
                     let fd = OwnedFd::from(stream.into_std().map_err(os)?);
-                    (ClientSocket::with_tls(fd, records.watched(watched)), negotiated, ahead)
+                    (ClientSocket::with_records(fd, records.watched(watched)), negotiated, ahead)
                 }
             };
             Ok(Some(Arrival::Client(AcceptedClient { stream: socket, negotiated, ahead })))
@@ -183,24 +192,40 @@ async fn start_tls(
 
 /// What a handshake, or its part before TLS, came to.
 enum Talked {
-    Transmission(Negotiated, Vec<u8>),
+    Transmission(Negotiated, Spoken),
     StartTls,
     End,
 }
 
+/// Goes on with records with sums; the first one says that what was sent so far came as it is.
+async fn begin_sums(stream: &mut TcpStream, spoken: Spoken) -> Result<Records, NbdError> {
+    let Spoken { mut sent, received, ahead } = spoken;
+    stream.write_all(&sent.opening()).await.map_err(tls::stream_error("a handshake"))?;
+    let mut reader = RecordReader::new(received);
+    let room = reader.room().get_mut(..ahead.len()).ok_or(NbdError::Ahead(ahead.len()))?;
+    room.copy_from_slice(&ahead);
+    reader.received(ahead.len());
+    Ok(Records::summed(reader, RecordWriter::new(sent)))
+}
+
+/// `has_sums`: a client that asks for them gets them.
 async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     handshake: &mut ServerHandshake,
     exports: &impl Exports,
+    has_sums: bool,
 ) -> Result<Talked, NbdError> {
     let os = tls::stream_error("a handshake");
     let mut buffer = [0; INPUT];
     let (mut start, mut end) = (0, 0);
     let mut output = Vec::new();
+    let (mut sent, mut received) = (StreamSum::default(), StreamSum::default());
     loop {
         let mut input = &buffer[start..end];
         let step = handshake.next(&mut input, &mut output);
+        received.add(&buffer[start..end - input.len()]);
         start = end - input.len();
+        sent.add(&output);
         // Also what was said before a violation.
         stream.write_all(&output).await.map_err(&os)?;
         // TLS keeps records until it is told.
@@ -224,13 +249,18 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
                 let list = list.iter().map(|(name, description)| (&name[..], &description[..]));
                 handshake.list(list, &mut output);
             }
+            // Not the export's business.
+            ServerStep::Query { query, .. } if sums::is_asked_by(&query) => {
+                handshake.context(has_sums.then_some(CRC32C));
+            }
             ServerStep::Query { export, query, selects } => {
                 let found = exports.context(&export, &query, selects).await;
                 handshake.context(found.as_deref());
             }
             ServerStep::Transmission(negotiated) => {
                 stream.flush().await.map_err(&os)?;
-                return Ok(Talked::Transmission(negotiated, buffer[start..end].to_vec()));
+                let ahead = buffer[start..end].to_vec();
+                return Ok(Talked::Transmission(negotiated, Spoken { sent, received, ahead }));
             }
             // What came behind it in plain text would have been a violation.
             ServerStep::StartTls => return Ok(Talked::StartTls),

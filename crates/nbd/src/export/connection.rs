@@ -9,6 +9,7 @@ use super::check::{Ask, Refused, Terms};
 use super::ended::ConnectionEnd;
 use super::memory::{Chain, DataMemory};
 use super::socket::ClientSocket;
+use super::status::MOST_EXTENTS;
 use crate::error::Violation;
 use crate::spec::*;
 use crate::transmission::{Chunk, ChunkHeader, Extent, Request, SimpleReply};
@@ -17,6 +18,10 @@ use crate::transmission::{Chunk, ChunkHeader, Extent, Request, SimpleReply};
 pub(super) const STAGING: usize = 16 << 10;
 /// Bytes of a block status chunk with one extent.
 const STATUS_CHUNK: usize = ChunkHeader::SIZE + 12;
+/// Bytes of a block status chunk before its extents.
+const STATUS_HEAD: usize = ChunkHeader::SIZE + 4;
+/// Bytes of the extents of the longest one.
+pub(super) const STATUS_DATA: usize = 8 * MOST_EXTENTS;
 /// Longest head of any other reply: an error chunk with a message of ours.
 const HEAD: usize = 96;
 
@@ -31,6 +36,10 @@ pub(super) enum Phase {
     Waiting,
     /// The backing has its current piece.
     InFlight,
+    /// It has failed, and that is being written down.
+    Unrecorded,
+    /// It is looked up which parts of the disk are holes, or will be.
+    Looking,
     /// Its reply is to be sent.
     Replying,
 }
@@ -136,6 +145,8 @@ pub(super) struct Setup<'a> {
     pub terms: Terms,
     /// IDs of the metadata contexts.
     pub contexts: Vec<u32>,
+    /// Which of them is about holes, if there is one and they are told.
+    pub allocation: Option<u32>,
     /// Most requests at a time.
     pub depth: u16,
     /// Bytes of data at a time.
@@ -157,11 +168,14 @@ pub(super) struct Connection {
     /// Slots whose next piece has not been submitted.
     pub waiting: VecDeque<u16>,
     pub end: Option<ConnectionEnd>,
+    /// How many flushes had failed when the client was told which instance the export is, if it goes by that ([`super::Export::bind`]).
+    pub told_failures: Option<u64>,
     /// Its owner has been told of the end.
     pub announced: bool,
     /// Nothing is sent any more.
     mute: bool,
     contexts: Vec<u32>,
+    allocation: Option<u32>,
     free: Vec<u16>,
     /// Heads of replies, one after the other by slot.
     heads: Box<[u8]>,
@@ -200,9 +214,11 @@ impl Connection {
             slots: vec![slot; depth].into_boxed_slice(),
             waiting: VecDeque::with_capacity(depth),
             end: None,
+            told_failures: None,
             announced: false,
             mute: false,
             contexts: setup.contexts,
+            allocation: setup.allocation,
             free: (0..depth as u16).rev().collect(),
             heads: vec![0; depth * head_size].into_boxed_slice(),
             head_size,
@@ -214,6 +230,11 @@ impl Connection {
     /// Most requests at a time.
     pub fn depth(&self) -> u16 {
         self.slots.len() as u16
+    }
+
+    /// Whether it may ask for holes.
+    pub fn tells_holes(&self) -> bool {
+        self.allocation.is_some()
     }
 
     /// Whether no slot is free.
@@ -242,7 +263,8 @@ impl Connection {
 
     /// The connection ends: no request is taken any more. Replies are still sent where the client may wait for them.
     pub fn end(&mut self, end: ConnectionEnd) {
-        if !matches!(end, ConnectionEnd::Disconnected | ConnectionEnd::Closed) {
+        use ConnectionEnd::{Closed, Disconnected, FlushFailed};
+        if !matches!(end, Disconnected | Closed | FlushFailed) {
             self.mute = true;
             self.sent = 0;
             while let Some(number) = self.outgoing.pop_front() {
@@ -290,7 +312,9 @@ impl Connection {
                 0 => Chunk::None.encode(cookie, true, head),
                 _ => Chunk::OffsetData { offset, length }.encode(cookie, true, head),
             },
-            Ok(()) if slot.ask == Ask::BlockStatus => status(&self.contexts, cookie, length, head),
+            Ok(()) if slot.ask == Ask::BlockStatus => {
+                status(self.contexts.iter().copied(), cookie, length, (true, head))
+            }
             outcome => {
                 let error = outcome.err().map_or(0, |(error, _)| error);
                 head[..SimpleReply::SIZE].copy_from_slice(&SimpleReply { error, cookie }.encode());
@@ -300,11 +324,44 @@ impl Connection {
         debug_assert!(written.is_some(), "a head of {} bytes is too short", self.head_size);
         slot.head = written.unwrap_or(0) as u16;
         slot.data = if reads { length } else { 0 };
-        slot.phase = Phase::Replying;
         if !reads {
             let chain = std::mem::replace(&mut slot.chain, Chain::EMPTY);
             self.memory.give_back(chain);
         }
+        self.send(number);
+    }
+
+    /// The same of a block status request: `extents` for holes, nothing for other contexts. Its memory has room for them.
+    pub fn reply_status(&mut self, number: u16, extents: &[Extent]) -> Result<(), GuestFault> {
+        let at = usize::from(number);
+        let slot = &mut self.slots[at];
+        let Some(context) = self.allocation else {
+            self.reply(number, Ok(()));
+            return Ok(());
+        };
+        let Request { cookie, length, .. } = slot.request;
+        let mut chunk = [0; STATUS_HEAD + STATUS_DATA];
+        let last = Chunk::BlockStatus { context, extents };
+        let Some((size, written)) = last.encode(cookie, true, &mut chunk).and_then(|size| {
+            let head = &mut self.heads[at * self.head_size..][..self.head_size];
+            let others = self.contexts.iter().copied().filter(|other| *other != context);
+            let written = status(others, cookie, length, (false, head))?;
+            head.get_mut(written..written + STATUS_HEAD)?.copy_from_slice(&chunk[..STATUS_HEAD]);
+            Some((size, written))
+        }) else {
+            debug_assert!(false, "{} extents do not fit", extents.len());
+            self.reply(number, Ok(()));
+            return Ok(());
+        };
+        self.memory.write(slot.chain, 0, &chunk[STATUS_HEAD..size])?;
+        (slot.head, slot.data) = ((written + STATUS_HEAD) as u16, (size - STATUS_HEAD) as u32);
+        self.send(number);
+        Ok(())
+    }
+
+    /// Puts a reply that is ready among those to be sent.
+    fn send(&mut self, number: u16) {
+        self.slots[usize::from(number)].phase = Phase::Replying;
         if self.mute {
             self.leave(number);
         } else {
@@ -366,7 +423,7 @@ impl Connection {
         let mut count = 0;
         for number in 0..self.depth() {
             let slot = &mut self.slots[usize::from(number)];
-            if slot.phase == Phase::InFlight {
+            if matches!(slot.phase, Phase::InFlight | Phase::Unrecorded | Phase::Looking) {
                 slot.phase = Phase::Waiting;
                 self.waiting.push_back(number);
                 count += 1;
@@ -384,13 +441,20 @@ pub(super) enum ReplyPart<'a> {
     Range(GuestRange),
 }
 
-/// One extent for each context, of which nothing is known but that it may be read.
-fn status(contexts: &[u32], cookie: u64, length: u32, head: &mut [u8]) -> Option<usize> {
+/// One extent for each context, of which nothing is known but that it may be read; `ends`: the last one ends the reply.
+fn status(
+    contexts: impl Iterator<Item = u32>,
+    cookie: u64,
+    length: u32,
+    (ends, head): (bool, &mut [u8]),
+) -> Option<usize> {
     let mut written = 0;
-    for (number, context) in contexts.iter().enumerate() {
+    let mut contexts = contexts.peekable();
+    while let Some(context) = contexts.next() {
         let extents = [Extent { length, flags: 0 }];
-        let chunk = Chunk::BlockStatus { context: *context, extents: &extents };
-        written += chunk.encode(cookie, number + 1 == contexts.len(), &mut head[written..])?;
+        let chunk = Chunk::BlockStatus { context, extents: &extents };
+        let last = ends && contexts.peek().is_none();
+        written += chunk.encode(cookie, last, head.get_mut(written..)?)?;
     }
     Some(written)
 }

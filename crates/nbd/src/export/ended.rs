@@ -24,9 +24,15 @@ pub enum ConnectionEnd {
     Violation(Violation),
     /// The host has no memory left for the connection's data.
     Memory,
+    /// A flush of the export has failed, on this connection or another one, and the client was told of an instance before that ([`super::Export::bind`]). It
+    /// has got all replies.
+    FlushFailed,
     /// Its owner closed it.
     ByOwner,
 }
+
+/// [`ConnectionEnd::name`] of a connection whose data were changed on the way.
+pub const WRONG_SUM: &str = "wrong-sum";
 
 impl ConnectionEnd {
     /// Its kind, for counters.
@@ -38,22 +44,26 @@ impl ConnectionEnd {
             ConnectionEnd::Lost(_) => "lost",
             ConnectionEnd::Violation(Violation::RequestMagic(_)) => "request-magic",
             ConnectionEnd::Violation(Violation::PayloadLength(_)) => "payload-length",
+            ConnectionEnd::Violation(violation) if violation.is_of_sums() => WRONG_SUM,
             ConnectionEnd::Violation(_) => "violation",
             ConnectionEnd::Memory => "memory",
+            ConnectionEnd::FlushFailed => "flush-failed",
             ConnectionEnd::ByOwner => "by-owner",
         }
     }
 
     /// All kinds that [`ConnectionEnd::name`] gives.
-    pub const NAMES: [&str; 9] = [
+    pub const NAMES: [&str; 11] = [
         "disconnected",
         "closed",
         "cut-off",
         "lost",
         "request-magic",
         "payload-length",
+        WRONG_SUM,
         "violation",
         "memory",
+        "flush-failed",
         "by-owner",
     ];
 }

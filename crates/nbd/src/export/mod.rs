@@ -12,15 +12,19 @@
 //! when it is resumed. A fault of one client ends that one's connection only. `tests/support/listener.rs` is an owner in some eighty lines.
 
 mod accept;
+mod bell;
 mod check;
 mod connection;
 mod ended;
+mod failures;
 mod memory;
 mod poller;
 mod published;
 mod readiness;
 mod socket;
+mod status;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,18 +36,23 @@ use ioplane_scheduler::{BlockDevice, LimitSet};
 use ioplane_storage::{Backing, StorageError};
 
 pub use accept::{AcceptedClient, Arrival, Exports, Handshakes};
+use bell::Bell;
 use check::Terms;
 use connection::{Connection, Setup};
 use ended::EndedQueue;
-pub use ended::{ConnectionEnd, Ended, EndedConnections};
+pub use ended::{ConnectionEnd, Ended, EndedConnections, WRONG_SUM};
+pub use failures::{FailedFlushes, FlushRecorder};
 use poller::{ExportPoller, Provided};
 pub use published::PublishedExport;
 use readiness::Readiness;
 pub use socket::ClientSocket;
+use status::{StatusPlace, StatusThread};
 
 use crate::error::NbdError;
 use crate::handshake::server::Negotiated;
 use crate::handshake::{BlockSizes, is_string};
+use crate::protection::Protection;
+use crate::spec::BASE_ALLOCATION;
 
 /// How long an export waits for I/O that an earlier use of its backing has left behind.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
@@ -63,6 +72,8 @@ pub struct ExportOptions {
     pub memory: u32,
     /// Most data of one request, in bytes: 4096 to 2 MiB, and not more than the memory.
     pub largest: u32,
+    /// Whether clients are told where the disk has holes, which takes a thread once one may ask. Without, all counts as data.
+    pub holes: bool,
     /// A TCP peer that neither sends nor acknowledges anything for this long is gone.
     pub silence: Duration,
 }
@@ -76,6 +87,7 @@ impl Default for ExportOptions {
             depth: 64,
             memory: 8 << 20,
             largest: 2 << 20,
+            holes: true,
             silence: Duration::from_secs(30),
         }
     }
@@ -117,10 +129,15 @@ pub struct Export {
     places: Vec<Place>,
     meters: Vec<Arc<Meter>>,
     ended: Arc<EndedQueue>,
+    failed: Arc<FailedFlushes>,
+    /// Once somebody may ask for holes.
+    status: Option<Arc<StatusThread>>,
     /// How many connections have ended, by [`ConnectionEnd::NAMES`].
     ends: [u64; ConnectionEnd::NAMES.len()],
     /// By queue.
     limits: Vec<LimitSet>,
+    /// By queue: of the connection that is there, or was last.
+    protections: Vec<Protection>,
     share: Share,
 }
 
@@ -143,8 +160,11 @@ impl Export {
             places: (0..queues).map(|_| Place::Free).collect(),
             meters: (0..queues).map(|_| Arc::default()).collect(),
             ended: EndedQueue::new(queues),
+            failed: Arc::default(),
+            status: None,
             ends: [0; ConnectionEnd::NAMES.len()],
             limits: vec![LimitSet::default(); queues.into()],
+            protections: vec![Protection::None; queues.into()],
             share: Share::default(),
             published,
             backing,
@@ -160,6 +180,11 @@ impl Export {
     /// Where its owner hears of connections that have ended.
     pub fn ended(&self) -> EndedConnections {
         EndedConnections(self.ended.clone())
+    }
+
+    /// Its flushes that have failed.
+    pub fn failed_flushes(&self) -> &Arc<FailedFlushes> {
+        &self.failed
     }
 
     /// What is behind it.
@@ -221,6 +246,12 @@ impl Export {
         let queue = free.ok_or(NbdError::Connections(most))? as u16;
         self.prepare(&socket).map_err(|source| NbdError::Os { doing: "setting a socket up", source })?;
         let BlockSizes { minimum, maximum, .. } = negotiated.info.blocks.unwrap_or_default();
+        let allocation = negotiated.contexts.iter().find(|context| context.name == BASE_ALLOCATION);
+        let allocation = allocation.filter(|_| self.options.holes).map(|context| context.id);
+        if allocation.is_some() && self.status.is_none() {
+            let thread = StatusThread::start(most);
+            self.status = Some(thread.map_err(|source| NbdError::Os { doing: "starting a thread", source })?);
+        }
         let setup = Setup {
             queue,
             terms: Terms {
@@ -232,14 +263,27 @@ impl Export {
                 contexts: !negotiated.contexts.is_empty(),
             },
             contexts: negotiated.contexts.iter().map(|context| context.id).collect(),
+            allocation,
             depth: self.options.depth,
             memory: self.options.memory,
             ahead,
         };
         let connection = Connection::new(socket, setup)?.ok_or(NbdError::Ahead(ahead.len()))?;
+        self.protections[usize::from(queue)] = connection.socket.protection();
         self.places[usize::from(queue)] = Place::Here(Box::new(connection));
         self.published.count(self.connections());
         Ok(queue)
+    }
+
+    /// The client of `queue` was told which instance the export is when so many flushes had failed. Called before the queue is started.
+    ///
+    /// From the next failure on its connection takes no request, answers no flush with success, and ends: its next one is told of another instance. If it went
+    /// on, a flush that succeeds later would be taken to cover what the failed one has lost. Without effect on a backing whose flushes all fail from then on
+    /// ([`Backing::fails_on`]), where that cannot be.
+    pub fn bind(&mut self, queue: u16, failed: u64) {
+        if let Some(Place::Here(connection)) = self.places.get_mut(usize::from(queue)) {
+            connection.told_failures = Some(failed);
+        }
     }
 
     /// What a connection needs of its socket: it never blocks, sends at once, and notices when its peer is gone.
@@ -266,6 +310,12 @@ impl Export {
     /// Connections that there are, running or at rest.
     pub fn connections(&self) -> usize {
         self.places.iter().filter(|place| !matches!(place, Place::Free)).count()
+    }
+
+    /// How many of them are protected like that.
+    pub fn protected(&self, by: Protection) -> usize {
+        let there = self.places.iter().zip(&self.protections);
+        there.filter(|(place, protection)| !matches!(place, Place::Free) && **protection == by).count()
     }
 
     /// How many connections have ended, by the name of the [`ConnectionEnd`].
@@ -304,10 +354,17 @@ impl Export {
         };
         let channel = self.backing.channel(connection.depth());
         let channel = channel.map_err(|error| DeviceError::Below(Box::new(error)))?;
-        let readiness =
-            Readiness::new(channel.waker()).map_err(|error| DeviceError::Below(Box::new(error)))?;
+        let os = |error: std::io::Error| DeviceError::Below(Box::new(error));
+        let bell = Bell::new().map_err(os)?;
+        let readiness = Readiness::new([channel.waker(), Some(bell.as_fd())]).map_err(os)?;
+        self.failed.tell(&bell);
         let (ended, meter) = (self.ended.clone(), self.meters[usize::from(queue)].clone());
-        Ok(Provided { channel, readiness, ended, meter, published: self.published.clone() })
+        let (published, failed) = (self.published.clone(), self.failed.clone());
+        let status = self.status.clone().filter(|_| connection.tells_holes());
+        let status =
+            status.map(|thread| StatusPlace::new(thread, &self.backing, bell.clone(), connection.depth()));
+        let fails_on = self.backing.fails_on();
+        Ok(Provided { channel, readiness, bell, ended, failed, fails_on, status, meter, published })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a core that sleeps waits on for a connection: its socket, for what the poller would do with it, and its backing.
+//! What a core that sleeps waits on for a connection: its socket, for what the poller would do with it, its backing, and the control side.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -15,7 +15,7 @@ pub(super) enum Interest {
     Send,
 }
 
-/// An epoll set with the socket and the backing's descriptor in it, readable when one of them is as wanted.
+/// An epoll set with the socket and other descriptors in it, readable when one of them is as wanted.
 #[derive(Debug)]
 pub(super) struct Readiness {
     set: OwnedFd,
@@ -23,11 +23,11 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// For nothing of a socket yet, and for `backing` whenever it is readable.
-    pub fn new(backing: Option<BorrowedFd<'_>>) -> std::io::Result<Readiness> {
+    /// For nothing of a socket yet, and for `others` whenever they are readable.
+    pub fn new<'a>(others: impl IntoIterator<Item = Option<BorrowedFd<'a>>>) -> std::io::Result<Readiness> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        if let Some(backing) = backing {
-            epoll::add(&set, backing, EventData::new_u64(1), EventFlags::IN)?;
+        for other in others.into_iter().flatten() {
+            epoll::add(&set, other, EventData::new_u64(1), EventFlags::IN)?;
         }
         Ok(Readiness { set, interest: Interest::Nothing })
     }

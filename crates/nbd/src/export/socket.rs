@@ -11,7 +11,9 @@ use ioplane_storage::MAX_RANGES;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, sockopt};
 
-use crate::tls::{Gathering, Records};
+use crate::error::Violation;
+use crate::protection::Protection;
+use crate::records::{Gathering, Records, StreamError};
 
 /// Most spans of one call: a request of [`MAX_RANGES`], and what is before and behind it.
 const SPANS: usize = MAX_RANGES + 4;
@@ -19,7 +21,7 @@ const SPANS: usize = MAX_RANGES + 4;
 /// Most calls by which what a client still sends is read over.
 const MOST_READ_OVER: u32 = 16;
 
-/// The socket of a client whose handshake has ended, perhaps with TLS.
+/// The socket of a client whose handshake has ended, perhaps with TLS or sums.
 #[derive(Debug)]
 pub struct ClientSocket {
     fd: OwnedFd,
@@ -27,7 +29,7 @@ pub struct ClientSocket {
 }
 
 impl From<OwnedFd> for ClientSocket {
-    /// Without TLS.
+    /// Without either.
     fn from(fd: OwnedFd) -> Self {
         ClientSocket { fd, records: None }
     }
@@ -40,11 +42,16 @@ impl AsFd for ClientSocket {
 }
 
 impl ClientSocket {
-    pub(super) fn with_tls(fd: OwnedFd, records: Records) -> ClientSocket {
+    pub(super) fn with_records(fd: OwnedFd, records: Records) -> ClientSocket {
         ClientSocket { fd, records: Some(Box::new(records)) }
     }
 
-    /// TLS's part, for a while.
+    /// By what its bytes are protected.
+    pub(super) fn protection(&self) -> Protection {
+        self.records.as_ref().map_or(Protection::None, |records| records.protection())
+    }
+
+    /// The part of the records, for a while.
     pub(super) fn take_records(&mut self) -> Option<Box<Records>> {
         self.records.take()
     }
@@ -55,16 +62,16 @@ impl ClientSocket {
     }
 
     /// Whether it receives into staging only.
-    pub(super) fn has_tls(&self) -> bool {
+    pub(super) fn has_records(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Whether something that was sent has not gone to the kernel yet. Never without TLS.
+    /// Whether something that was sent has not gone to the kernel yet. Never without records.
     pub(super) fn has_unsent(&self) -> bool {
         self.records.as_ref().is_some_and(|records| records.has_unsent())
     }
 
-    /// Whether something can be received that the kernel does not tell of. Never without TLS.
+    /// Whether something can be received that the kernel does not tell of. Never without records.
     pub(super) fn has_received(&self) -> bool {
         self.records.as_ref().is_some_and(|records| records.has_received())
     }
@@ -75,16 +82,16 @@ impl ClientSocket {
         records.flush(self.fd.as_fd()).map_err(Errno::from_raw_os_error)
     }
 
-    /// With TLS: says to the client that the connection ends. It has to be flushed.
+    /// Says to the client that the connection ends, where there is a word for that. It has to be flushed.
     pub(super) fn finish(&mut self) {
         if let Some(records) = &mut self.records {
-            records.finish();
+            records.finish(self.fd.as_fd());
         }
     }
 
     /// Ends the connection. What the client still sends is not read.
     pub(super) fn end(&mut self) {
-        if self.has_tls() {
+        if self.has_records() {
             let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
             self.read_over();
         } else {
@@ -92,13 +99,13 @@ impl ClientSocket {
         }
     }
 
-    /// Bytes that TLS has looked at since this was last asked; none without it.
+    /// Bytes of records that were looked at since this was last asked; none without them.
     pub(super) fn charge(&mut self) -> usize {
         self.records.as_mut().map_or(0, |records| records.charge())
     }
 
     /// A socket that is closed with something unread resets its connection, and what the client has not read is lost with it. A client of TLS says that it ends, at
-    /// least.
+    /// least, and one with sums may have sent more than was looked at.
     fn read_over(&self) {
         let mut scrap = [0; 4096];
         for _ in 0..MOST_READ_OVER {
@@ -109,7 +116,7 @@ impl ClientSocket {
         }
     }
 
-    /// Receives into `ranges` of the memory of `view`, as far as one call has room for them, and what comes after all of them into `staging`. With TLS there must be no
+    /// Receives into `ranges` of the memory of `view`, as far as one call has room for them, and what comes after all of them into `staging`. With records there must be no
     /// ranges.
     pub(super) fn receive(
         &mut self,
@@ -122,8 +129,9 @@ impl ClientSocket {
         match records.receive(self.fd.as_fd(), staging) {
             Ok(0) => Ok(Moved::End),
             Ok(bytes) => Ok(Moved::Bytes(bytes)),
-            Err(libc::EAGAIN | libc::EINTR) => Ok(Moved::Later),
-            Err(errno) => Err(ReceiveError::Lost(Errno::from_raw_os_error(errno))),
+            Err(StreamError::System(libc::EAGAIN | libc::EINTR)) => Ok(Moved::Later),
+            Err(StreamError::System(errno)) => Err(ReceiveError::Lost(Errno::from_raw_os_error(errno))),
+            Err(StreamError::Violation(violation)) => Err(ReceiveError::Violation(violation)),
         }
     }
 }
@@ -146,7 +154,7 @@ pub(super) fn notice_silence(socket: &impl AsFd, silence: Duration) -> std::io::
 
 impl Drop for ClientSocket {
     fn drop(&mut self) {
-        if self.has_tls() {
+        if self.has_records() {
             self.read_over();
         }
     }
@@ -226,6 +234,8 @@ fn receive(
 pub(super) enum ReceiveError {
     /// The connection is lost.
     Lost(Errno),
+    /// What the client has sent cannot be.
+    Violation(Violation),
     /// The host has no memory left for ours.
     Memory,
 }
@@ -278,7 +288,7 @@ impl<'a> Sending<'a> {
         Ok(room)
     }
 
-    /// Sends what the socket takes now; through `records` if it has TLS.
+    /// Sends what the socket takes now; through `records` if it has them.
     pub fn send(mut self, socket: &ClientSocket, records: Option<&mut Records>) -> Result<Moved, Errno> {
         let fd = &socket.fd;
         if let Some(records) = records {

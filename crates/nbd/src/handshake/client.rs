@@ -5,6 +5,7 @@ use super::reply::REPLY_HEADER;
 use super::{BlockSizes, ExportInfo, MetaContext, is_string};
 use crate::error::{NbdError, Violation};
 use crate::spec::*;
+use crate::sums::{self, CRC32C};
 
 /// Longest option reply: the longest string and what stands before it, twice (`NBD_REP_SERVER` has two).
 const MAX_REPLY: u32 = 2 * MAX_STRING as u32 + 64;
@@ -172,6 +173,12 @@ impl ClientHandshake {
                 }
             }
         }
+    }
+
+    /// Whether sums were asked for, and the server has them.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.wants.contexts.iter().any(|query| sums::is_asked_by(query))
+            && self.contexts.iter().any(|context| context.name == CRC32C)
     }
 
     /// The answer to [`ClientStep::StartTls`]: from here on all is said over TLS.

@@ -5,6 +5,7 @@ use super::reply::{self, fitting};
 use super::{ExportInfo, MetaContext};
 use crate::error::Violation;
 use crate::spec::*;
+use crate::sums::{self, CRC32C};
 
 /// Most data of an option that is read; a longer one is answered by `NBD_REP_ERR_TOO_BIG`.
 const MAX_OPTION: u32 = 32 << 10;
@@ -58,6 +59,13 @@ pub struct Negotiated {
     pub keeps_blocks: bool,
     /// The client has entered by `NBD_OPT_EXPORT_NAME`.
     pub by_name: bool,
+}
+
+impl Negotiated {
+    /// Whether records with sums follow.
+    pub fn has_sums(&self) -> bool {
+        self.contexts.iter().any(|context| context.name == CRC32C)
+    }
 }
 
 /// What comes next. Whatever it is, the caller first sends the output.
@@ -136,6 +144,11 @@ struct Contexts {
 }
 
 impl Contexts {
+    /// They came as they were sent, if the client says what their sum is.
+    fn check(&self) -> Result<(), Violation> {
+        sums::check_queries(&self.export, self.queries.iter().rev().map(String::as_str))
+    }
+
     fn selects(&self) -> bool {
         self.option == NBD_OPT_SET_META_CONTEXT
     }
@@ -224,6 +237,9 @@ impl ServerHandshake {
                     self.state = State::Header;
                     if self.option(option, &data, output).is_err() {
                         self.refuse(output, option, NBD_REP_ERR_INVALID, "malformed option");
+                    }
+                    if let State::Finding(Asked::Contexts(contexts)) = &self.state {
+                        contexts.check()?;
                     }
                     if matches!(self.state, State::Tls) && !input.is_empty() {
                         return Err(Violation::PlainTextBeforeTls);

@@ -14,6 +14,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 
 use super::Shared;
 use super::connect::{Reached, reach};
+use super::failure::Failure;
 use super::options::{ClaimOptions, ClaimTime, ClaimWish, ImportOptions, RememberedClaim};
 use super::status::ClaimStanding;
 use crate::claim::{ClaimDenial, ClaimQuery, ClaimRefusal, ClaimReply, ClaimVerb};
@@ -21,8 +22,9 @@ use crate::error::NbdError;
 
 /// How long clients without a claim may take to be gone: the exporter may not have noticed yet that one has closed its connection.
 const SHARED: Duration = Duration::from_secs(1);
-/// Least and most time between two questions to an exporter that another one holds.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+/// Least and most time between two questions to an exporter that another one holds. The guest of a move stands still meanwhile, and its source mostly
+/// needs a few ms for the release.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
 
 impl ClaimOptions {
     /// Blocks.
@@ -83,14 +85,14 @@ pub(super) struct Denial {
 #[derive(Debug)]
 pub(super) enum Unclaimed {
     /// Another attempt may do better.
-    Failed(String),
+    Failed(Failure),
     /// A person has to decide.
     Refused(String),
 }
 
 impl From<NbdError> for Unclaimed {
     fn from(error: NbdError) -> Unclaimed {
-        Unclaimed::Failed(error.to_string())
+        Unclaimed::Failed(error.into())
     }
 }
 

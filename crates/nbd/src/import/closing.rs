@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::quiet::Leave;
 use super::socket::Socket;
+use crate::records::StreamError;
 use crate::spec::NBD_CMD_DISC;
 use crate::transmission::Request;
 
@@ -34,9 +35,9 @@ async fn read_to_end(socket: &Arc<Socket>) -> std::io::Result<()> {
     let mut scrap = vec![0; 64 << 10];
     loop {
         match socket.receive_own(&mut scrap) {
-            Ok(1..) | Err(libc::EINTR) => {}
+            Ok(1..) | Err(StreamError::System(libc::EINTR)) => {}
             // Before the next attempt, which is made until nothing comes.
-            Err(libc::EAGAIN) => incoming.readable().await?.clear_ready(),
+            Err(StreamError::System(libc::EAGAIN)) => incoming.readable().await?.clear_ready(),
             // The end, or a reset: its end is gone, too.
             Ok(0) | Err(_) => return Ok(()),
         }

@@ -20,9 +20,12 @@ use super::socket::Socket;
 use crate::claim::{CLAIM, ClaimReply};
 use crate::error::{NbdError, Violation};
 use crate::handshake::client::{ClientHandshake, ClientOptions, ClientStep, ClientTls, Connected};
+use crate::protection::Protection;
+use crate::records::Records;
 use crate::reserve::{RESERVE, ReserveReply, order_query};
 use crate::session::SESSIONS;
-use crate::tls::{self, Records};
+use crate::sums::{self, HEADER, RecordReader, RecordWriter, Spoken, StreamSum};
+use crate::tls;
 
 /// The metadata context by which an exporter of ours says which instance it is: what follows the sign of equality in the reply's name.
 pub const INSTANCE: &str = "ioplane:instance";
@@ -31,9 +34,16 @@ pub const INSTANCE: &str = "ioplane:instance";
 /// channel, are read no more and all that was begun for them has ended; never after a later session has come. Without `=` it is selected at once, and claims
 /// nothing: the exporter knows of epochs.
 pub const EPOCH: &str = "ioplane:epoch";
-/// Of an instance `IMAGE@START` the image: another one is another disk. Empty if the instance says none.
+/// Of an instance `IMAGE@START` the image: another one is another disk. Empty if the instance says none. One that nobody may write has its content with it,
+/// `IMAGE~CONTENT`: what was read from another one must not be used any more.
 pub(super) fn image_of(instance: &str) -> &str {
     instance.rsplit_once('@').map_or("", |(image, _)| image)
+}
+
+/// Whether two instances are of one image that was written meanwhile, although nobody may write it while it is published.
+pub(super) fn differ_in_content(known: &str, now: &str) -> bool {
+    let split = |instance| image_of(instance).split_once('~');
+    split(known).zip(split(now)).is_some_and(|(known, now)| known.0 == now.0 && known.1 != now.1)
 }
 
 /// In an error: there was no connection yet.
@@ -82,7 +92,7 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
     let limit = options.connect_timeout;
     let turn = options.turn.load(Ordering::Relaxed);
     let reached = match tokio::time::timeout(limit, connect(options, epoch, turn)).await {
-        Ok(reached) => reached,
+        Ok(reached) => reached.and_then(|reached| has_sums_still(options, reached)),
         Err(_) => Err(NbdError::Slow(limit)),
     };
     if reached.is_err() {
@@ -91,6 +101,33 @@ pub(super) async fn reach(options: &ImportOptions, epoch: String) -> Result<Reac
         let _ = options.turn.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
     reached
+}
+
+/// After so many handshakes in a row in which an instance that has had sums has none, it has none: bits that flip by chance do not hit the same words every time.
+const SUMS_ARE_GONE: u32 = 4;
+
+/// An instance that has had sums has them for as long as its program runs: if it seems to have none, the words by which it says so were changed on the way.
+fn has_sums_still(options: &ImportOptions, reached: Reached) -> Result<Reached, NbdError> {
+    let Some(instance) = &reached.instance else { return Ok(reached) };
+    let is_known = options.summed.load().as_deref() == Some(instance);
+    match reached.socket.protection() {
+        Protection::Sums => {
+            options.without_sums.store(0, Ordering::Relaxed);
+            if !is_known {
+                options.summed.store(Some(Arc::new(instance.clone())));
+            }
+        }
+        Protection::None if is_known => {
+            if options.without_sums.fetch_add(1, Ordering::Relaxed) + 1 < SUMS_ARE_GONE {
+                return Err(Violation::SumsGone.into());
+            }
+            tracing::warn!(address = %options.address, "an exporter has no CRC32C any more: an older ioplane?");
+            options.summed.store(None);
+            options.without_sums.store(0, Ordering::Relaxed);
+        }
+        Protection::None | Protection::Tls => {}
+    }
+    Ok(reached)
 }
 
 /// A connection to one of the server's addresses. Where the last one came to nothing another one is the first, since the one before may be that of another server by now.
@@ -153,28 +190,43 @@ async fn connect(options: &ImportOptions, epoch: String, turn: usize) -> Result<
     })
 }
 
-/// The handshake, in TLS if the address says so, and only then.
+/// The handshake, in TLS if the address says so, and only then. Without TLS the server may have sums.
 async fn shake<S: AsyncRead + AsyncWrite + AsFd + Unpin>(
     mut stream: S,
     handshake: &mut ClientHandshake,
     options: &ImportOptions,
 ) -> Result<(S, Option<Records>, Connected), NbdError> {
     match (talk(&mut stream, handshake, &mut Vec::new()).await?, &options.address.tls) {
-        (Talked::Connected(connected), None) => Ok((stream, None, connected)),
+        (Talked::Connected(connected, None), None) => Ok((stream, None, connected)),
+        (Talked::Connected(connected, Some(spoken)), None) => {
+            let records = begin_sums(&mut stream, spoken).await?;
+            Ok((stream, Some(records), connected))
+        }
         (Talked::StartTls, Some(name)) => {
             let (mut stream, watched) = start_tls(stream, name, &options.identity).await?;
             let mut output = Vec::new();
             handshake.tls_started(&mut output);
-            let Talked::Connected(connected) = talk(&mut stream, handshake, &mut output).await? else {
+            let Talked::Connected(connected, _) = talk(&mut stream, handshake, &mut output).await? else {
                 return Err(NbdError::TlsRequired);
             };
             let (stream, records) = Records::of(stream);
             Ok((stream, Some(records.watched(watched)), connected))
         }
         // The handshake starts TLS where it is asked for, and nowhere else.
-        (Talked::Connected(_), Some(_)) => Err(NbdError::TlsRefused(String::new())),
+        (Talked::Connected(..), Some(_)) => Err(NbdError::TlsRefused(String::new())),
         (Talked::StartTls, None) => Err(NbdError::TlsRequired),
     }
+}
+
+/// Goes on with records with sums. The server's first one says whether what it has said so far came as it was sent.
+async fn begin_sums<S: AsyncRead + Unpin>(stream: &mut S, spoken: Spoken) -> Result<Records, NbdError> {
+    let Spoken { sent, mut received, ahead } = spoken;
+    let mut opening = [0; HEADER];
+    let (here, missing) = opening.split_at_mut_checked(ahead.len()).ok_or(Violation::Unasked)?;
+    here.copy_from_slice(&ahead);
+    stream.read_exact(missing).await.map_err(tls::stream_error("in the handshake"))?;
+    received.check_opening(opening)?;
+    Ok(Records::summed(RecordReader::new(received), RecordWriter::new(sent)))
 }
 
 /// Starts TLS as its client, with the host of that name and nobody else, whose certificate is watched from then on.
@@ -205,18 +257,26 @@ fn handshake(options: &ImportOptions, epoch: &str) -> Result<ClientHandshake, Nb
         [epoch.to_owned()].into_iter().chain(looks.into_iter().flatten().flatten()).collect();
     let reserves = asks.iter().any(|query| query.starts_with(RESERVE) && query != RESERVE);
     let order = reserves.then(|| order_query(next_order()));
+    let mut contexts: Vec<String> = [INSTANCE.to_owned()].into_iter().chain(order).chain(asks).collect();
+    // By a socket of this host nothing is changed on the way, and TLS notices by itself.
+    if matches!(address.endpoint, ServerAddress::Tcp { .. }) && address.tls.is_none() {
+        // Twice: where one is changed on the way, the other says so.
+        let query = sums::query(&address.export, contexts.iter().map(String::as_str));
+        contexts.extend([query.clone(), query]);
+    }
     ClientHandshake::new(ClientOptions {
         export: address.export.clone(),
         tls: if address.tls.is_some() { ClientTls::Required } else { ClientTls::Never },
         structured: true,
-        contexts: [INSTANCE.to_owned()].into_iter().chain(order).chain(asks).collect(),
+        contexts,
     })
 }
 
 /// What a handshake, or its part before TLS, came to.
 pub(super) enum Talked {
     StartTls,
-    Connected(Connected),
+    /// What was said until then, if the server has sums.
+    Connected(Connected, Option<Spoken>),
 }
 
 /// Drives the handshake over `stream`. `output`: what is to be sent first.
@@ -228,11 +288,14 @@ pub(super) async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
     let os = tls::stream_error("in the handshake");
     let mut buffer = [0; 4096];
     let mut got = 0;
+    let (mut sent, mut received) = (StreamSum::default(), StreamSum::default());
     loop {
         let mut input = &buffer[..got];
         // What is to be said first is all there is to say.
         let step = if output.is_empty() { handshake.next(&mut input, output)? } else { ClientStep::Read };
-        let unread = !input.is_empty();
+        let unread = input.len();
+        received.add(&buffer[..got - unread]);
+        sent.add(output);
         stream.write_all(output).await.map_err(&os)?;
         // TLS keeps records until it is told.
         stream.flush().await.map_err(&os)?;
@@ -240,9 +303,13 @@ pub(super) async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
         match step {
             ClientStep::Read => {}
             ClientStep::StartTls => return Ok(Talked::StartTls),
+            ClientStep::Transmission(connected) if handshake.has_sums() => {
+                let ahead = buffer[got - unread..got].to_vec();
+                return Ok(Talked::Connected(connected, Some(Spoken { sent, received, ahead })));
+            }
             // A server speaks when it is asked.
-            ClientStep::Transmission(_) if unread => return Err(Violation::Unasked.into()),
-            ClientStep::Transmission(connected) => return Ok(Talked::Connected(connected)),
+            ClientStep::Transmission(_) if unread > 0 => return Err(Violation::Unasked.into()),
+            ClientStep::Transmission(connected) => return Ok(Talked::Connected(connected, None)),
         }
         got = stream.read(&mut buffer).await.map_err(&os)?;
         if got == 0 {

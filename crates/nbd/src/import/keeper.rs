@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedMutexGuard;
+use tokio::sync::futures::Notified;
 use tokio::time::sleep;
 
 use super::Shared;
 use super::claim::Unclaimed;
-use super::connect::{Reached, image_of, reach};
+use super::connect::{Reached, differ_in_content, image_of, reach};
+use super::failure::Failure;
 use super::link::{Delivery, Link};
 use super::socket::{Socket, readable};
 use super::status::{ConnectionState, Loss};
@@ -26,7 +28,7 @@ use super::turnover::{Held, Trouble};
 use crate::claim::ClaimReply;
 use crate::error::Violation;
 use crate::mutation::{Rule, removed};
-use crate::tls::Heard;
+use crate::records::Heard;
 
 /// So many connections in a row that a server ends by breaking the protocol are a device failure.
 const MOST_VIOLATIONS: u32 = 5;
@@ -54,17 +56,17 @@ pub(super) struct Keeper {
     /// How long to wait before the next attempt.
     delay: Duration,
     violations: u32,
-    last_violation: Option<Instant>,
+    last_violation: Option<(Instant, Violation)>,
 }
 
 /// Why an attempt has come to nothing.
 enum Attempt {
     /// Another may do better.
-    Failed(String),
+    Failed(Failure),
     /// A person has to decide.
     Stop(String),
-    /// The same, and what may be lost is given up with that.
-    Doubt(String),
+    /// The same, and what may be lost is given up with that. Beside it what [`AcceptedDisk::settled`] was.
+    Doubt(String, u64),
 }
 
 /// A connection, and what keeps others from looking for another instance until it is delivered.
@@ -115,7 +117,8 @@ impl Keeper {
             self.generation += 1;
             let socket = reached.socket;
             let (structured, generation) = (reached.structured, self.generation);
-            self.link.set_state(ConnectionState::Connected { since: Instant::now() });
+            let protection = socket.protection();
+            self.link.set_state(ConnectionState::Connected { since: Instant::now(), protection });
             self.link.deliver(Delivery { socket: socket.clone(), structured, generation });
             drop(turnover);
             loss = self.watch(&socket).await;
@@ -135,10 +138,19 @@ impl Keeper {
                 }
                 Some(loss) => {
                     tracing::warn!(address = %self.shared.options.address, %loss, "a connection to an NBD server is lost");
+                    if let Loss::Violation(violation) = loss {
+                        tell(&socket, violation);
+                    }
                     socket.abort();
-                    self.link.count_loss();
+                    self.link.count_loss(loss);
+                    // Before anything is asked by the next connection.
+                    if self.shared.instance.load().is_none() {
+                        self.shared.count_doubt();
+                    }
                     self.delay = if answered { Duration::ZERO } else { self.next_delay() };
-                    self.count_violation(loss);
+                    if let Loss::Violation(violation) = loss {
+                        self.count_violation(violation);
+                    }
                 }
             }
         }
@@ -172,7 +184,7 @@ impl Keeper {
                 Heard::Nothing => {}
                 Heard::Bytes if !ending => return Some(Loss::Violation(Violation::Unasked)),
                 Heard::Bytes | Heard::End => return Some(Loss::Closed),
-                Heard::Failed(errno) => return Some(Loss::System(errno)),
+                Heard::Failed(error) => return Some(error.into()),
             }
             let now = self.link.progress();
             if self.link.in_flight() == 0 || now != progress {
@@ -192,7 +204,7 @@ impl Keeper {
             return Heard::Nothing;
         }
         let heard = socket.listen();
-        if socket.has_tls() {
+        if socket.has_records() {
             // What has come for a request that was made meanwhile no socket tells of any more.
             self.link.wake_if_busy();
         }
@@ -219,17 +231,20 @@ impl Keeper {
     async fn reconnect(&mut self, loss: Option<Loss>) -> Option<Fresh> {
         let since = Instant::now();
         let (mut attempts, mut failure) = (0, String::new());
-        let mut stop = self.too_many_violations().map(|why| (why, false));
+        let mut stop = self.too_many_violations().map(|why| (why, None));
         loop {
             if let Some((why, doubt)) = stop.take() {
                 tracing::error!(address = %self.shared.options.address, why, "an NBD export is out of use");
+                // Whoever sees the state may decide at once.
+                let shared = self.shared.clone();
+                let decision = shared.retry.notified();
                 self.link.set_state(ConnectionState::Stopped { since, why });
                 self.link.set_refuse(true);
-                if !self.decided().await {
+                if !self.decided(decision).await {
                     return None;
                 }
-                if doubt {
-                    self.shared.writes.settle();
+                if let Some(settled) = doubt {
+                    self.shared.accept(settled).await;
                 }
                 self.violations = 0;
             }
@@ -273,9 +288,16 @@ impl Keeper {
             attempts += 1;
             match result {
                 Ok(reached) => return Some(reached),
-                Err(Attempt::Failed(why)) => failure = why,
-                Err(Attempt::Stop(why)) => stop = Some((why, false)),
-                Err(Attempt::Doubt(why)) => stop = Some((why, true)),
+                Err(Attempt::Failed(Failure { why, violation })) => {
+                    failure = why;
+                    if let Some(violation) = violation {
+                        self.link.count_loss(Loss::Violation(violation));
+                        self.count_violation(violation);
+                        stop = self.too_many_violations().map(|why| (why, None));
+                    }
+                }
+                Err(Attempt::Stop(why)) => stop = Some((why, None)),
+                Err(Attempt::Doubt(why, settled)) => stop = Some((why, Some(settled))),
             }
             self.delay = self.next_delay();
         }
@@ -291,12 +313,17 @@ impl Keeper {
         let shared = &self.shared;
         if self.claims {
             shared.claim_to_write().await.map_err(|unclaimed| match unclaimed {
-                Unclaimed::Failed(why) => Attempt::Failed(why),
+                Unclaimed::Failed(failure) => Attempt::Failed(failure),
                 Unclaimed::Refused(why) => Attempt::Stop(why),
             })?;
         }
-        let reached = self.reach().await?;
+        let mut reached = self.reach().await?;
         let turnover = shared.turnover.clone().lock_owned().await;
+        if shared.accepted.is_as_it_is() {
+            // The flush that has failed since may have made it another instance.
+            drop(reached);
+            reached = self.reach().await?;
+        }
         let known = shared.instance.load_full();
         let other = match (known.as_deref(), &reached.instance) {
             (Some(_), None) => {
@@ -306,19 +333,30 @@ impl Keeper {
                 return Err(another_disk(known, now));
             }
             (Some(known), Some(now))
-                if known != now || (shared.shelf.is_some() && shared.writes.flush_failed()) =>
+                if known != now
+                    || (shared.shelf.is_some()
+                        && shared.writes.flush_failed()
+                        && !removed(Rule::FailedFlush)) =>
             {
                 Some((known, now.clone()))
             }
             _ => None,
         };
-        match other {
+        let reached = match other {
             None => {
                 self.confirm(&reached).await?;
-                Ok((reached, turnover))
+                reached
             }
-            Some((known, now)) => Ok((self.turn_over(reached, known, &now).await?, turnover)),
-        }
+            // As it is: a disk whose flushes go on failing could never be accepted otherwise.
+            Some((_, now)) if shared.accepted.is_as_it_is() && !shared.writes.dirty() => {
+                self.confirm(&reached).await?;
+                shared.set_instance(&now);
+                reached
+            }
+            Some((known, now)) => self.turn_over(reached, known, &now).await?,
+        };
+        shared.accepted.settle();
+        Ok((reached, turnover))
     }
 
     /// Makes a connection, of which the exporter has confirmed that nothing older is under way, to an export as it was.
@@ -328,7 +366,7 @@ impl Keeper {
         let epoch = shared.epoch(self.channel, attempt);
         let epoch = epoch.ok_or_else(|| Attempt::Failed("the claim has been given back".into()))?;
         let reached = reach(&shared.options, epoch).await;
-        let reached = reached.map_err(|error| Attempt::Failed(error.to_string()))?;
+        let reached = reached.map_err(|error| Attempt::Failed(error.into()))?;
         if let Some(ClaimReply::Refused(refusal)) = &reached.claim {
             let known = shared.instance.load_full();
             return Err(match (known.as_deref(), &reached.instance) {
@@ -340,7 +378,8 @@ impl Keeper {
             let why = "the exporter has not confirmed that older requests of this connection are done with";
             return Err(Attempt::Failed(why.into()));
         }
-        shared.fits(&reached).map(|()| reached).map_err(Attempt::Failed)
+        shared.fits(&reached).map_err(|misfit| Attempt::Failed(misfit.into()))?;
+        Ok(reached)
     }
 
     async fn confirm(&self, reached: &Reached) -> Result<(), Attempt> {
@@ -351,7 +390,7 @@ impl Keeper {
         }
         let limit = shared.options.dead_after.max(shared.options.connect_timeout);
         match tokio::time::timeout(limit, fence.confirm(instance, self.generation + 1)).await {
-            Ok(confirmed) => confirmed.map_err(Attempt::Failed),
+            Ok(confirmed) => confirmed.map_err(|why| Attempt::Failed(why.into())),
             Err(_) => Err(Attempt::Failed("the exporter has not confirmed the epoch in time".into())),
         }
     }
@@ -359,17 +398,19 @@ impl Keeper {
     /// The exporter is another instance of the same disk, or a flush has failed there. Goes on when all that may be lost is there again.
     async fn turn_over(&self, reached: Reached, known: &str, now: &str) -> Result<Reached, Attempt> {
         let shared = &self.shared;
-        let lost = || {
-            Attempt::Doubt(format!(
+        let accepted = shared.accepted.is_accepted();
+        let doubt = |why| Attempt::Doubt(why, shared.accepted.settled());
+        if shared.writes.incomplete() && !accepted && !removed(Rule::Complete) {
+            return Err(doubt(format!(
                 "the exporter is another instance ({now}, was {known}), and writes that it acknowledged were not flushed, of which there are \
                  no copies: they may be lost. Check the disk, then accept it as it is"
-            ))
-        };
-        if shared.writes.incomplete() && !removed(Rule::Complete) {
-            return Err(lost());
+            )));
         }
         if shared.shelf.is_none() {
             self.confirm(&reached).await?;
+            if accepted {
+                shared.writes.settle();
+            }
             shared.set_instance(now);
             return Ok(reached);
         }
@@ -389,8 +430,19 @@ impl Keeper {
                 shared.set_instance(now);
                 Ok(reached)
             }
-            Err(Trouble::Network(why)) => Err(Attempt::Failed(why)),
-            Err(Trouble::Device(error)) => Err(Attempt::Doubt(format!(
+            Err(Trouble::Network(failure)) => {
+                failure.violation.into_iter().for_each(|violation| tell(&reached.socket, violation));
+                Err(Attempt::Failed(failure))
+            }
+            Err(Trouble::Device(error)) if accepted => {
+                tracing::error!(address = %shared.options.address, now, known, error, "a disk was accepted, and its writes could not be made durable: it is taken as it is");
+                // The flush that has failed ends this connection where the exporter counts it, and the next one is to another instance.
+                shared.writes.settle();
+                shared.accepted.take_as_it_is();
+                let why = format!("its disk fails still (NBD error {error}): it is taken as it is");
+                Err(Attempt::Failed(why.into()))
+            }
+            Err(Trouble::Device(error)) => Err(doubt(format!(
                 "the exporter is another instance ({now}, was {known}), and its disk failed (NBD error {error}) when writes that were \
                  acknowledged and not flushed were written again: they may be lost. Check the disk, then accept it as it is"
             ))),
@@ -419,8 +471,7 @@ impl Keeper {
     }
 
     /// Waits for a person's decision. False if the channel goes meanwhile.
-    async fn decided(&self) -> bool {
-        let decision = self.shared.retry.notified();
+    async fn decided(&self, decision: Notified<'_>) -> bool {
         tokio::pin!(decision);
         loop {
             if self.link.closing() {
@@ -444,22 +495,35 @@ impl Keeper {
         jittered((self.delay * 2).clamp(least, most.max(least)))
     }
 
-    fn count_violation(&mut self, loss: Loss) {
-        if matches!(loss, Loss::Violation(_)) {
-            let in_a_row = self.last_violation.is_some_and(|last| last.elapsed() < IN_A_ROW);
-            self.violations = if in_a_row { self.violations + 1 } else { 1 };
-            self.last_violation = Some(Instant::now());
-            self.delay = self.delay.max(self.shared.options.retry.0);
-        }
+    fn count_violation(&mut self, violation: Violation) {
+        let in_a_row = self.last_violation.is_some_and(|(last, _)| last.elapsed() < IN_A_ROW);
+        self.violations = if in_a_row { self.violations + 1 } else { 1 };
+        self.last_violation = Some((Instant::now(), violation));
+        self.delay = self.delay.max(self.shared.options.retry.0);
     }
 
     fn too_many_violations(&self) -> Option<String> {
-        let why = || format!("the server broke the protocol on {MOST_VIOLATIONS} connections in a row");
-        (self.violations >= MOST_VIOLATIONS).then(why)
+        let (_, last) = self.last_violation.filter(|_| self.violations >= MOST_VIOLATIONS)?;
+        let what =
+            if last.is_of_sums() { "data were changed on the way" } else { "the server broke the protocol" };
+        Some(format!("{what} on {MOST_VIOLATIONS} connections in a row"))
+    }
+}
+
+/// Tells the exporter that what it has sent was changed on the way, as far as the network takes it now; it has told that itself of what was sent to it.
+fn tell(socket: &Socket, violation: Violation) {
+    if violation.is_of_sums() && violation != Violation::ChangedThere {
+        socket.finish();
     }
 }
 
 fn another_disk(known: &str, now: &str) -> Attempt {
+    if differ_in_content(known, now) {
+        return Attempt::Stop(format!(
+            "the image was written to while it was not published ({now}, was {known}), and what the guest has read of it may be old: shut the \
+             guest down and add the disk again"
+        ));
+    }
     Attempt::Stop(format!(
         "the exporter has another disk under this name ({now}, was {known}): put the old one back, or shut the guest down and add the \
          disk again"

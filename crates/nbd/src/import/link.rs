@@ -90,6 +90,7 @@ pub(super) struct Link {
     /// As the keeper sees it.
     state: ArcSwap<ConnectionState>,
     network_failures: AtomicU64,
+    changed: AtomicU64,
 }
 
 /// Of `wake` in the epoll set, and of a socket.
@@ -132,6 +133,7 @@ impl Link {
             retired: ArrayQueue::new(RETIRED),
             state: ArcSwap::from_pointee(ConnectionState::Connecting),
             network_failures: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
         }))
     }
 
@@ -300,8 +302,11 @@ impl Link {
     }
 
     /// Counts a lost connection.
-    pub fn count_loss(&self) {
+    pub fn count_loss(&self, loss: Loss) {
         add(&self.network_failures, 1);
+        if matches!(loss, Loss::Violation(violation) if violation.is_of_sums()) {
+            add(&self.changed, 1);
+        }
     }
 
     /// All that can be told of it. Takes no lock.
@@ -317,6 +322,7 @@ impl Link {
             bytes_written: counted(&counters.bytes_written),
             device_errors: counted(&counters.device_errors),
             losses: counted(&self.network_failures),
+            changed: counted(&self.changed),
         }
     }
 

@@ -25,6 +25,7 @@ use ioplane_storage::{Backing, BackingInfo, IoChannel, StorageError};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+mod accepted;
 mod address;
 mod channel;
 mod claim;
@@ -32,6 +33,7 @@ mod closing;
 mod connect;
 mod coverage;
 mod facts;
+mod failure;
 mod keeper;
 mod link;
 mod locker;
@@ -53,10 +55,12 @@ mod told;
 mod turnover;
 mod writes;
 
+use accepted::AcceptedDisk;
 use channel::ImportChannel;
 use claim::{HeldClaim, ImportClaim};
 use connect::{Reached, image_of, reach};
 use facts::Facts;
+use failure::Failure;
 use keeper::Keeper;
 use link::Link;
 use locker::Locker;
@@ -129,6 +133,10 @@ struct Shared {
     turnover: Arc<tokio::sync::Mutex<()>>,
     /// Writes that were written again to another instance.
     rewritten: AtomicU64,
+    /// What a person has said of the disk. Changed only by who holds `turnover`.
+    accepted: AcceptedDisk,
+    /// See [`Import::doubts`].
+    doubts: AtomicU64,
     quiet: Arc<Quiet>,
     channels: Arc<AtomicUsize>,
     links: ArcSwap<Vec<Weak<Link>>>,
@@ -184,6 +192,8 @@ impl Import {
             used: AtomicBool::new(false),
             turnover: Arc::default(),
             rewritten: AtomicU64::new(0),
+            accepted: AcceptedDisk::default(),
+            doubts: AtomicU64::new(0),
             instance: ArcSwapOption::from_pointee(reached.instance.clone()),
             session: AtomicU64::new(since_1970()),
             next: AtomicU32::new(0),
@@ -235,10 +245,32 @@ impl Import {
         }
     }
 
+    /// See [`ImportOptions::dead_after`].
+    pub fn dead_after(&self) -> Duration {
+        self.shared.options.dead_after
+    }
+
+    /// See [`ImportOptions::retain`].
+    pub fn retain(&self) -> usize {
+        self.shared.options.retain
+    }
+
+    /// Whether writes without an answer are sent again after a connection is lost: since nothing of the old one can come later, or since that was said
+    /// ([`Unfenced`]).
+    pub fn resends(&self) -> bool {
+        self.shared.replays()
+    }
+
     /// A person has looked at what was wrong: connections that have stopped are made again. What may have been lost is given up if it was that.
     pub fn retry(&self) {
         self.shared.claim.forget_guest();
         self.shared.retry.notify_waiters();
+    }
+
+    /// How often the export may have lost something behind its back that this import had written or read: a connection was lost to a server that cannot say
+    /// whether it is another instance, or a person has accepted what another one has lost. Counted before anything is read from it again.
+    pub fn doubts(&self) -> u64 {
+        self.shared.doubts.load(Ordering::Acquire)
     }
 
     /// Another [`ImportOptions::give_up_after`], for the connection that is lost now, too.
@@ -297,13 +329,14 @@ impl Import {
         };
         match flushed {
             Ok(()) => shared.writes.flushed(mark),
-            Err(Trouble::Network(why)) => return Err(NbdError::Unsuitable(why)),
+            Err(Trouble::Network(Failure { violation: Some(violation), .. })) => return Err(violation.into()),
+            Err(Trouble::Network(Failure { why, .. })) => return Err(NbdError::Unsuitable(why)),
             Err(Trouble::Device(error)) => {
                 shared.writes.flush_has_failed();
                 return Err(NbdError::Unsuitable(format!("its disk failed (NBD error {error})")));
             }
         }
-        closing::see_out(reached.socket, true, shared.options.dead_after, None).await;
+        shared.see_out(reached.socket, true, None).await;
         Ok(())
     }
 
@@ -467,6 +500,11 @@ impl Shared {
         }
     }
 
+    /// See [`Import::doubts`].
+    fn count_doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// When requests fail, if they do.
     fn give_up_after(&self) -> Option<Duration> {
         let ms = self.give_up_ms.load(Ordering::Acquire);
@@ -493,7 +531,7 @@ impl Shared {
         idle: bool,
         leave: Option<Leave>,
     ) -> impl Future<Output = ()> + use<> {
-        closing::see_out(socket, idle, self.options.dead_after, leave)
+        closing::see_out(socket, idle, self.options.closing_limit(self.fenced), leave)
     }
 }
 
@@ -529,8 +567,7 @@ impl Backing for Import {
         Err(StorageError::Size { image: self.shared.options.address.to_string(), bytes, why })
     }
 
-    /// Until the servers have closed the connections of channels that are gone, or have been silent for
-    /// [`ImportOptions::dead_after`]. A server that closes first and works on afterwards is not seen through.
+    /// Until the servers have closed the connections of channels that are gone, or [`ImportOptions::closes_within`] is over. A server that closes first and works on afterwards is not seen through.
     fn wait_quiet(&self, deadline: Instant) -> bool {
         self.shared.quiet.wait(deadline)
     }

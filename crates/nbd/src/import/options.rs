@@ -6,9 +6,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use ioplane_identity::IdentityDirectory;
 use tokio::sync::Notify;
 
@@ -132,6 +133,10 @@ pub struct ImportOptions {
     pub address: Address,
     /// Without headway for so long, with requests in flight, the network counts as lost. Longer than the server's disk may take.
     pub dead_after: Duration,
+    /// How long a server that confirms no epochs may take to close a connection that its channel has left with requests in flight: until then
+    /// [`ioplane_storage::Backing::wait_quiet`] waits for what these still write. Whatever `dead_after` is, which says nothing of the server's disk. At most 10 s, which is less
+    /// than whoever waits for quiet does.
+    pub closes_within: Duration,
     /// Most time for one attempt to connect, handshake included.
     pub connect_timeout: Duration,
     /// Least and most time between two attempts, each cut or lengthened by a quarter at random.
@@ -162,9 +167,16 @@ pub struct ImportOptions {
     pub reserve: Option<ReserveOptions>,
     /// Which of the server's addresses is tried first: it grows with each attempt that comes to nothing.
     pub turn: Arc<AtomicUsize>,
+    /// The last instance of the exporter that has had sums: one handshake without them is not believed.
+    pub summed: Arc<ArcSwapOption<String>>,
+    /// Handshakes in a row in which that instance had none.
+    pub without_sums: Arc<AtomicU32>,
     /// Woken when the export has grown, or its exporter has told something.
     pub news: Arc<Notify>,
 }
+
+/// See [`ImportOptions::closes_within`].
+const LONGEST_CLOSING: Duration = Duration::from_secs(10);
 
 /// Copies of 16 MiB for each channel.
 const RETAIN: usize = 16 << 20;
@@ -182,6 +194,7 @@ impl ImportOptions {
         ImportOptions {
             address,
             dead_after: Duration::from_secs(10),
+            closes_within: LONGEST_CLOSING,
             connect_timeout: Duration::from_secs(10),
             retry: (Duration::from_millis(100), Duration::from_secs(5)),
             give_up_after: None,
@@ -195,12 +208,21 @@ impl ImportOptions {
             claim: None,
             reserve: None,
             turn: Arc::default(),
+            summed: Arc::default(),
+            without_sums: Arc::default(),
             news: Arc::default(),
         }
     }
 }
 
 impl ImportOptions {
+    /// How long a server has to close a connection that has ended. What one that is `fenced` still does lands before the next connection is used, so there it
+    /// need not be waited for longer than for a silent network.
+    pub(super) fn closing_limit(&self, fenced: bool) -> Duration {
+        let most = self.closes_within.min(LONGEST_CLOSING);
+        if fenced { self.dead_after.min(most) } else { most }
+    }
+
     /// How an exporter is asked to reserve so much; nothing where nobody is named who asks.
     pub(super) fn reserve_query(&self, rates: ReservedRates) -> Option<String> {
         let ReserveOptions { name, .. } = self.reserve.as_ref()?;

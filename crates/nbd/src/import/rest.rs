@@ -117,6 +117,11 @@ async fn give_back(import: Weak<Import>, starts: u64) {
                 claim.stands(ClaimStanding::Free);
                 return;
             }
+            Err(error) if claim.lost().is_some() => {
+                // It stands as refused: there is nothing to be given back.
+                tracing::warn!(%address, %error, "a claim was taken over before it was given back");
+                return;
+            }
             Err(error) => {
                 tracing::warn!(%address, %error, "the claim to an export is not given back yet");
                 claim.stands(ClaimStanding::Releasing { since, failure: error.to_string() });

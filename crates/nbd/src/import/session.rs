@@ -38,18 +38,18 @@ async fn connect(options: &ImportOptions) -> Result<SessionStream, NbdError> {
         ServerAddress::Tcp { .. } => {
             let mut stream = tcp(options, options.turn.load(Ordering::Relaxed)).await?;
             match (talk(&mut stream, &mut handshake, &mut Vec::new()).await?, &address.tls) {
-                (Talked::Connected(connected), None) => begun(&connected, Box::pin(stream)),
+                (Talked::Connected(connected, _), None) => begun(&connected, Box::pin(stream)),
                 (Talked::StartTls, Some(name)) => {
                     let (stream, watched) = start_tls(stream, name, &options.identity).await?;
                     let mut stream = WatchedStream::new(stream, Some(watched));
                     let mut output = Vec::new();
                     handshake.tls_started(&mut output);
                     match talk(&mut stream, &mut handshake, &mut output).await? {
-                        Talked::Connected(connected) => begun(&connected, Box::pin(stream)),
+                        Talked::Connected(connected, _) => begun(&connected, Box::pin(stream)),
                         Talked::StartTls => Err(NbdError::TlsRequired),
                     }
                 }
-                (Talked::Connected(_), Some(_)) => Err(NbdError::TlsRefused(String::new())),
+                (Talked::Connected(..), Some(_)) => Err(NbdError::TlsRefused(String::new())),
                 (Talked::StartTls, None) => Err(NbdError::TlsRequired),
             }
         }
@@ -57,7 +57,7 @@ async fn connect(options: &ImportOptions) -> Result<SessionStream, NbdError> {
             let connected = UnixStream::connect(path).await;
             let mut stream = connected.map_err(|source| NbdError::Os { doing: CONNECTING, source })?;
             match talk(&mut stream, &mut handshake, &mut Vec::new()).await? {
-                Talked::Connected(connected) => begun(&connected, Box::pin(stream)),
+                Talked::Connected(connected, _) => begun(&connected, Box::pin(stream)),
                 Talked::StartTls => Err(NbdError::TlsRequired),
             }
         }

@@ -16,7 +16,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::locker::Locker;
-use crate::tls::{Gathering, Heard, Records};
+use crate::protection::Protection;
+use crate::records::{Gathering, Heard, Records, StreamError};
 
 /// What follows in a call of [`Socket::send`] or [`Socket::receive`]: memory of ours or of the guest.
 pub(super) struct IoTable {
@@ -102,39 +103,47 @@ pub(super) type Duplex = AsyncFd<Arc<OwnedFd>>;
 pub(super) struct Socket {
     fd: Arc<OwnedFd>,
     tcp: bool,
-    /// With TLS: what stands between the socket and both halves. The channel has it during its calls; the control half asks for it only while the channel has not been
+    protection: Protection,
+    /// With TLS or sums: what stands between the socket and both halves. The channel has it during its calls; the control half asks for it only while the channel has not been
     /// given the connection, has left it, or has nothing in flight.
     records: Option<Locker<Records>>,
 }
 
 impl Socket {
-    /// Takes a connected socket, perhaps with TLS. Small requests of a TCP connection go out at once, and data that nobody acknowledges for `dead_after`
+    /// Takes a connected socket, perhaps with TLS or sums. Small requests of a TCP connection go out at once, and data that nobody acknowledges for `dead_after`
     /// end it (`TCP_USER_TIMEOUT`).
     pub fn new(fd: OwnedFd, records: Option<Records>, dead_after: Duration) -> std::io::Result<Socket> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         let tcp = prepare(&fd, dead_after)?;
-        Ok(Socket { fd: Arc::new(fd), tcp, records: records.map(|records| Locker::new(Box::new(records))) })
+        let protection = records.as_ref().map_or(Protection::None, Records::protection);
+        let records = records.map(|records| Locker::new(Box::new(records)));
+        Ok(Socket { fd: Arc::new(fd), tcp, protection, records })
     }
 
-    /// Whether it receives into memory of ours only.
-    pub fn has_tls(&self) -> bool {
+    /// Whether it receives into memory of ours only: there are records, of TLS or with sums.
+    pub fn has_records(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Does something with TLS's state; `EAGAIN` while the other half has it.
-    fn with<T>(
+    /// By what its bytes are protected.
+    pub fn protection(&self) -> Protection {
+        self.protection
+    }
+
+    /// Does something with the state of the records; `EAGAIN` while the other half has it.
+    fn with<T, E: From<i32>>(
         locker: &Locker<Records>,
-        work: impl FnOnce(&mut Records) -> Result<T, i32>,
-    ) -> Result<T, i32> {
+        work: impl FnOnce(&mut Records) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut records = locker.take().ok_or(libc::EAGAIN)?;
         let done = work(&mut records);
         locker.put(records);
         done
     }
 
-    /// Whether something that was sent has not gone to the kernel yet. Never without TLS.
+    /// Whether something that was sent has not gone to the kernel yet. Never without records.
     pub fn has_unsent(&self) -> bool {
-        let unsent = |locker| Self::with(locker, |records| Ok(records.has_unsent()));
+        let unsent = |locker| Self::with(locker, |records| Ok::<_, i32>(records.has_unsent()));
         self.records.as_ref().is_some_and(|locker| unsent(locker).unwrap_or(true))
     }
 
@@ -148,7 +157,7 @@ impl Socket {
 
     /// Sends as much of `table` as the socket takes now; says how many bytes.
     ///
-    /// With TLS all is copied first: `lost` says afterwards whether guest memory of it was gone, which is `EFAULT` as without.
+    /// With records all is copied first: `lost` says afterwards whether guest memory of it was gone, which is `EFAULT` as without.
     ///
     /// # Safety
     /// Every entry is memory of ours that is not written to meanwhile, or guest memory that is kept mapped.
@@ -174,10 +183,10 @@ impl Socket {
     /// Receives what is there, as far as it fits into `table`; says how many bytes, 0 at the end of the stream.
     ///
     /// # Safety
-    /// Every entry is memory of ours that nobody else looks at, or, without TLS, guest memory that is kept mapped and may be stored into.
-    pub unsafe fn receive(&self, table: &mut IoTable) -> Result<usize, i32> {
+    /// Every entry is memory of ours that nobody else looks at, or, without records, guest memory that is kept mapped and may be stored into.
+    pub unsafe fn receive(&self, table: &mut IoTable) -> Result<usize, StreamError> {
         if let Some(locker) = &self.records {
-            let Some(entry) = table.entries.first() else { return Err(libc::EINVAL) };
+            let Some(entry) = table.entries.first() else { return Err(libc::EINVAL.into()) };
             // SAFETY: the caller's.
             let into = unsafe { std::slice::from_raw_parts_mut(entry.iov_base.cast(), entry.iov_len) };
             return Self::with(locker, |records| records.receive(self.as_fd(), into));
@@ -185,7 +194,7 @@ impl Socket {
         let mut message = header(table);
         // SAFETY: as in `send`.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-        outcome(got)
+        Ok(outcome(got)?)
     }
 
     /// Sends bytes of ours, as many as the socket takes now; says how many.
@@ -197,7 +206,7 @@ impl Socket {
     }
 
     /// Receives what is there, as far as it fits; says how many bytes, 0 at the end of the stream.
-    pub fn receive_own(&self, bytes: &mut [u8]) -> Result<usize, i32> {
+    pub fn receive_own(&self, bytes: &mut [u8]) -> Result<usize, StreamError> {
         let mut table = IoTable::with_room(1);
         table.push_own_mut(bytes);
         // SAFETY: memory of ours.
@@ -208,7 +217,7 @@ impl Socket {
     pub fn finish(&self) {
         if let Some(locker) = &self.records {
             let _ = Self::with(locker, |records| {
-                records.finish();
+                records.finish(self.as_fd());
                 records.flush(self.as_fd())
             });
         }
@@ -229,21 +238,22 @@ impl Socket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// What is there to be received; does not take it. Without TLS an end is not told from bytes. With TLS what is in the socket may be no more than a word between the
-    /// two sessions, which is taken: a channel that has something in flight by now has to be woken afterwards.
+    /// What is there to be received; does not take it. Without records an end is not told from bytes. With them what is in the socket may be a part of one, or no more than a word between
+    /// two sessions of TLS, which is taken: a channel that has something in flight by now has to be woken afterwards.
     pub fn listen(&self) -> Heard {
         match &self.records {
             None if ready(&self.fd) => Heard::Bytes,
             None => Heard::Nothing,
             Some(locker) => {
-                Self::with(locker, |records| Ok(records.listen(self.as_fd()))).unwrap_or(Heard::Nothing)
+                let heard = Self::with(locker, |records| Ok::<_, i32>(records.listen(self.as_fd())));
+                heard.unwrap_or(Heard::Nothing)
             }
         }
     }
 
-    /// Bytes that TLS has looked at since this was last asked; none without it.
+    /// Bytes of records that were looked at since this was last asked; none without them.
     pub fn charge(&self) -> usize {
-        let charge = |locker| Self::with(locker, |records| Ok(records.charge()));
+        let charge = |locker| Self::with(locker, |records| Ok::<_, i32>(records.charge()));
         self.records.as_ref().and_then(|locker| charge(locker).ok()).unwrap_or(0)
     }
 
@@ -315,6 +325,9 @@ fn outcome(result: isize) -> Result<usize, i32> {
 }
 
 #[cfg(test)]
+#[path = "socket_sums_tests.rs"]
+mod sums_tests;
+#[cfg(test)]
 #[path = "socket_tls_tests.rs"]
 mod tls_tests;
 
@@ -332,6 +345,30 @@ mod tests {
         (Socket::new(ours.into(), None, Duration::from_secs(10)).unwrap(), theirs)
     }
 
+    /// Sends three records of ones, and the memory of the second one goes meanwhile: one is sent.
+    pub fn send_what_goes(socket: &Socket) {
+        let bytes = vec![1; 40_000];
+        let mut table = IoTable::with_room(1);
+        table.push_own(&bytes);
+        let copies = std::cell::Cell::new(0);
+        let lost = || copies.replace(copies.get() + 1) == 1;
+        // SAFETY: memory of ours.
+        assert_eq!(unsafe { socket.send(&mut table, lost) }, Ok(16 << 10));
+        // SAFETY: the same.
+        assert_eq!(unsafe { socket.send(&mut table, || true) }, Err(libc::EFAULT));
+    }
+
+    /// Asks while the other half has the records.
+    pub fn come_second(socket: &Socket) {
+        let taken = socket.records.as_ref().unwrap().take().unwrap();
+        let later = StreamError::System(libc::EAGAIN);
+        assert_eq!((socket.send_own(b"x"), socket.receive_own(&mut [0])), (Err(libc::EAGAIN), Err(later)));
+        assert!(socket.has_unsent() && socket.listen() == Heard::Nothing);
+        assert_eq!(socket.flush(), Err(libc::EAGAIN));
+        socket.records.as_ref().unwrap().put(taken);
+        assert!(!socket.has_unsent());
+    }
+
     /// Sends until the socket takes no more; says how much it took.
     fn fill(socket: &Socket) -> usize {
         let (bytes, mut sent) = (vec![7; 64 << 10], 0);
@@ -346,7 +383,7 @@ mod tests {
         }
     }
 
-    fn receive(socket: &Socket) -> Result<usize, i32> {
+    fn receive(socket: &Socket) -> Result<usize, StreamError> {
         socket.receive_own(&mut [0; 100])
     }
 
@@ -366,7 +403,8 @@ mod tests {
         };
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
         assert!(came < sent, "all of {sent} bytes were sent in spite of it");
-        assert!(receive(&socket).is_err_and(|errno| errno != libc::EAGAIN) || receive(&socket) == Ok(0));
+        let later = StreamError::System(libc::EAGAIN);
+        assert!(receive(&socket).is_err_and(|error| error != later) || receive(&socket) == Ok(0));
         assert_eq!(socket.listen(), Heard::Bytes, "nobody is woken");
     }
 

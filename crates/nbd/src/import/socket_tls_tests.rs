@@ -8,8 +8,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use super::{IoTable, Socket};
-use crate::tls::{Heard, Records};
+use super::Socket;
+use super::tests::{come_second, send_what_goes};
+use crate::records::StreamError::{self, System};
+use crate::records::{Heard, Records};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -39,11 +41,13 @@ fn raw(peer: TlsStream<TcpStream>) -> TcpStream {
 }
 
 /// Does something until the socket is not the reason why it does not.
-async fn tried(mut call: impl FnMut() -> Result<usize, i32>) -> Result<usize, i32> {
+async fn tried<E: Into<StreamError>>(
+    mut call: impl FnMut() -> Result<usize, E>,
+) -> Result<usize, StreamError> {
     let end = tokio::time::Instant::now() + LONG;
     loop {
-        match call() {
-            Err(libc::EAGAIN) => assert!(tokio::time::Instant::now() < end, "nothing comes or goes"),
+        match call().map_err(Into::into) {
+            Err(System(libc::EAGAIN)) => assert!(tokio::time::Instant::now() < end, "nothing comes or goes"),
             done => return done,
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -51,7 +55,7 @@ async fn tried(mut call: impl FnMut() -> Result<usize, i32>) -> Result<usize, i3
 }
 
 /// Receives to the end: the bytes, or the error that it ends with.
-async fn received(socket: &Socket) -> Result<Vec<u8>, i32> {
+async fn received(socket: &Socket) -> Result<Vec<u8>, StreamError> {
     let (mut came, mut buffer) = (Vec::new(), vec![0; 5000]);
     loop {
         match tried(|| socket.receive_own(&mut buffer)).await? {
@@ -150,7 +154,7 @@ async fn a_connection_that_is_cut_off_is_no_orderly_end() {
     raw(peer).shutdown().await.unwrap();
     let mut bytes = [0; 10];
     assert_eq!(tried(|| socket.receive_own(&mut bytes)).await, Ok(4));
-    assert_eq!(received(&socket).await, Err(libc::ECONNRESET));
+    assert_eq!(received(&socket).await, Err(System(libc::ECONNRESET)));
     assert_eq!(socket.listen(), Heard::End);
 }
 
@@ -159,10 +163,10 @@ async fn bytes_that_were_put_in_on_the_way_are_never_received() {
     let (socket, peer) = connected().await;
     // A record of application data that nobody has sealed.
     raw(peer).write_all(&[&[23, 3, 3, 0, 64][..], &[9; 64]].concat()).await.unwrap();
-    assert_eq!(received(&socket).await, Err(libc::EBADMSG));
+    assert_eq!(received(&socket).await, Err(System(libc::EBADMSG)));
     // Again and again, also to whoever did not see the first time.
-    assert_eq!(socket.listen(), Heard::Failed(libc::EBADMSG));
-    assert_eq!(received(&socket).await, Err(libc::EBADMSG));
+    assert_eq!(socket.listen(), Heard::Failed(System(libc::EBADMSG)));
+    assert_eq!(received(&socket).await, Err(System(libc::EBADMSG)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,7 +175,7 @@ async fn a_reset_is_received() {
     let raw = raw(peer);
     rustix::net::sockopt::set_socket_linger(&raw, Some(Duration::ZERO)).unwrap();
     drop(raw);
-    assert_eq!(received(&socket).await, Err(libc::ECONNRESET));
+    assert_eq!(received(&socket).await, Err(System(libc::ECONNRESET)));
 }
 
 /// A record that has come in part is nothing yet, and what the two sessions say to each other is no reply.
@@ -220,23 +224,14 @@ async fn a_peer_that_has_us_work_in_vain_is_left() {
         error
     };
     let ((), error) = tokio::join!(sending, receiving);
-    assert_eq!(error, Err(libc::EBADMSG));
+    assert_eq!(error, Err(System(libc::EBADMSG)));
 }
 
 /// What could not be copied is not sealed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_has_gone_is_not_sent_as_zeros() {
     let (socket, mut peer) = connected().await;
-    let bytes = vec![1; 40_000];
-    let mut table = IoTable::with_room(1);
-    table.push_own(&bytes);
-    let copies = std::cell::Cell::new(0);
-    let lost = || copies.replace(copies.get() + 1) == 1;
-    // SAFETY: memory of ours.
-    let sent = unsafe { socket.send(&mut table, lost) };
-    assert_eq!(sent, Ok(16 << 10), "of three records the first");
-    // SAFETY: the same.
-    assert_eq!(unsafe { socket.send(&mut table, || true) }, Err(libc::EFAULT));
+    send_what_goes(&socket);
     socket.finish();
     let mut came = Vec::new();
     peer.read_to_end(&mut came).await.unwrap();
@@ -247,9 +242,5 @@ async fn memory_that_has_gone_is_not_sent_as_zeros() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_comes_second_comes_again() {
     let (socket, _peer) = connected().await;
-    let taken = socket.records.as_ref().unwrap().take().unwrap();
-    assert_eq!((socket.send_own(b"x"), socket.receive_own(&mut [0])), (Err(libc::EAGAIN), Err(libc::EAGAIN)));
-    assert!(socket.has_unsent() && socket.listen() == Heard::Nothing && socket.flush() == Err(libc::EAGAIN));
-    socket.records.as_ref().unwrap().put(taken);
-    assert!(!socket.has_unsent());
+    come_second(&socket);
 }

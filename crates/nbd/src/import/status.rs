@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use super::told::Told;
 use crate::claim::ClaimRefusal;
 use crate::error::Violation;
+use crate::protection::Protection;
+use crate::records::StreamError;
 use crate::reserve::ReservedRates;
 
 /// Why a connection is gone.
@@ -38,12 +40,22 @@ impl fmt::Display for Loss {
             Loss::Closed => f.write_str("the server closed the connection"),
             Loss::System(errno) => std::io::Error::from_raw_os_error(*errno).fmt(f),
             Loss::Silent(time) => write!(f, "no reply for {} ms", time.as_millis()),
+            Loss::Violation(violation) if violation.is_of_sums() => violation.fmt(f),
             Loss::Violation(violation) => write!(f, "the server broke the protocol: {violation}"),
             Loss::ShuttingDown => f.write_str("the server is shutting down"),
             Loss::GuestMemory => f.write_str("the guest took its memory away in the middle of a write"),
             Loss::Suspended => f.write_str("the queue was suspended"),
             Loss::Unreached => f.write_str("the server has not been reached yet"),
             Loss::Instance => f.write_str("the exporter is another instance now"),
+        }
+    }
+}
+
+impl From<StreamError> for Loss {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::System(errno) => Loss::System(errno),
+            StreamError::Violation(violation) => Loss::Violation(violation),
         }
     }
 }
@@ -57,6 +69,8 @@ pub enum ConnectionState {
     Connected {
         /// Since when.
         since: Instant,
+        /// By what its bytes are protected.
+        protection: Protection,
     },
     /// A network failure: requests wait for another connection.
     Reconnecting {
@@ -101,6 +115,8 @@ pub struct ConnectionStatus {
     pub device_errors: u64,
     /// Connections lost: network failures.
     pub losses: u64,
+    /// Of these, those that were lost since data were changed on the way, in one direction or the other.
+    pub changed: u64,
 }
 
 /// How an import stands with its claim to write.

@@ -13,7 +13,7 @@ pub enum ExporterState {
     Silent,
     /// It is served.
     Served,
-    /// Requests below it fail, as it says: its device, or the way to that.
+    /// Requests below it fail, or its image is not as it was published, as it says: its device, or the way to that.
     Troubled(String),
     /// A person has taken it away there.
     Withdrawn,

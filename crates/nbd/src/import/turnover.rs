@@ -15,10 +15,14 @@ use tokio::time::sleep;
 
 use super::Shared;
 use super::connect::Reached;
+use super::failure::Failure;
 use super::link::Link;
 use super::retained::{Retained, RetainedWrite};
 use super::socket::{Duplex, Socket};
+use super::status::Loss;
+use crate::error::Violation;
 use crate::mutation::{Rule, removed};
+use crate::records::StreamError;
 use crate::spec::{NBD_CMD_FLUSH, NBD_ESHUTDOWN};
 use crate::transmission::{ReplyEvent, ReplyReader, Request};
 
@@ -130,7 +134,7 @@ impl Drop for Held<'_> {
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// The connection is lost.
-    Network(String),
+    Network(Failure),
     /// The server refuses, by NBD's error value.
     Device(u32),
 }
@@ -151,7 +155,7 @@ impl Talk {
     /// Nothing has been asked for on it. Without headway for `limit` it counts as lost.
     pub fn new(socket: &Arc<Socket>, structured: bool, limit: Duration) -> Result<Talk, Trouble> {
         Ok(Talk {
-            ready: socket.duplex().map_err(|error| Trouble::Network(error.to_string()))?,
+            ready: socket.duplex().map_err(lost)?,
             socket: socket.clone(),
             reader: ReplyReader::new(structured),
             input: Vec::new(),
@@ -208,15 +212,15 @@ impl Talk {
                 return self.error.map_or(Ok(()), |error| Err(Trouble::Device(error)));
             }
             match self.socket.receive_own(&mut buffer) {
-                Ok(0) => return Err(Trouble::Network("the server closed the connection".into())),
+                Ok(0) => return Err(Loss::Closed.into()),
                 Ok(got) => self.input.extend_from_slice(&buffer[..got]),
-                Err(libc::EAGAIN) => {
+                Err(StreamError::System(libc::EAGAIN)) => {
                     let ready = tokio::time::timeout(self.limit, self.ready.readable()).await;
                     // Before the next attempt, which is made until nothing comes.
                     ready.map_err(|_| silent())?.map_err(lost)?.clear_ready();
                 }
-                Err(libc::EINTR) => {}
-                Err(errno) => return Err(lost(std::io::Error::from_raw_os_error(errno))),
+                Err(StreamError::System(libc::EINTR)) => {}
+                Err(error) => return Err(Loss::from(error).into()),
             }
         }
     }
@@ -230,24 +234,30 @@ impl Talk {
             let event = self.reader.next(&mut input, find);
             let used = self.input.len() - input.len();
             self.input.drain(..used);
-            match event.map_err(|violation| Trouble::Network(violation.to_string()))? {
+            match event.map_err(Loss::Violation)? {
                 None => return Ok(()),
                 Some(ReplyEvent::Error { error: NBD_ESHUTDOWN, .. }) => {
-                    return Err(Trouble::Network("the server is shutting down".into()));
+                    return Err(Loss::ShuttingDown.into());
                 }
                 Some(ReplyEvent::Error { error, .. }) => self.error = self.error.or(Some(error)),
                 Some(ReplyEvent::Done { cookie }) => self.asked.retain(|request| request.cookie != cookie),
                 // None of these answers a write or a flush, and the reader refuses them.
                 Some(
                     ReplyEvent::Payload { .. } | ReplyEvent::Hole { .. } | ReplyEvent::BlockStatus { .. },
-                ) => return Err(Trouble::Network("a reply with data that were not asked for".into())),
+                ) => return Err(Loss::Violation(Violation::Unasked).into()),
             }
         }
     }
 }
 
+impl From<Loss> for Trouble {
+    fn from(loss: Loss) -> Trouble {
+        Trouble::Network(loss.into())
+    }
+}
+
 fn lost(error: std::io::Error) -> Trouble {
-    Trouble::Network(error.to_string())
+    Trouble::Network(error.to_string().into())
 }
 
 fn silent() -> Trouble {

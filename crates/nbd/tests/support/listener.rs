@@ -32,11 +32,19 @@ pub struct Listening {
     owner: Option<JoinHandle<Vec<Ended>>>,
     /// Why handshakes came to nothing.
     pub refused: Receiver<String>,
+    /// What clients have asked about the export, as far as that is the export's business.
+    pub queries: Receiver<String>,
 }
 
 impl Listening {
+    /// As daemons have it without TLS: with sums for clients that ask for them.
     pub fn new(backing: Arc<dyn Backing>, options: ExportOptions, notify: Notify) -> Listening {
         Listening::with(backing, options, notify, None)
+    }
+
+    /// One that does not know sums, as those of others and older ones.
+    pub fn without_sums(backing: Arc<dyn Backing>, options: ExportOptions, notify: Notify) -> Listening {
+        Listening::start(backing, options, notify, Doors { without_sums: true, ..Doors::default() })
     }
 
     /// With an identity: TLS is required.
@@ -52,6 +60,16 @@ impl Listening {
     /// One that says which instance it is, and that can be told to end connections: see [`Ending`].
     pub fn fenced(backing: Arc<dyn Backing>, options: ExportOptions, notify: Notify) -> Listening {
         Listening::start(backing, options, notify, Doors { instance: Some("one".into()), ..Doors::default() })
+    }
+
+    /// The same of one that does not know sums.
+    pub fn fenced_without_sums(
+        backing: Arc<dyn Backing>,
+        options: ExportOptions,
+        notify: Notify,
+    ) -> Listening {
+        let instance = Some("one".into());
+        Listening::start(backing, options, notify, Doors { instance, without_sums: true, ..Doors::default() })
     }
 
     fn start(
@@ -70,10 +88,20 @@ impl Listening {
         let on = core.clone();
         let (refuse, refused) = channel();
         doors.refuse = Some(refuse);
+        let (query, queries) = channel();
+        doors.query = Some(query);
         let (fence, older) = mpsc::unbounded_channel();
         let owner =
             std::thread::spawn(move || runtime().block_on(own(export, on, listener, doors, older, stopped)));
-        Listening { address, core, stop: Some(stop), fence: Ending(fence), owner: Some(owner), refused }
+        Listening {
+            address,
+            core,
+            stop: Some(stop),
+            fence: Ending(fence),
+            owner: Some(owner),
+            refused,
+            queries,
+        }
     }
 
     pub fn uri(&self) -> String {
@@ -116,12 +144,14 @@ struct Older {
 struct Doors {
     identity: Option<IdentityDirectory>,
     instance: Option<String>,
+    without_sums: bool,
     refuse: Option<Sender<String>>,
+    query: Option<Sender<String>>,
 }
 
 /// An export that says which instance it is, if it is to.
 #[derive(Clone)]
-struct Told(PublishedExport, Option<String>);
+struct Told(PublishedExport, Option<String>, Option<Sender<String>>);
 
 impl Exports for Told {
     async fn find(&self, name: &str, enters: bool) -> Result<ExportInfo, ExportRefusal> {
@@ -133,6 +163,9 @@ impl Exports for Told {
     }
 
     async fn context(&self, _: &str, query: &str, _: bool) -> Option<String> {
+        if let Some(asked) = &self.2 {
+            let _ = asked.send(query.to_owned());
+        }
         let instance = self.1.as_ref().filter(|_| query == "ioplane:instance")?;
         Some(format!("ioplane:instance={instance}"))
     }
@@ -147,7 +180,8 @@ async fn own(
     mut stopped: oneshot::Receiver<()>,
 ) -> Vec<Ended> {
     let listener = TcpListener::from_std(listener).unwrap();
-    let (published, ended) = (Told(export.published(), doors.instance.clone()), export.ended());
+    let (published, ended) =
+        (Told(export.published(), doors.instance.clone(), doors.query.clone()), export.ended());
     let handshakes = Arc::new(Handshakes::new(16, PATIENCE));
     let mut running = Quiescent::new(export).resume(&*core).unwrap();
     let (send, mut accepted) = mpsc::channel(16);
@@ -158,19 +192,22 @@ async fn own(
             stream = listener.accept() => {
                 let (stream, from) = stream.unwrap();
                 let (handshakes, published, send) = (handshakes.clone(), published.clone(), send.clone());
-                let Doors { identity, refuse, .. } = doors.clone();
+                let Doors { identity, refuse, without_sums, .. } = doors.clone();
                 tokio::spawn(async move {
                     let accepted = match &identity {
-                        None => handshakes.accept(stream, &published).await.map(|client| {
+                        None if without_sums => handshakes.accept(stream, &published).await.map(|client| {
                             client.map(|AcceptedClient { stream, negotiated, ahead }| {
                                 let stream = OwnedFd::from(stream.into_std().unwrap()).into();
                                 AcceptedClient { stream, negotiated, ahead }
                             })
                         }),
-                        Some(identity) => {
+                        identity => {
                             let known = |_: &str| published.clone();
-                            let policy = TlsPolicy::Required;
-                            let arrived = handshakes.accept_tls(stream, policy, identity, &published, known).await;
+                            let (policy, identity) = match identity {
+                                Some(identity) => (TlsPolicy::Required, identity.clone()),
+                                None => (TlsPolicy::Unsupported, IdentityDirectory::new("/nonexistent")),
+                            };
+                            let arrived = handshakes.accept_tls(stream, policy, &identity, &published, known).await;
                             arrived.map(|arrival| match arrival {
                                 Some(Arrival::Client(client)) => Some(client),
                                 Some(Arrival::Session(_)) | None => None,

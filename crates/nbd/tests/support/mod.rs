@@ -4,9 +4,11 @@
 
 pub mod hand;
 pub mod listener;
+pub mod relay;
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -65,10 +67,37 @@ impl Server {
 
     /// A client in the transmission phase, and its queue.
     pub fn connect(&mut self, structured: bool) -> (Client, u16) {
+        self.connect_told(structured, None)
+    }
+
+    /// The same; it was told of an instance when so many flushes had failed.
+    pub fn connect_told(&mut self, structured: bool, failed: Option<u64>) -> (Client, u16) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let client = std::thread::spawn(move || Client::shake(theirs, structured));
         let AcceptedClient { stream, negotiated, ahead } = self.accept(ours);
         let client = client.join().unwrap();
+        let socket = OwnedFd::from(stream.into_std().unwrap());
+        let queue = self.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
+        if let Some(failed) = failed {
+            self.running().device_mut().bind(queue, failed);
+        }
+        self.start(queue);
+        (client, queue)
+    }
+
+    /// A client by TCP that has entered by the export's name, and its queue.
+    pub fn connect_by_tcp(&mut self) -> (TcpStream, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(&hello()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let (handshakes, published) = (&self.handshakes, &self.published);
+        let accepted = self.tokio.block_on(async {
+            handshakes.accept(tokio::net::TcpStream::from_std(stream).unwrap(), published).await
+        });
+        let AcceptedClient { stream, negotiated, ahead } = accepted.unwrap().expect("a client that stays");
+        assert!(negotiated.by_name && !negotiated.structured);
         let socket = OwnedFd::from(stream.into_std().unwrap());
         let queue = self.running().device_mut().connect(socket, &negotiated, &ahead).unwrap();
         self.start(queue);
@@ -104,6 +133,16 @@ impl Server {
     pub fn resume(&mut self, quiescent: Quiescent<Export>) {
         self.running = Some(quiescent.resume(&self.core).unwrap());
     }
+}
+
+/// What a client says to enter the export `disk`: flags, and an option `NBD_OPT_EXPORT_NAME`.
+pub fn hello() -> Vec<u8> {
+    let mut hello = 3_u32.to_be_bytes().to_vec();
+    hello.extend(IHAVEOPT.to_be_bytes());
+    hello.extend(NBD_OPT_EXPORT_NAME.to_be_bytes());
+    hello.extend(4_u32.to_be_bytes());
+    hello.extend(b"disk");
+    hello
 }
 
 /// A reply.

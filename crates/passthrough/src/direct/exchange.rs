@@ -5,15 +5,15 @@
 //!                                    \---- whatever fails after the stop: this one is wired and replayed again
 //! ```
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{GuestMap, GuestView};
-use ioplane_moving::{MovingError, Surroundings, Unsent};
+use ioplane_memory::GuestView;
+use ioplane_moving::{MovingError, Surroundings};
 use ioplane_pci::spec;
 
 use super::Passthrough;
+use super::carry::{CarryError, Motion};
 use crate::migratable::Migratable;
 
 /// What an exchange took.
@@ -32,15 +32,9 @@ pub struct Exchanged {
 /// Why a function was not exchanged. Its guest still has the one that it had.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// There is no guest whose state could go along.
-    #[error("no guest uses it")]
-    NoGuest,
-    /// It was suspended, and nobody knows what it was doing.
-    #[error("it is held")]
-    Held,
-    /// It has failed before.
-    #[error("it does not work: {0}")]
-    Dead(String),
+    /// It is not to be moved now, or this one did not stop.
+    #[error(transparent)]
+    Unready(#[from] CarryError),
     /// The other one is of another kind.
     #[error("{other} is another kind of function: {why}")]
     OtherKind {
@@ -79,14 +73,16 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         there: &mut dyn Surroundings,
         back: &mut dyn Surroundings,
     ) -> Result<(H, Exchanged), ExchangeError> {
-        self.may_be_exchanged()?;
+        self.may_be_carried()?;
+        if self.motion() != Motion::Runs {
+            return Err(CarryError::Still.into());
+        }
         let mut other = Migratable::new(other, self.hardware.model())?;
         self.same_kind(&mut other)?;
         for region in &self.mapped {
             other.map(region.gpa(), region).map_err(MovingError::from)?;
         }
-        let map = GuestMap::new(self.mapped.clone()).map_err(MovingError::Dummies)?;
-        let view = GuestView::new(Arc::new(map));
+        let view = self.hardware.view()?;
         let (begun, before) = (Instant::now(), self.hardware.hardware().accesses());
         let state = self.stop(&view, there, back)?;
         let stop_accesses = self.hardware.hardware().accesses() - before;
@@ -111,16 +107,6 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         }
         let _ = former.reset();
         Ok((former.into_hardware(), done))
-    }
-
-    fn may_be_exchanged(&self) -> Result<(), ExchangeError> {
-        if self.closed || !self.admitted {
-            return Err(ExchangeError::NoGuest);
-        }
-        if let Some(why) = self.not_reset.as_ref().filter(|_| self.dead()) {
-            return Err(ExchangeError::Dead(why.to_string()));
-        }
-        if self.suspended { Err(ExchangeError::Held) } else { Ok(()) }
     }
 
     /// Whether a guest that has learnt this one finds the same in the other.
@@ -156,22 +142,12 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         there: &mut dyn Surroundings,
         back: &mut dyn Surroundings,
     ) -> Result<Vec<u8>, ExchangeError> {
-        let Err(first) = self.rest(there) else { return Ok(self.hardware.movable.save()?) };
+        let Err(first) = self.rest_by(there) else { return Ok(self.hardware.movable.save()?) };
         if !self.hardware.movable.is_stopping() {
             return Err(first.into());
         }
-        let rested = self.rest(back);
+        let rested = self.rest_by(back);
         Err(self.goes_on(rested, view, back, first))
-    }
-
-    fn rest(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
-        while !self.hardware.movable.stop(Unsent::Wait)? {
-            if !around.wait() {
-                let doing = "its frames are sent and its queues end".to_owned();
-                return Err(MovingError::Deadline { doing });
-            }
-        }
-        Ok(())
     }
 
     /// The one that the guest has is `ready` for it again, or not: brings it back.
@@ -182,8 +158,7 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         back: &mut dyn Surroundings,
         first: MovingError,
     ) -> ExchangeError {
-        match ready.and_then(|()| self.hardware.movable.replay(view, back)).and_then(|()| Ok(self.command()?))
-        {
+        match ready.and_then(|()| self.bring_here(view, back)) {
             Ok(()) => ExchangeError::BroughtBack(first),
             Err(second) => {
                 self.lose();
@@ -208,7 +183,7 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
     ) -> Result<(), MovingError> {
         other.movable.load(state, view)?;
         self.hardware.hand_wires(other)?;
-        other.movable.replay(view, there)
+        other.replay(view, there)
     }
 
     fn bring_back(

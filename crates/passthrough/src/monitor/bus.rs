@@ -113,6 +113,7 @@ impl<H: Hardware> Bus<H> {
             | HardwareError::Closed { .. }
             | HardwareError::Forbidden { .. }
             | HardwareError::Kept { .. }
+            | HardwareError::Left { .. }
             | HardwareError::Lost { .. }
             | HardwareError::NotWiped { .. }
             | HardwareError::StuckInReset { .. }

@@ -1,6 +1,7 @@
 //! Another function takes the place of one that a guest drives, behind the registers that a VMM sees: between two models of the silicon,
 //! which record whoever breaks its rules.
 
+mod carry;
 mod silicon;
 
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use ioplane_memory::{GuestMap, GuestView};
 use ioplane_moving::vf82576::DIRECT;
 use ioplane_nic::vf82576::Vf82576;
 use ioplane_nic::vf82576::spec::*;
-use ioplane_passthrough::{ExchangeError, Migratable, Passthrough};
+use ioplane_passthrough::{CarryError, ExchangeError, Migratable, Passthrough};
 use ioplane_pci::{Function, Irq, Wire, spec as pci};
 use silicon::{Around, Silicon, Vector, frame, vf};
 
@@ -32,32 +33,45 @@ struct Guest {
     tx_next: u32,
 }
 
+/// Served to a guest with this memory.
+fn admitted(hardware: Silicon, map: &Arc<GuestMap>) -> Passthrough<Migratable<Silicon>> {
+    let migratable = Migratable::new(hardware, &DIRECT).expect("a sound table");
+    let device = Passthrough::new("nic0", migratable, None).expect("hardware that works");
+    let mut quiescent = Quiescent::new(device);
+    quiescent.with(|device, proof| {
+        device.admit(proof).expect("it is reset");
+        device.replace_memory(proof, map.clone()).expect("mapped");
+    });
+    quiescent.into_device()
+}
+
 impl Guest {
     fn new() -> Guest {
         let (now, hardware) = Silicon::new(GUEST, 1000, BAR_SIZE);
-        let migratable = Migratable::new(hardware, &DIRECT).expect("a sound table");
-        let device = Passthrough::new("nic0", migratable, None).expect("hardware that works");
         let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
-        let mut quiescent = Quiescent::new(device);
-        quiescent.with(|device, proof| {
-            device.admit(proof).expect("it is reset");
-            device.replace_memory(proof, map.clone()).expect("mapped");
-        });
-        let device = quiescent.into_device();
-        let vectors: [Arc<Vector>; 3] = Default::default();
+        let (device, vectors) = (admitted(hardware, &map), Default::default());
         let (view, received) = (GuestView::new(map), Vec::new());
         let mut guest = Guest { device, now, view, vectors, received, rx_next: 0, tx_next: 0 };
-        for (at, vector) in (0..).zip(guest.vectors.clone()) {
-            guest.device.wire(Irq::Msix, at, Wire::Call(Some(vector))).expect("a vector");
-        }
-        let command = (pci::COMMAND_MEMORY | pci::COMMAND_MASTER).to_le_bytes();
-        guest.device.access(RegisterAddress::Config(pci::COMMAND as u64), Access::Write(&command));
+        guest.set_up();
         // VFIO waits for the end of a reset.
         for _ in 0..16 {
             vf(&guest.now).step();
         }
         guest.bring_up();
         guest
+    }
+
+    /// What its VMM and its firmware do.
+    fn set_up(&mut self) {
+        for (at, vector) in (0..).zip(self.vectors.clone()) {
+            self.device.wire(Irq::Msix, at, Wire::Call(Some(vector))).expect("a vector");
+        }
+        self.config(pci::BAR0, &0xfe00_0000_u32.to_le_bytes());
+        self.config(pci::COMMAND, &(pci::COMMAND_MEMORY | pci::COMMAND_MASTER).to_le_bytes());
+    }
+
+    fn config(&mut self, offset: usize, bytes: &[u8]) {
+        self.device.access(RegisterAddress::Config(offset as u64), Access::Write(bytes));
     }
 
     fn read(&mut self, offset: u64) -> u32 {
@@ -253,7 +267,7 @@ fn what_cannot_take_its_place_is_refused_before_anything_stops() {
     assert!(vf(&guest.now).receive(&frame(GUEST, 1)), "it runs on");
     guest.device.suspend().expect("suspended");
     let refused = guest.exchange(true).map(drop).expect_err("it is held");
-    assert!(matches!(refused, ExchangeError::Held), "{refused}");
+    assert!(matches!(refused, ExchangeError::Unready(CarryError::Held)), "{refused}");
 }
 
 #[test]

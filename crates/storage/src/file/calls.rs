@@ -26,8 +26,9 @@ pub(super) fn carry_out(image: &Image, step: Step) -> i32 {
             Step::WriteV { table, count, offset } => {
                 libc::pwritev64(file, table, count as i32, offset as i64)
             }
-            Step::Sync if removed(Promise::Flush) => 0,
-            Step::Sync => libc::fdatasync(file) as isize,
+            Step::Sync { .. } if removed(Promise::Flush) => 0,
+            Step::Sync { full: true } => libc::fsync(file) as isize,
+            Step::Sync { full: false } => libc::fdatasync(file) as isize,
             Step::Allocate { mode, offset, len } => {
                 libc::fallocate64(file, mode, offset as i64, len as i64) as isize
             }

@@ -10,12 +10,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use ioplane_device::BlockDevice;
 use ioplane_memory::GuestMap;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{Direct, FileOptions, ImageFormat, Raw};
@@ -25,6 +25,19 @@ use crate::orphan::OrphanedIo;
 const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKPBSZGET: libc::c_ulong = 0x127b;
+
+/// Nothing has been written in this opening. Whoever had it open before may have, and not flushed.
+const INHERITED: u8 = 0;
+/// The same, and the time of the last write before is durable.
+const UNWRITTEN: u8 = 1;
+/// Something has been written, and only fdatasync was called since, which leaves the time of a write to the file system (fsync(2)).
+const WRITTEN: u8 = 2;
+/// The time of one of its writes is durable: later than any from before it was opened.
+const DURABLE: u8 = 3;
+
+/// What a full sync found when it began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WriteTime(u8);
 
 /// An open image. Everything that may still touch the file holds an `Arc` of it; when the last goes, so do the locks.
 ///
@@ -60,6 +73,8 @@ pub(crate) struct Image {
     no_zero: AtomicBool,
     /// The errno of a sync through the page cache that failed; 0 if none has.
     lost: AtomicI32,
+    /// Whether the time at which it was written is durable: [`INHERITED`] to [`DURABLE`].
+    write_time: AtomicU8,
     /// Backings and channels that have it, not counting channels that were dropped with I/O in flight.
     pub users: AtomicUsize,
     pub orphans: Arc<OrphanedIo>,
@@ -87,17 +102,31 @@ impl fmt::Display for ImageId {
 }
 
 impl ImageId {
+    /// Of whatever `path` names now, links followed, with its length in bytes: a block device has none here. Opens nothing, but waits for the file system.
+    ///
+    /// # Errors
+    /// Those of statx(2): nothing is there, or the way to it is closed.
+    pub fn at(path: &Path) -> io::Result<(ImageId, Option<u64>)> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), wanted)?;
+        let is_device = FileType::from_raw_mode(found.stx_mode.into()).is_block_device();
+        Ok((ImageId::from_stat(&found), (!is_device).then_some(found.stx_size)))
+    }
+
     pub(super) fn of(file: impl AsFd) -> io::Result<ImageId> {
-        let found =
-            rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        Ok(ImageId::from_stat(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?))
+    }
+
+    fn from_stat(found: &rustix::fs::Statx) -> ImageId {
         let seconds = found.stx_btime.tv_sec.saturating_mul(1_000_000_000);
         let born = seconds.saturating_add(i64::from(found.stx_btime.tv_nsec));
-        Ok(ImageId {
+        ImageId {
             dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
             ino: found.stx_ino,
             rdev: rustix::fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
             born: if found.stx_mask & StatxFlags::BTIME.bits() == 0 { 0 } else { born },
-        })
+        }
     }
 }
 
@@ -198,6 +227,7 @@ impl Image {
             no_punch: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
             lost: AtomicI32::new(0),
+            write_time: AtomicU8::new(INHERITED),
             users: AtomicUsize::new(0),
             orphans: Arc::new(OrphanedIo::default()),
             retired_maps: ArrayQueue::new(64),
@@ -343,6 +373,29 @@ impl Image {
     pub fn lost(&self) -> Option<i32> {
         let errno = self.lost.load(Ordering::Relaxed);
         (errno != 0).then_some(errno)
+    }
+
+    /// A write has succeeded.
+    #[inline]
+    pub fn has_written(&self) {
+        if self.write_time.load(Ordering::Relaxed) < WRITTEN {
+            let _ = self.write_time.fetch_max(WRITTEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the next sync has to be a full one. The first is, and the first behind a write: an exporter tells readers by the time of the last write what content an image
+    /// has, and a power cut must not bring the time back with which they were told of another one.
+    #[inline]
+    pub fn full_sync(&self) -> Option<WriteTime> {
+        let now = self.write_time.load(Ordering::Relaxed);
+        matches!(now, INHERITED | WRITTEN).then_some(WriteTime(now))
+    }
+
+    /// A full sync has succeeded that began with what [`Image::full_sync`] said.
+    pub fn has_synced_fully(&self, WriteTime(began): WriteTime) {
+        // If something was written meanwhile its time may not be durable.
+        let ended = if began == INHERITED { UNWRITTEN } else { DURABLE };
+        let _ = self.write_time.compare_exchange(began, ended, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Unmaps guest memory that channels no longer use. Control plane.

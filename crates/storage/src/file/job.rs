@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 
-use super::image::Image;
+use super::image::{Image, WriteTime};
 use crate::channel::{Fault, MAX_RANGES, Op, Outcome};
 
 /// Bytes of a job's bounce buffer: what its misaligned or zero-filling transfers move in one step.
@@ -51,12 +51,37 @@ enum Way {
 /// What an engine is to do next. Addresses stay valid until the result is handed to [`Job::took`].
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Step {
-    Read { at: *mut u8, len: u32, offset: u64, source: Source },
-    ReadV { table: *const libc::iovec, count: u32, offset: u64, source: Source },
-    Write { at: *const u8, len: u32, offset: u64 },
-    WriteV { table: *const libc::iovec, count: u32, offset: u64 },
-    Sync,
-    Allocate { mode: i32, offset: u64, len: u64 },
+    Read {
+        at: *mut u8,
+        len: u32,
+        offset: u64,
+        source: Source,
+    },
+    ReadV {
+        table: *const libc::iovec,
+        count: u32,
+        offset: u64,
+        source: Source,
+    },
+    Write {
+        at: *const u8,
+        len: u32,
+        offset: u64,
+    },
+    WriteV {
+        table: *const libc::iovec,
+        count: u32,
+        offset: u64,
+    },
+    /// `full`: the times of the file, too.
+    Sync {
+        full: bool,
+    },
+    Allocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
 }
 
 /// What a read reads from.
@@ -81,6 +106,8 @@ pub(super) struct Job {
     kind: Kind,
     way: Way,
     unmap: bool,
+    /// Of a flush: fsync, and not fdatasync.
+    full: Option<WriteTime>,
     /// Next byte of the file.
     offset: u64,
     /// Bytes to go.
@@ -107,6 +134,7 @@ impl Job {
             kind: Kind::Flush,
             way: Way::Sync,
             unmap: false,
+            full: None,
             offset: 0,
             left: 0,
             moved: 0,
@@ -139,6 +167,7 @@ impl Job {
                     return Err(Err(Fault::of_errno(errno)));
                 }
                 (self.kind, self.way, self.offset, self.left) = (Kind::Flush, Way::Sync, 0, 0);
+                self.full = image.full_sync();
                 return Ok(());
             }
             Op::Discard { offset, len } => {
@@ -270,7 +299,7 @@ impl Job {
                 offset: self.offset,
                 len: self.left,
             },
-            Way::Sync => Step::Sync,
+            Way::Sync => Step::Sync { full: self.full.is_some() },
         }
     }
 
@@ -285,6 +314,19 @@ impl Job {
     pub fn took(&mut self, result: i32, image: &Image, map: Option<&Arc<GuestMap>>) -> Option<Outcome> {
         if result >= 0 {
             self.again = 0;
+            match self.kind {
+                Kind::Read => {}
+                Kind::Flush => {
+                    if let Some(errno) = image.lost() {
+                        // Two syncs under way at once, and the kernel tells one of them what was lost.
+                        return Some(Err(Fault::of_errno(errno)));
+                    }
+                    if let Some(began) = self.full {
+                        image.has_synced_fully(began);
+                    }
+                }
+                Kind::Write | Kind::Discard | Kind::WriteZeroes => image.has_written(),
+            }
             return match self.way {
                 Way::Sync | Way::Punch | Way::ZeroRange => Some(Ok(())),
                 _ => self.moved(result as usize, image, map),

@@ -188,3 +188,53 @@ fn zeroing_finds_a_way() {
         assert_eq!(discard, if unmap { Err(Ok(())) } else { Ok(()) });
     }
 }
+
+/// A power cut must not take the time of a write back whose data are durable.
+#[test]
+fn the_first_flush_behind_a_write_makes_its_time_durable() {
+    let view = GuestView::new(Arc::new(GuestMap::anonymous(1 << 20).unwrap()));
+    let (_arena, mut jobs) = Arena::new(2).unwrap();
+    let [job, other] = &mut jobs[..] else { panic!("two jobs") };
+    let image = image(false);
+    let flush = |job: &mut Job, result: i32| {
+        job.begin(&view, &Op::Flush, &image).unwrap();
+        let Step::Sync { full } = job.step(None) else { panic!("it is a flush") };
+        (full, job.took(result, &image, None).unwrap())
+    };
+    assert_eq!(flush(job, 0), (true, Ok(())), "whoever had it before may have written");
+    assert_eq!(flush(job, 0), (false, Ok(())), "nothing was written");
+    let write = Op::Write { offset: 0, from: &[GuestRange { gpa: 0, len: 512 }] };
+    other.begin(&view, &write, &image).unwrap();
+    assert_eq!(flush(job, 0), (false, Ok(())), "a write is under way");
+    other.step(None);
+    assert_eq!(other.took(512, &image, None), Some(Ok(())));
+    assert_eq!(flush(job, -libc::ENOSPC), (true, Err(Fault::of_errno(libc::ENOSPC))));
+    // Through the page cache no flush is good any more after that.
+    let image = self::image(false);
+    for op in [write, Op::Discard { offset: 0, len: 512 }] {
+        other.begin(&view, &op, &image).unwrap();
+        other.step(None);
+        assert_eq!(other.took(512, &image, None), Some(Ok(())));
+    }
+    let mut full = Vec::new();
+    for _ in 0..2 {
+        job.begin(&view, &Op::Flush, &image).unwrap();
+        full.push(matches!(job.step(None), Step::Sync { full: true }));
+        assert_eq!(job.took(0, &image, None), Some(Ok(())));
+    }
+    assert_eq!(full, [true, false]);
+}
+
+/// The kernel tells a failed write-back once for each open file (`file_check_and_advance_wb_err`).
+#[test]
+fn of_two_flushes_at_once_both_fail() {
+    let view = GuestView::new(Arc::new(GuestMap::anonymous(1 << 20).unwrap()));
+    let (_arena, mut jobs) = Arena::new(2).unwrap();
+    let image = image(false);
+    for job in &mut *jobs {
+        job.begin(&view, &Op::Flush, &image).unwrap();
+        job.step(None);
+    }
+    let wrong = Some(Err(Fault::of_errno(libc::EIO)));
+    assert_eq!([jobs[0].took(-libc::EIO, &image, None), jobs[1].took(0, &image, None)], [wrong; 2]);
+}

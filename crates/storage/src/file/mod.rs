@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::channel::{Backing, BackingInfo, IoChannel, StorageError};
+use crate::extents::{DiskExtent, FileExtents};
 use crate::lock::{self, Claim, Refusal};
 
 mod arena;
@@ -135,6 +136,7 @@ pub struct Waiting {
 #[derive(Debug)]
 pub struct FileBacking {
     image: Arc<Image>,
+    extents: FileExtents,
     engine: Engine,
     why_threads: Option<String>,
     /// Up until the process that had the image before has closed it.
@@ -225,7 +227,8 @@ impl FileBacking {
         drop(open);
         tracing::debug!(image = name, %engine, direct = image.direct, "image opened");
         let fence = joined.map(|claim| Fence::raise(&image, claim));
-        Ok(Arc::new(FileBacking { image, engine, why_threads, fence }))
+        let extents = FileExtents::default();
+        Ok(Arc::new(FileBacking { image, extents, engine, why_threads, fence }))
     }
 
     /// Who does the I/O.
@@ -303,8 +306,16 @@ impl Backing for FileBacking {
             && self.fence.as_ref().is_none_or(|fence| fence.wait(deadline))
     }
 
+    fn extents(&self, offset: u64, len: u64, each: &mut dyn FnMut(DiskExtent) -> bool) {
+        self.extents.seek(self.image.as_fd(), self.image.bytes(), (offset, len), each);
+    }
+
     fn file(&self) -> Option<BorrowedFd<'_>> {
         Some(self.image.as_fd())
+    }
+
+    fn fails_on(&self) -> bool {
+        !self.image.direct
     }
 
     fn trust_quiet(&self) {

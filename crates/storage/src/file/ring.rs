@@ -270,8 +270,9 @@ fn file_op(step: Step, image: &Image) -> FileOp {
         }
         Step::Write { at, len, offset } => FileOp::Write { file, from: at, len, offset },
         Step::WriteV { table, count, offset } => FileOp::WriteVectored { file, table, count, offset },
-        Step::Sync if removed(Promise::Flush) => FileOp::Nop,
-        Step::Sync => FileOp::SyncData { file },
+        Step::Sync { .. } if removed(Promise::Flush) => FileOp::Nop,
+        Step::Sync { full: true } => FileOp::Sync { file },
+        Step::Sync { full: false } => FileOp::SyncData { file },
         Step::Allocate { mode, offset, len } => FileOp::Allocate { file, mode, offset, len },
     }
 }

@@ -1,5 +1,7 @@
 //! The data half of a [`super::Mirror`]: what one queue of the guest does I/O with.
 //!
+//! Once the disk has gone on with the new backing everything goes there alone, beside what is still under way to both.
+//!
 //! A modifying operation takes its range, chooses by the mode where it goes, and gives the range back when it has ended everywhere. One that
 //! does not get its range, or no buffer, waits in the order of submission, and all later ones of this queue behind it. Others are only
 //! handed on.
@@ -63,8 +65,10 @@ struct Slot {
     /// Below, whether it has yet to end there.
     in_old: bool,
     in_new: bool,
-    /// How it ended in the old backing: that is how it ended for the guest.
+    /// How it ended in the old backing: that is how it ended for the guest, unless the disk has gone on with the new one meanwhile.
     outcome: Outcome,
+    /// How it ended in the new one, of what went to both.
+    in_new_ended: Outcome,
     buffer: Option<u16>,
     /// While it waits, and between two pieces.
     ranges: Vec<GuestRange>,
@@ -77,6 +81,7 @@ impl Slot {
             (Side::Old, outcome) => (self.in_old, self.outcome) = (false, outcome),
             (Side::New, outcome) if self.only_new => (self.in_new, self.outcome) = (false, outcome),
             (Side::New, Err(fault)) if !removed(SwapRule::Stale) => {
+                self.in_new_ended = Err(fault);
                 state.fail(MirrorFault::New(errno(fault)));
                 // As if it had not ended yet: it is answered once the new backing is known to be no copy.
                 self.in_new = state.holds();
@@ -184,6 +189,7 @@ impl MirrorChannel {
             in_old: false,
             in_new: false,
             outcome: Ok(()),
+            in_new_ended: Ok(()),
             buffer: None,
             ranges: Vec::with_capacity(MAX_RANGES),
             view: None,
@@ -220,7 +226,7 @@ impl MirrorChannel {
             return Begun::Not;
         }
         slot.piece = if slot.kind == Kind::Write { slot.len } else { slot.len.min(PIECE) };
-        slot.outcome = Ok(());
+        (slot.outcome, slot.in_new_ended) = (Ok(()), Ok(()));
         (slot.locked, slot.only_new) = (false, state.is_decided());
         if slot.kind.modifies() && !alone && !slot.only_new {
             let mirroring = state.mirroring.load(std::sync::atomic::Ordering::SeqCst);
@@ -240,6 +246,19 @@ impl MirrorChannel {
                 return Begun::Not;
             }
             slot.locked = true;
+            if state.is_decided() {
+                // Whoever waits for the end of all that goes to both may have looked before this had its range.
+                state.locks.unlock(slot.offset, slot.piece);
+                (slot.locked, slot.only_new) = (false, true);
+            }
+        }
+        if slot.only_new && slot.kind != Kind::Flush && !removed(SwapRule::Settled) {
+            // Somebody may have read from the old backing what has yet to land in the new one: what begins later comes after it.
+            let read = ranges.iter().map(|range| u64::from(range.len)).sum();
+            let len = if slot.kind == Kind::Read { read } else { slot.piece };
+            if state.locks.is_locked(slot.offset, len) {
+                return Begun::Not;
+            }
         }
         // Only once the range is ours: what was copied before is copied, and what is copied later sees the mark.
         let mut choosing = slot.locked.then(|| Choosing::new(state));
@@ -337,13 +356,21 @@ impl MirrorChannel {
 }
 
 impl Own {
-    /// All parts of a piece have ended: gives back what it had. `Not` if there is another piece.
+    /// All parts of a piece have ended: gives back what it had. `Not` if there is another piece, or it is to be read again.
     fn settle(&mut self, tag: u16) -> Begun {
         let Own { state, slots, buffers, .. } = self;
         let slot = &mut slots[usize::from(tag)];
+        if slot.kind == Kind::Read && !slot.only_new && state.is_decided() && !removed(SwapRule::ReadAgain) {
+            // The old one may have lost something meanwhile, or have failed: the new one says what is there.
+            return Begun::Not;
+        }
+        if slot.both && state.is_decided() && !removed(SwapRule::Decided) {
+            // The disk has gone on with the new backing while this was under way: what the old one says is of no consequence.
+            slot.outcome = slot.in_new_ended;
+        }
         if slot.locked {
             // It may be there in part, in one of the two.
-            if slot.both && slot.outcome.is_err() && !removed(SwapRule::MarkFailed) {
+            if slot.both && slot.outcome.is_err() && !state.is_decided() && !removed(SwapRule::MarkFailed) {
                 state.map.mark(slot.offset, slot.piece);
             }
             state.locks.unlock(slot.offset, slot.piece);
@@ -368,8 +395,8 @@ impl Own {
 
     fn reaped(&mut self, side: Side, tag: Tag, outcome: Outcome) {
         let slot = &mut self.slots[usize::from(tag.0)];
-        if side == Side::New && !slot.in_new {
-            // Nobody waits for it since the copy has failed.
+        if side == Side::New && !slot.in_new || side == Side::Old && !slot.in_old {
+            // Nobody waits for it: the copy has failed, or the disk has gone on with it.
             return;
         }
         slot.part_ended(&self.state, side, outcome);
@@ -387,6 +414,22 @@ impl Own {
             if std::mem::take(&mut slot.in_new) {
                 slot.buffer = None;
                 if !slot.in_old {
+                    self.settled.push(tag as u16);
+                }
+            }
+        }
+    }
+}
+
+impl Own {
+    /// The disk has gone on with the new backing: of what goes to both nobody waits for the old one, which may be gone. What it still has under way
+    /// keeps its buffers.
+    #[cold]
+    fn pass_on(&mut self) {
+        for (tag, slot) in self.slots.iter_mut().enumerate() {
+            if slot.both && std::mem::take(&mut slot.in_old) {
+                slot.buffer = None;
+                if !slot.in_new {
                     self.settled.push(tag as u16);
                 }
             }
@@ -425,7 +468,8 @@ impl IoChannel for MirrorChannel {
             Begun::Not => self.own.waiting.push_back(tag.0),
         }
         self.own.in_flight += 1;
-        if matches!(begun, Begun::Not) || kind.modifies() && kind != Kind::Write {
+        // What may be begun once more: those that wait, those of several pieces, and reads.
+        if matches!(begun, Begun::Not) || !matches!(kind, Kind::Write | Kind::Flush) {
             let slot = &mut self.own.slots[usize::from(tag.0)];
             slot.ranges.clear();
             slot.ranges.extend_from_slice(ranges);
@@ -443,7 +487,9 @@ impl IoChannel for MirrorChannel {
     fn held_back(&self) -> bool {
         let failed = !self.own.abandoned && self.own.state.has_failed();
         let waits = !self.own.waiting.is_empty() && self.own.held_until.is_none();
-        waits || failed || self.old.held_back() || self.new.held_back()
+        let passing =
+            self.own.state.is_decided() && self.own.slots.iter().any(|slot| slot.both && slot.in_old);
+        waits || failed || passing || self.old.held_back() || self.new.held_back()
     }
 
     fn held_until(&self) -> Option<Instant> {
@@ -464,6 +510,9 @@ impl IoChannel for MirrorChannel {
         self.new.reap(context, &mut |tag, outcome| own.reaped(Side::New, tag, outcome));
         if own.state.has_failed() && !own.state.holds() && !own.abandoned {
             own.abandon();
+        }
+        if own.state.is_decided() {
+            own.pass_on();
         }
         let mut ended = 0;
         while let Some(tag) = own.settled.pop() {
@@ -517,9 +566,16 @@ impl Own {
 
 impl Drop for MirrorChannel {
     fn drop(&mut self) {
+        let Own { state, slots, .. } = &self.own;
+        let locked = || slots.iter().filter(|slot| slot.locked);
+        if locked().next().is_none() {
+            return;
+        }
         // Its ranges stay taken, which nobody asks for any more once this has failed.
-        if self.own.slots.iter().any(|slot| slot.locked) {
-            self.own.state.fail(MirrorFault::Stopped);
+        state.fail(MirrorFault::Stopped);
+        if state.is_decided() && !removed(SwapRule::Left) {
+            // What it left behind is the new backing's alone, and whoever starts the queue again waits for that (`Backing::wait_quiet`).
+            locked().for_each(|slot| state.locks.unlock(slot.offset, slot.piece));
         }
     }
 }

@@ -10,8 +10,8 @@
 //!
 //! *Copying*: writes go to the old backing alone and mark what they touch; the copier copies what is marked. *Mirroring*: writes go to both,
 //! so that nothing is marked any more, and what is still marked is copied once. When nothing is, both are equal but for writes under
-//! way. *Committing*: the owner writes down that the disk is on the new one, and nothing is answered that only the old one has. At a point
-//! without writes the disk goes on with the new one. The argument is in docs/decisions/0047-swap.md.
+//! way. *Committing*: the owner writes down that the disk is on the new one, and nothing is answered that only the old one has. *Decided*: the
+//! disk goes on with the new one. The argument is in docs/decisions/0047-swap.md and 0075-exchange-under-way.md.
 
 mod channel;
 mod copier;
@@ -223,6 +223,14 @@ impl Mirror {
         self.state.hold.is_on() && !self.is_mirroring() && self.fault().is_none()
     }
 
+    /// The old backing may have lost some of what was copied from it, and nobody knows what: all of it is copied again. Called before anything is read from it
+    /// that it has lost, or at least before [`Mirror::decide`]. Control plane.
+    pub fn restart(&self) {
+        if !removed(SwapRule::Restart) {
+            self.state.map.mark(0, self.state.bytes);
+        }
+    }
+
     /// Whether writes go to both.
     pub fn is_mirroring(&self) -> bool {
         self.state.mirroring.load(Ordering::SeqCst)
@@ -255,12 +263,23 @@ impl Mirror {
         self.state.committing.store(false, Ordering::SeqCst);
     }
 
-    /// At a point without anything in flight: whether both are equal. If so the disk goes on with the new one: from now on nothing fails or ends
-    /// this mirror, and whoever still uses it uses the new one alone.
+    /// Whether both are equal. If so the disk goes on with the new one: from now on nothing fails or ends this mirror, and whoever still uses it uses the
+    /// new one alone. What is under way to both ends as the new one has ended it; until then ([`Mirror::has_settled`]) the new one is used by this
+    /// mirror only.
     pub fn decide(&self) -> bool {
         let fault = &self.state.fault;
         let undisturbed = || fault.compare_exchange(0, DECIDED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         self.state.is_decided() || self.is_equal() && undisturbed()
+    }
+
+    /// Whether the disk has gone on with the new backing ([`Mirror::decide`]).
+    pub fn is_decided(&self) -> bool {
+        self.state.is_decided()
+    }
+
+    /// Whether nothing is under way to both any more, after [`Mirror::decide`].
+    pub fn has_settled(&self) -> bool {
+        self.state.is_decided() && self.state.locks.are_free()
     }
 
     /// Why this comes to nothing, if it does.
@@ -308,6 +327,10 @@ impl Backing for Mirror {
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
         let why = "it is being swapped: cancel that, or wait for it".to_owned();
         Err(StorageError::Size { image: self.old.info().name, bytes, why })
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.old.is_stalled() || self.new.is_stalled()
     }
 
     /// A queue that left writes behind has ended the copy ([`MirrorFault::Stopped`]): what still lands in the new backing is of no

@@ -23,6 +23,16 @@ pub enum SwapRule {
     FlushBoth = 7,
     /// While it is being written down that the disk is on the new backing, nothing is answered that this one lacks.
     Hold = 8,
+    /// What the old backing may have lost is copied again.
+    Restart = 9,
+    /// What is under way when the disk goes on with the new backing ends as that has ended it.
+    Decided = 10,
+    /// Once the disk has gone on with the new backing, what begins waits for writes of the same bytes that went to both.
+    Settled = 11,
+    /// Of a queue that is stopped after that nobody waits for its ranges.
+    Left = 12,
+    /// What the old backing has read when the disk has gone on is read again, from the new one.
+    ReadAgain = 13,
 }
 
 #[cfg(feature = "mutations")]

@@ -160,6 +160,16 @@ impl RangeLocks {
         }
     }
 
+    /// Whether somebody has a part of a range.
+    pub fn is_locked(&self, offset: u64, len: u64) -> bool {
+        places(offset, len).any(|(word, mask)| self.locks[word].load(Ordering::SeqCst) & mask != 0)
+    }
+
+    /// Whether nobody has any range.
+    pub fn are_free(&self) -> bool {
+        self.locks.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+    }
+
     fn is_claimed(&self, offset: u64, len: u64) -> bool {
         places(offset, len).any(|(word, mask)| self.claims[word].load(Ordering::SeqCst) & mask != 0)
     }
@@ -177,8 +187,7 @@ impl RangeLocks {
 
     /// The copier's: whether the writes that were under way at the claim have ended.
     pub fn is_free(&self, offset: u64, len: u64) -> bool {
-        removed(SwapRule::Claim)
-            || places(offset, len).all(|(word, mask)| self.locks[word].load(Ordering::SeqCst) & mask == 0)
+        removed(SwapRule::Claim) || !self.is_locked(offset, len)
     }
 
     /// The copier's: lets writes in again.

@@ -3,17 +3,19 @@
 //! ```text
 //!   Blk: VirtioDevice -- configuration space, features, backing
 //!     |  shares capacity, read-only and write cache mode (atomics only)
-//!   BlkPoller (one per queue) -- Queue + IoChannel: chain -> BlkRequest -> Op -> status
+//!   BlkPoller (one per queue) -- Queue + Channels: chain -> BlkRequest -> Op -> status
 //! ```
 
+mod channels;
 mod lists;
 mod poller;
 mod request;
 mod scratch;
 pub mod spec;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{BlockDevice, DeviceError, Parked, Poller, QuiescenceProof, Share};
@@ -21,6 +23,7 @@ use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, BackingInfo, Fault, StorageError};
 use serde::{Deserialize, Serialize};
 
+pub use channels::{ChannelExchange, FreshChannel, LeftChannel};
 pub use poller::BlkPoller;
 pub use request::{BlkRequest, Parser};
 use spec::*;
@@ -89,6 +92,8 @@ pub struct BlkOptions {
 pub struct Blk {
     info: VirtioInfo,
     backing: Arc<dyn Backing>,
+    /// Those before it, of which something may be under way.
+    before: Vec<Weak<dyn Backing>>,
     shared: Arc<Shared>,
     logical_block: Option<u32>,
     accepted: u64,
@@ -96,6 +101,8 @@ pub struct Blk {
     flushless: bool,
     /// This model's number.
     number: u32,
+    /// Queues that run, with their sizes.
+    running: BTreeMap<u16, u16>,
     limits: DeviceLimits,
     share: Share,
 }
@@ -134,11 +141,13 @@ impl Blk {
                 queue_size: options.queue_size,
             },
             backing,
+            before: Vec::new(),
             shared: Arc::new(shared),
             logical_block: options.logical_block,
             accepted: 0,
             flushless: false,
             number: 0,
+            running: BTreeMap::new(),
             limits: DeviceLimits::default(),
             share: Share::default(),
         }
@@ -150,11 +159,13 @@ impl Blk {
         Blk {
             info: self.info.clone(),
             backing: self.backing.clone(),
+            before: self.before.clone(),
             shared: self.shared.clone(),
             logical_block: self.logical_block,
             accepted: 0,
             flushless: false,
             number: self.shared.models.fetch_add(1, Ordering::Relaxed),
+            running: BTreeMap::new(),
             limits: self.limits.clone(),
             share: self.share,
         }
@@ -214,6 +225,54 @@ impl Blk {
         backing: Arc<dyn Backing>,
     ) -> Result<Arc<dyn Backing>, String> {
         let new = backing.info();
+        self.suits(&new)?;
+        if !backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
+            return Err(format!("{} still has I/O under way from an earlier use", new.name));
+        }
+        self.shared.bytes.store(new.bytes, Ordering::Release);
+        Ok(self.go_on_with(backing))
+    }
+
+    /// The queues that run, with their sizes: what [`Blk::exchange_backing`] needs channels for.
+    pub fn running_queues(&self) -> Vec<(u16, u16)> {
+        self.running.iter().map(|(queue, size)| (*queue, *size)).collect()
+    }
+
+    /// Whether [`Blk::exchange_backing`] may be called with these: a backing of the same size that keeps what the guest was promised, and channels of
+    /// it for all queues that run.
+    pub fn may_exchange(&self, backing: &dyn Backing, fresh: &[FreshChannel]) -> Result<(), String> {
+        let new = backing.info();
+        self.suits(&new)?;
+        if new.bytes != self.bytes() {
+            return Err(format!("{} has another size", new.name));
+        }
+        match self.running.iter().all(|(queue, size)| ChannelExchange::has(fresh, *queue, *size)) {
+            true => Ok(()),
+            false => Err("its queues are others by now".to_owned()),
+        }
+    }
+
+    /// Puts another backing behind the disk while requests are under way; its content is the caller's business. The caller has asked
+    /// [`Blk::may_exchange`], tells the queues what [`ChannelExchange::change`] says, and waits until that is over: until then the backing before is
+    /// used, too.
+    pub fn exchange_backing(
+        &mut self,
+        backing: Arc<dyn Backing>,
+        fresh: Vec<FreshChannel>,
+    ) -> (Arc<dyn Backing>, Arc<ChannelExchange>) {
+        (self.go_on_with(backing), ChannelExchange::new(fresh))
+    }
+
+    fn go_on_with(&mut self, backing: Arc<dyn Backing>) -> Arc<dyn Backing> {
+        let old = std::mem::replace(&mut self.backing, backing);
+        let fresh = Arc::downgrade(&old);
+        self.before.retain(|before| before.strong_count() > 0 && !before.ptr_eq(&fresh));
+        self.before.push(fresh);
+        old
+    }
+
+    /// Whether a backing keeps what the guest was promised.
+    fn suits(&self, new: &BackingInfo) -> Result<(), String> {
         if new.read_only && !self.shared.read_only {
             return Err(format!("{} is read-only, and the guest was promised a writable disk", new.name));
         }
@@ -225,11 +284,7 @@ impl Blk {
                 self.block_size()
             ));
         }
-        if !backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
-            return Err(format!("{} still has I/O under way from an earlier use", new.name));
-        }
-        self.shared.bytes.store(new.bytes, Ordering::Release);
-        Ok(std::mem::replace(&mut self.backing, backing))
+        Ok(())
     }
 
     fn block_size(&self) -> u32 {
@@ -340,16 +395,21 @@ impl VirtioDevice for Blk {
     fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError> {
         let below = |error: StorageError| DeviceError::Below(Box::new(error));
         // I/O that an earlier poller left behind could land over what is written from now on, or be replayed beside itself.
-        if !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
-            let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
+        let deadline = Instant::now() + REPLAY_PATIENCE;
+        let before = self.before.iter().filter_map(Weak::upgrade);
+        if let Some(busy) = before.chain([self.backing.clone()]).find(|backing| !backing.wait_quiet(deadline))
+        {
+            let (image, seconds) = (busy.info().name, REPLAY_PATIENCE.as_secs());
             return Err(below(StorageError::NotQuiet { image, seconds }));
         }
         let channel = self.backing.channel(start.ring.size()).map_err(below)?;
         self.shared.user.store(self.number, Ordering::Relaxed);
+        self.running.insert(start.index, start.ring.size());
         Ok(Box::new(BlkPoller::new(start, channel, self.shared.clone(), self.flushless)))
     }
 
     fn stop_queue(&mut self, parked: Parked) -> RingState {
+        self.running.remove(&parked.queue());
         match parked.into_poller::<BlkPoller>() {
             Ok(poller) => poller.into_state(),
             Err(other) => {
@@ -365,6 +425,7 @@ impl VirtioDevice for Blk {
 
     fn is_stalled(&self) -> bool {
         self.backing.is_stalled()
+            || self.before.iter().filter_map(Weak::upgrade).any(|before| before.is_stalled())
     }
 
     /// Of two front ends only the one whose rings ran last has a guest.

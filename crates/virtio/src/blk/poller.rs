@@ -14,6 +14,7 @@ use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
+use super::channels::{ChannelExchange, Channels};
 use super::lists::BufferLists;
 use super::request::{BlkRequest, cut, expected_transfer};
 use super::scratch::{self, Scratch};
@@ -90,7 +91,9 @@ pub struct BlkPoller {
 
 /// All but the queue, so that both can be borrowed at once.
 struct Work {
-    channel: Box<dyn IoChannel>,
+    channel: Channels,
+    /// Of the queue.
+    index: u16,
     shared: Arc<Shared>,
     /// The driver cannot flush.
     flushless: bool,
@@ -129,9 +132,11 @@ impl BlkPoller {
         flushless: bool,
     ) -> Self {
         let size = usize::from(start.ring.size());
+        let channel = Channels::new(channel);
         let work = Work {
-            slice: bound(Invariant::BoundsPolls, u64::from(channel.slice().max(SECTOR as u32))) as u32,
+            slice: slice_of(&channel),
             channel,
+            index: start.index,
             shared,
             flushless,
             pending: (0..size).map(|_| None).collect(),
@@ -602,6 +607,11 @@ impl Work {
     }
 }
 
+/// Most bytes of one transfer.
+fn slice_of(channel: &Channels) -> u32 {
+    bound(Invariant::BoundsPolls, u64::from(channel.slice().max(SECTOR as u32))) as u32
+}
+
 /// What a discard or write-zeroes request of so many bytes costs, in bytes copied.
 fn cost_of_freeing(len: u64) -> u64 {
     COST_OF_CALL + len.min(MOST_FREED) / FREED_PER_COPIED
@@ -631,6 +641,7 @@ impl BlkPoller {
         work.roomless = false;
         work.worked = false;
         let mut done = work.reap(scratch, context, queue);
+        work.channel.let_go(context);
         work.publish(context, queue);
         let mut left = budget.requests;
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still; of a poll that is not worth
@@ -760,7 +771,12 @@ impl Poller for BlkPoller {
     }
 
     fn apply(&mut self, change: Change) {
-        let _ = self.queue.apply(change);
+        let Some(Change::Own(own)) = self.queue.apply(change) else { return };
+        if let Ok(exchange) = own.downcast::<ChannelExchange>()
+            && self.work.channel.exchange(exchange, self.work.index)
+        {
+            self.work.slice = slice_of(&self.work.channel);
+        }
     }
 
     fn wakers(&self) -> Wakers<'_> {

@@ -28,9 +28,14 @@ impl Show {
         Show { bar, begun: Instant::now(), said: Cell::new(None) }
     }
 
+    /// Since it began.
+    pub fn seconds(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
     /// Something is done, or begins: a line that stays.
     pub fn line(&self, text: &str) {
-        let line = format!("[{:5.1} s] {text}", self.begun.elapsed().as_secs_f64());
+        let line = format!("[{:5.1} s] {text}", self.seconds());
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
             None => eprintln!("{line}"),

@@ -7,7 +7,7 @@ use ioplane_api::report::{
     RemoteReport, RemoteWord, VmReport,
 };
 use ioplane_api::size::Size;
-use ioplane_api::spec::{LimitsSpec, LinkWord};
+use ioplane_api::spec::{DoubtWord, LimitsSpec, LinkWord};
 
 use super::{backing, error_lines, fact, or_dash, state};
 
@@ -162,12 +162,30 @@ fn remote(name: &str, remote: &RemoteReport) -> String {
             remote.connections, remote.losses, remote.replays, remote.device_errors
         ),
     );
+    let on_the_way = remote.protection.map(|protection| format!("on the way: {}", protection.words()));
+    text.extend(on_the_way.map(|words| fact("", words)));
+    if remote.changed > 0 {
+        text += &fact("", format!("{} connections lost since data were changed on the way", remote.changed));
+    }
     let said = remote.exporter.words().map(|words| match &remote.exporter_why {
         Some(why) => format!("the exporter says: {words} ({why})"),
         None => format!("the exporter says: {words}"),
     });
     text.extend(said.map(|said| fact("", said)));
     text += &fact("", format!("while it is not reachable: {}", remote.timeout_words()));
+    if remote.silence_s > 0 {
+        text += &fact("", format!("lost after {} s without an answer", remote.silence_s));
+    }
+    // Those to another ioplane are sent again for certain.
+    if remote.instance.is_none() {
+        let words = match remote.in_doubt {
+            DoubtWord::Fail => "writes without an answer fail when the connection is lost",
+            DoubtWord::Resend => {
+                "writes without an answer are SENT AGAIN when the connection is lost, whatever the server has begun with them (in_doubt)"
+            }
+        };
+        text += &fact("", words);
+    }
     if remote.state == RemoteWord::Stopped {
         text += &fact("", format!("to go on after you have checked it: ioplane disk accept {name}"));
     }

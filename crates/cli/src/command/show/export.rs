@@ -96,9 +96,13 @@ pub fn export(export: &ExportReport) -> String {
     };
     let listen = export.listen.as_ref().map(|listen| format!("{listen}, {whom}"));
     text += &fact("listens", listen.as_deref().unwrap_or("only on its socket"));
+    let summed = match export.summed_connections {
+        0 => String::new(),
+        some => format!(", {some} with CRC32C"),
+    };
     text += &fact(
         "clients",
-        format!("{} connections of at most {}", export.connections, export.most_connections),
+        format!("{} connections of at most {}{summed}", export.connections, export.most_connections),
     );
     text += &fact("claim to write", claim(export));
     text += &fact("origin", &export.origin);

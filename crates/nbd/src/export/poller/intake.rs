@@ -3,7 +3,7 @@
 use ioplane_device::CoreContext;
 
 use super::super::check::{Ask, Refused};
-use super::super::connection::{Connection, Intake};
+use super::super::connection::{Connection, Intake, STATUS_DATA};
 use super::super::ended::ConnectionEnd;
 use super::super::memory::Chain;
 use super::super::socket::{Moved, ReceiveError};
@@ -76,7 +76,11 @@ impl ExportPoller {
         self.connection.terms.bytes = self.published.bytes();
         match self.connection.terms.check(&request) {
             Ok(ask) => {
-                let data = if matches!(ask, Ask::Read | Ask::Write) { request.length } else { 0 };
+                let data = match ask {
+                    Ask::Read | Ask::Write => request.length,
+                    Ask::BlockStatus if self.status.is_some() => STATUS_DATA as u32,
+                    _ => 0,
+                };
                 let Some(chain) = self.connection.memory.take(data) else { return false };
                 if context.has_limits() && !admitted(context, ask, request.length) {
                     self.connection.memory.give_back(chain);
@@ -156,12 +160,12 @@ impl ExportPoller {
             return None;
         }
         // What this poll may still cost bounds the call; what comes behind a part must stay in the socket.
-        // TLS opens its records into staging, and what comes of them is copied from there.
-        let tls = self.connection.socket.has_tls();
-        let part = if tls { 0 } else { u64::from(wanted).min(self.cost.left()) as u32 };
+        // Records are opened into staging, and what comes of them is copied from there.
+        let records = self.connection.socket.has_records();
+        let part = if records { 0 } else { u64::from(wanted).min(self.cost.left()) as u32 };
         let Connection { socket, memory, staging, .. } = &mut self.connection;
         memory.ranges(chain, at, part, &mut self.ranges);
-        let room = if part == wanted || tls { staging.room() } else { &mut [] };
+        let room = if part == wanted || records { staging.room() } else { &mut [] };
         let asked = part as usize + room.len();
         let moved = socket.receive(memory.view(), &self.ranges, room);
         self.cost.spend(COST_OF_CALL + socket.charge() as u64);
@@ -169,7 +173,7 @@ impl ExportPoller {
             Ok(Moved::Bytes(bytes)) => {
                 let direct = bytes.min(part as usize);
                 staging.received(bytes - direct);
-                self.dry = bytes < asked && !tls;
+                self.dry = bytes < asked && !records;
                 self.received = true;
                 self.cost.spend(direct as u64);
                 Some(direct as u32)
@@ -186,6 +190,10 @@ impl ExportPoller {
             }
             Err(ReceiveError::Lost(errno)) => {
                 self.connection.end(ConnectionEnd::Lost(errno.raw_os_error()));
+                None
+            }
+            Err(ReceiveError::Violation(violation)) => {
+                self.connection.violated(violation);
                 None
             }
             Err(ReceiveError::Memory) => {

@@ -22,10 +22,14 @@ use ioplane_device::{
 use ioplane_memory::GuestRange;
 use ioplane_storage::{IoChannel, MAX_RANGES, Outcome, Tag};
 
+use super::bell::Bell;
+use super::check::Refused;
 use super::connection::Connection;
-use super::ended::{Ended, EndedQueue};
+use super::ended::{ConnectionEnd, Ended, EndedQueue};
+use super::failures::FailedFlushes;
 use super::published::PublishedExport;
 use super::readiness::{Interest, Readiness};
+use super::status::StatusPlace;
 
 /// What a system call costs beside the bytes that it moves.
 const COST_OF_CALL: u64 = 8 << 10;
@@ -50,7 +54,12 @@ enum Wanted {
 pub(super) struct Provided {
     pub channel: Box<dyn IoChannel>,
     pub readiness: Readiness,
+    pub bell: Arc<Bell>,
     pub ended: Arc<EndedQueue>,
+    pub failed: Arc<FailedFlushes>,
+    /// [`ioplane_storage::Backing::fails_on`].
+    pub fails_on: bool,
+    pub status: Option<StatusPlace>,
     pub meter: Arc<Meter>,
     pub published: PublishedExport,
 }
@@ -60,7 +69,14 @@ pub struct ExportPoller {
     connection: Connection,
     channel: Box<dyn IoChannel>,
     readiness: Readiness,
+    /// The control side has something for it.
+    bell: Arc<Bell>,
     ended: Arc<EndedQueue>,
+    failed: Arc<FailedFlushes>,
+    /// The failures that the client goes by, unless no flush succeeds after one.
+    told_failures: Option<u64>,
+    /// For a client that may ask for holes.
+    status: Option<StatusPlace>,
     meter: Arc<Meter>,
     /// Knows the size of this moment.
     published: PublishedExport,
@@ -70,6 +86,8 @@ pub struct ExportPoller {
     slice: u32,
     /// What the channel has said and nobody has acted on: never longer than the connection's depth.
     finished: VecDeque<(Tag, Outcome)>,
+    /// Flushes that have failed and are not answered before that is recorded: number of the failure, slot, answer.
+    unrecorded: VecDeque<(u64, u16, Refused)>,
     /// Memory for lists of ranges.
     ranges: Vec<GuestRange>,
     /// What this poll may cost, and has cost.
@@ -95,20 +113,26 @@ pub struct ExportPoller {
 
 impl ExportPoller {
     pub(super) fn new(connection: Connection, provided: Provided) -> ExportPoller {
-        let Provided { channel, readiness, ended, meter, published } = provided;
+        let Provided { channel, readiness, bell, ended, failed, fails_on, status, meter, published } =
+            provided;
         let depth = usize::from(connection.depth());
         let slice = channel.slice().max(connection.terms.block);
         ExportPoller {
             readiness,
             slice: bound(Invariant::BoundsPolls, slice.into()) as u32,
+            told_failures: connection.told_failures.filter(|_| !fails_on),
             connection,
             channel,
+            bell,
             ended,
+            failed,
+            status,
             tally: meter.tally(),
             meter,
             published,
             wanted: Wanted::Serving,
             finished: VecDeque::with_capacity(depth),
+            unrecorded: VecDeque::with_capacity(depth),
             ranges: Vec::with_capacity(MAX_RANGES),
             cost: PollCost::default(),
             room: None,
@@ -134,7 +158,21 @@ impl ExportPoller {
 
     /// Nothing is in flight below, and nothing waits to be.
     fn is_still(&self) -> bool {
-        self.channel.in_flight() == 0 && self.finished.is_empty() && self.connection.waiting.is_empty()
+        self.channel.in_flight() == 0
+            && self.finished.is_empty()
+            && self.connection.waiting.is_empty()
+            && !self.awaits_control()
+    }
+
+    /// A thread of the control side has something to do before a request can be answered.
+    fn awaits_control(&self) -> bool {
+        !self.unrecorded.is_empty() || self.status.as_ref().is_some_and(|status| !status.is_idle())
+    }
+
+    /// A flush of the export has failed since the client was told which instance it is.
+    #[inline]
+    fn is_outdated(&self) -> bool {
+        self.told_failures.is_some_and(|told| self.failed.count() > told)
     }
 
     /// Tells the owner of a connection that has ended, once nothing is in flight and all is sent.
@@ -186,6 +224,13 @@ impl Poller for ExportPoller {
         self.dry = !look;
         self.blocked &= !look;
         let mut done = self.reap(context);
+        if self.is_outdated() {
+            // Before the failure is answered: what the client asks for then is not read here.
+            self.connection.end(ConnectionEnd::FlushFailed);
+        }
+        if self.bell.heard() {
+            done += self.answer_recorded(context) + self.answer_looked_up(context);
+        }
         // Requests that are being sliced get a half, so that neither they nor new ones stand still.
         done += self.go_on(context, whole / 2);
         if self.wanted == Wanted::Serving && !self.blocked {
@@ -220,7 +265,7 @@ impl Poller for ExportPoller {
             // What nobody is woken for is polled for.
             _ if self.channel.held_back() => PollOutcome::IDLE,
             Some(at) => PollOutcome::limited(at, context),
-            None if waits => PollOutcome::WAITING,
+            None if waits || self.awaits_control() => PollOutcome::WAITING,
             None => PollOutcome::IDLE,
         }
     }

@@ -11,6 +11,12 @@ use super::{COST_OF_CALL, ExportPoller};
 impl ExportPoller {
     /// The reply of a request is known.
     pub(super) fn finish(&mut self, context: &CoreContext, number: u16, outcome: Result<(), Refused>) {
+        self.count_answer(context, number, outcome);
+        self.connection.reply(number, outcome);
+    }
+
+    /// Counts a request whose reply is known.
+    pub(super) fn count_answer(&mut self, context: &CoreContext, number: u16, outcome: Result<(), Refused>) {
         let slot = &self.connection.slots[usize::from(number)];
         let length = u64::from(slot.request.length);
         match (slot.ask, outcome) {
@@ -22,7 +28,6 @@ impl ExportPoller {
         self.tally.requests += 1;
         let time = context.now().saturating_duration_since(slot.started);
         self.meter.latency.record(time.as_nanos() as u64, 1);
-        self.connection.reply(number, outcome);
     }
 
     /// Sends what the socket takes now; says whether it took anything.
@@ -64,7 +69,7 @@ impl ExportPoller {
         any
     }
 
-    /// Has go to the kernel what TLS has taken. Whether nothing is left.
+    /// Has go to the kernel what the records have taken. Whether nothing is left.
     pub(super) fn flush(&mut self) -> bool {
         match self.connection.socket.flush() {
             Ok(all) => self.blocked = !all,

@@ -4,8 +4,10 @@ use ioplane_device::CoreContext;
 use ioplane_scheduler::LARGEST_SLICE;
 use ioplane_storage::{Fault, Op, Outcome, Submitted, Tag};
 
-use super::super::check::{Ask, error_of};
+use super::super::check::{Ask, Refused, error_of};
 use super::super::connection::{Phase, Stage};
+use super::super::ended::ConnectionEnd;
+use super::super::status::{MOST_EXTENTS, Question, StatusPlace};
 use super::{ExportPoller, cost_of_freeing};
 use crate::spec::*;
 use crate::transmission::Request;
@@ -18,7 +20,7 @@ impl ExportPoller {
     pub(super) fn begin(&mut self, context: &mut CoreContext, number: u16) {
         let slot = &mut self.connection.slots[usize::from(number)];
         slot.phase = Phase::Waiting;
-        if slot.ask == Ask::BlockStatus || (slot.request.length == 0 && slot.ask != Ask::Flush) {
+        if slot.request.length == 0 && slot.ask != Ask::Flush {
             return self.finish(context, number, Ok(()));
         }
         if self.connection.waiting.is_empty() && self.fits(number) {
@@ -49,6 +51,9 @@ impl ExportPoller {
     /// Submits the next piece of a request.
     fn submit(&mut self, context: &mut CoreContext, number: u16) {
         let slot = &self.connection.slots[usize::from(number)];
+        if slot.ask == Ask::BlockStatus {
+            return self.look_up_later(context, number);
+        }
         let (chain, done) = (slot.chain, slot.done);
         let Request { offset, length, flags, .. } = slot.request;
         let ask = if slot.stage == Stage::FlushBehind { Ask::Flush } else { slot.ask };
@@ -79,6 +84,43 @@ impl ExportPoller {
             }
             Submitted::Done(outcome) => self.ended(context, number, outcome),
         }
+    }
+
+    /// Has it looked up which parts of the disk are holes, when those before it are; without a thread for that nothing is known.
+    fn look_up_later(&mut self, context: &CoreContext, number: u16) {
+        let Some(status) = &mut self.status else { return self.finish(context, number, Ok(())) };
+        self.connection.slots[usize::from(number)].phase = Phase::Looking;
+        status.push(number);
+        self.look_up(context);
+    }
+
+    /// Hands the next one to the thread, if that can be asked.
+    fn look_up(&mut self, context: &CoreContext) {
+        while let Some(number) = self.status.as_mut().and_then(StatusPlace::next) {
+            let Request { offset, length, flags, .. } = self.connection.slots[usize::from(number)].request;
+            let most = if flags & NBD_CMD_FLAG_REQ_ONE != 0 { 1 } else { MOST_EXTENTS };
+            let question = Question { offset, length, block: self.connection.terms.block, most };
+            if self.status.as_mut().is_some_and(|status| status.ask(number, question)) {
+                return;
+            }
+            self.finish(context, number, Ok(()));
+        }
+    }
+
+    /// Answers what the thread has looked up; says how many requests those are.
+    #[cold]
+    pub(super) fn answer_looked_up(&mut self, context: &CoreContext) -> u32 {
+        let Some(lookup) = self.status.as_mut().and_then(StatusPlace::take) else { return 0 };
+        self.count_answer(context, lookup.slot, Ok(()));
+        self.cost.spend(8 * lookup.extents.len() as u64);
+        if self.connection.reply_status(lookup.slot, &lookup.extents).is_err() {
+            self.connection.end(ConnectionEnd::Memory);
+        }
+        if let Some(status) = &mut self.status {
+            status.give_back(lookup);
+        }
+        self.look_up(context);
+        1
     }
 
     /// Submits the next pieces of those that wait for it, each in its turn, until only `keep` is left of what this poll may cost; says
@@ -120,9 +162,16 @@ impl ExportPoller {
 
     /// A piece has ended: goes on with what is behind it, or answers the request.
     fn ended(&mut self, context: &mut CoreContext, number: u16, outcome: Outcome) {
+        let outdated = self.is_outdated();
         let slot = &mut self.connection.slots[usize::from(number)];
         slot.phase = Phase::Waiting;
+        let flushes = slot.ask == Ask::Flush || slot.stage == Stage::FlushBehind;
         match outcome {
+            // It does not cover what the failed one has lost, and its client would take it to.
+            Ok(()) if flushes && outdated => {
+                let refused = (NBD_EIO, "another flush of the disk has failed");
+                self.refuse_recorded(context, number, self.failed.count(), refused);
+            }
             Ok(()) => {
                 slot.done += slot.piece;
                 slot.piece = 0;
@@ -142,8 +191,35 @@ impl ExportPoller {
                     Fault::ReadOnly => self.tally.errors_request += 1,
                 }
                 let refused = error_of(slot.ask, fault);
-                self.finish(context, number, Err(refused));
+                match flushes.then(|| self.failed.report()).flatten() {
+                    Some(failure) => self.refuse_recorded(context, number, failure, refused),
+                    None => self.finish(context, number, Err(refused)),
+                }
             }
         }
+    }
+
+    /// Refuses a request, once it is recorded that so many flushes have failed.
+    #[cold]
+    fn refuse_recorded(&mut self, context: &CoreContext, number: u16, failed: u64, refused: Refused) {
+        if self.failed.is_recorded(failed) {
+            return self.finish(context, number, Err(refused));
+        }
+        self.connection.slots[usize::from(number)].phase = Phase::Unrecorded;
+        self.unrecorded.push_back((failed, number, refused));
+    }
+
+    /// Answers flushes that have failed, once the next process knows of that; says how many.
+    #[cold]
+    pub(super) fn answer_recorded(&mut self, context: &CoreContext) -> u32 {
+        let mut count = 0;
+        while let Some(&(failure, number, refused)) = self.unrecorded.front()
+            && self.failed.is_recorded(failure)
+        {
+            self.unrecorded.pop_front();
+            count += 1;
+            self.finish(context, number, Err(refused));
+        }
+        count
     }
 }

@@ -13,6 +13,7 @@ use crate::error::Violation;
 use crate::import::link::add;
 use crate::import::operation::{Kind, Operation, Stage};
 use crate::import::status::Loss;
+use crate::records::StreamError;
 use crate::spec::{
     NBD_EINVAL, NBD_EIO, NBD_ENOMEM, NBD_ENOSPC, NBD_ENOTSUP, NBD_EOVERFLOW, NBD_EPERM, NBD_ESHUTDOWN,
 };
@@ -43,20 +44,31 @@ impl ImportChannel {
                 return;
             }
             if dry {
-                return;
+                return self.all_is_read();
             }
             match self.fill(work) {
                 Ok((got, asked)) => {
-                    // What TLS has looked at costs, whatever came of it.
+                    // What was looked at of records costs, whatever came of it.
                     let Some(connection) = &self.connection else { return };
                     work = work.saturating_sub(got.max(connection.socket.charge()));
-                    // TLS may have more, of which no socket tells.
-                    dry = got < asked && !connection.socket.has_tls();
+                    // There may be more records, of which no socket tells.
+                    dry = got < asked && !connection.socket.has_records();
                 }
-                Err(Refill::Later) => return,
+                Err(Refill::Later) => return self.all_is_read(),
                 Err(Refill::Again) => {}
+                // Where nothing can be sent any more, that says more than the end that follows.
+                Err(Refill::Lost(Loss::Closed)) if self.outbound.broken.is_some() => {
+                    return self.all_is_read();
+                }
                 Err(Refill::Lost(loss)) => return self.disconnect(loss),
             }
+        }
+    }
+
+    /// A connection on which nothing can be sent is lost when nothing more is to be read.
+    fn all_is_read(&mut self) {
+        if let Some(errno) = self.outbound.broken {
+            self.disconnect(Loss::System(errno));
         }
     }
 
@@ -68,9 +80,9 @@ impl ImportChannel {
         let payload = inbound.reader.payload() as usize;
         let mut direct = 0;
         let mut reading = None;
-        // TLS opens its records into memory of ours.
+        // Records are opened into memory of ours: nothing that is not right comes to the guest's.
         if payload > 0
-            && !connection.socket.has_tls()
+            && !connection.socket.has_records()
             && let Ok(Some(ReplyEvent::Payload { cookie, offset, .. })) =
                 inbound.reader.next(&mut &[][..], |_| None)
         {
@@ -105,16 +117,16 @@ impl ImportChannel {
                 (inbound.start, inbound.end) = (0, got - stored);
                 Ok((got, asked))
             }
-            Err(libc::EAGAIN) => Err(Refill::Later),
-            Err(libc::EINTR) => Err(Refill::Again),
-            Err(libc::EFAULT) if direct > 0 => {
+            Err(StreamError::System(libc::EAGAIN)) => Err(Refill::Later),
+            Err(StreamError::System(libc::EINTR)) => Err(Refill::Again),
+            Err(StreamError::System(libc::EFAULT)) if direct > 0 => {
                 // What comes for it is thrown away, and the stream goes on.
                 if let Some(tag) = reading {
                     self.operations[usize::from(tag)].fault = Some(Fault::Guest(GuestFault::MemoryShrank));
                 }
                 Err(Refill::Again)
             }
-            Err(errno) => Err(Refill::Lost(Loss::System(errno))),
+            Err(error) => Err(Refill::Lost(error.into())),
         }
     }
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   submit -> Noted -> outbound: one sendmsg for many requests and the guest's data, or copies of them (keeping.rs)
-//!   reap   <- ended <- inbound:  one recvmsg for the data of a read, straight into guest memory, and what follows them; with TLS into a buffer
+//!   reap   <- ended <- inbound:  one recvmsg for the data of a read, straight into guest memory, and what follows them; with TLS or sums into a buffer
 //!   lost:  Sent becomes Noted again, in the order of submission; the next connection comes by mail
 //! ```
-//! Runs on an I/O core: no call blocks, allocates, locks or logs, and each is bounded in bytes. Of connections with TLS, `crate::tls::Records` allocates.
+//! Runs on an I/O core: no call blocks, allocates, locks or logs, and each is bounded in bytes. Of connections with TLS, `crate::records` allocates.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -86,6 +86,8 @@ struct Outbound {
     full: Option<Instant>,
     /// One entry a call: some guest memory cannot be read.
     careful: bool,
+    /// Why the socket takes nothing more: the connection is lost when all that has come is read.
+    broken: Option<i32>,
 }
 
 /// What is being received.
@@ -130,6 +132,7 @@ impl ImportChannel {
                 table: IoTable::with_room(ENTRIES),
                 full: None,
                 careful: false,
+                broken: None,
             },
             inbound: Inbound {
                 reader: ReplyReader::new(false),
@@ -252,6 +255,7 @@ impl ImportChannel {
         let connection = self.connection.take()?;
         self.link.unwatch(&connection.socket);
         (self.outbound.head, self.outbound.full, self.outbound.careful) = (0, None, false);
+        self.outbound.broken = None;
         (self.inbound.start, self.inbound.end, self.inbound.claimed) = (0, 0, false);
         self.forget_own_flush();
         Some(connection.generation)

@@ -24,6 +24,9 @@ pub(super) const HEADWAY: usize = 4096;
 impl ImportChannel {
     /// Sends what is noted down, as far as the socket takes it.
     pub(super) fn send(&mut self, context: &mut CoreContext) {
+        if self.outbound.broken.is_some() {
+            return;
+        }
         let unsent = self.connection.as_ref().map(|connection| connection.socket.has_unsent());
         if unsent.is_none_or(|unsent| self.outbound.noted.is_empty() && !unsent) {
             // What it was full of has gone: nobody is to be woken for room.
@@ -59,7 +62,7 @@ impl ImportChannel {
                 Err(libc::EINTR) => {}
                 Err(libc::EFAULT) if !self.outbound.careful => self.outbound.careful = true,
                 Err(libc::EFAULT) => self.unsendable(GuestFault::MemoryShrank),
-                Err(errno) => return self.disconnect(Loss::System(errno)),
+                Err(errno) => return self.break_off(errno),
             }
         }
         self.pass_on(context);
@@ -70,8 +73,15 @@ impl ImportChannel {
         match self.connection.as_ref().map(|connection| connection.socket.flush()) {
             None | Some(Ok(true)) => self.set_full(None),
             Some(Ok(false) | Err(libc::EAGAIN)) => self.set_full(Some(context.look())),
-            Some(Err(errno)) => self.disconnect(Loss::System(errno)),
+            Some(Err(errno)) => self.break_off(errno),
         }
+    }
+
+    /// The connection takes nothing more. What has come is read first: the server may have said why it has ended it.
+    #[cold]
+    fn break_off(&mut self, errno: i32) {
+        self.outbound.broken = Some(errno);
+        self.left = true;
     }
 
     /// Fills the table from the requests that come next, up to some `most` bytes.

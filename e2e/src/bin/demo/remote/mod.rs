@@ -58,7 +58,7 @@ pub fn run(show: &Show) -> Result<RemoteOutcome> {
     let complaints = hosts.guest.agent().dmesg_errors()?;
     show.busy("the guest shuts down");
     hosts.guest.poweroff()?;
-    Ok(RemoteOutcome::judge(accelerator, steps, blocks, complaints, remote))
+    Ok(RemoteOutcome::judge(accelerator, steps, blocks, complaints, remote).took(show.seconds()))
 }
 
 fn build(accelerator: &Accelerator, show: &Show) -> Result<(Hosts, Daemon)> {

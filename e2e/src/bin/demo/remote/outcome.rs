@@ -68,6 +68,7 @@ pub struct RemoteOutcome {
     accelerator: Accelerator,
     steps: Vec<Step>,
     blocks: u64,
+    seconds: f64,
     pub problems: Vec<String>,
 }
 
@@ -99,13 +100,19 @@ impl RemoteOutcome {
         if end.device_errors > 0 {
             problems.push(format!("the far host answered {} requests with an error", end.device_errors));
         }
-        RemoteOutcome { accelerator, steps, blocks, problems }
+        RemoteOutcome { accelerator, steps, blocks, seconds: 0.0, problems }
+    }
+
+    /// How long it was shown for.
+    pub fn took(self, seconds: f64) -> RemoteOutcome {
+        RemoteOutcome { seconds, ..self }
     }
 
     pub fn json(&self) -> String {
         let object = json!({
             "verified": self.problems.is_empty(),
             "accelerator": self.accelerator.name(),
+            "seconds": (self.seconds * 10.0).round() / 10.0,
             "steps": self.steps,
             "blocks_right": self.blocks,
         });
@@ -128,8 +135,8 @@ impl RemoteOutcome {
         let right = if self.problems.is_empty() { "Nothing was lost" } else { "SOMETHING IS WRONG" };
         let _ = write!(
             text,
-            "{right}: {blocks} blocks of 4 KiB were read once more and checked. The guest ran on {}.",
-            self.accelerator
+            "{right}: {blocks} blocks of 4 KiB were read once more and checked, in {:.0} s. The guest ran on {}.",
+            self.seconds, self.accelerator
         );
         text
     }
@@ -157,7 +164,8 @@ mod tests {
         let good = judge(vec![step("undisturbed", 0, 0), step("cable pulled", 3, 0)]);
         assert_eq!(good.problems, [""; 0]);
         assert!(good.table().contains("Nothing was lost: 8 blocks"), "{}", good.table());
-        assert!(good.json().contains("\"verified\": true"));
+        let json = good.took(44.83).json();
+        assert!(json.contains("\"verified\": true") && json.contains("\"seconds\": 44.8"), "{json}");
         assert_eq!(judge(vec![step("undisturbed", 0, 0)]).problems.len(), 1);
         assert_eq!(judge(vec![step("cable pulled", 3, 1)]).problems.len(), 1);
     }

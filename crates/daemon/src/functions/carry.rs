@@ -1,0 +1,486 @@
+//! A function that a guest drives itself goes to another daemon's, in steps. Whoever asks for them stops the guest, and has the VMM at the
+//! destination set the function up as it was.
+//!
+//! ```text
+//!   here:   log, while memory is copied --> rest --> carried ----------------> leave     | whatever fails before that: replay
+//!   there:                                              \--> take --> (its VMM) --> replay
+//! ```
+
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ioplane_api::report::{CarriedFunctionV1, ReplayedFunctionReport, RestedFunctionReport};
+use ioplane_api::request::{FunctionStepForm, QuiesceForm};
+use ioplane_api::spec::{ModeWord, PciAddress, SourceSpec};
+use ioplane_device::{Access, Device, Lifecycle, Quiescent, RegisterAddress, SavedState};
+use ioplane_hardware::Vfio;
+use ioplane_host::vfio_user::DmaWrite;
+use ioplane_moving::{PAGE, PageSet};
+use ioplane_passthrough::{Carried, CarryError, Migratable, Motion, Passthrough, Replayed, SetUp};
+use ioplane_pci::spec;
+
+use super::around::{Here, physical};
+use super::body::Body;
+use super::hold::gone;
+use super::state::body_of;
+use super::{Card, hold};
+use crate::refusal::Refusal;
+use crate::served::{ServedKind, blocking};
+
+/// The longest that a step may take: QEMU's vfio-user client gives up on a message after five seconds.
+const LONGEST: Duration = Duration::from_secs(4);
+/// Between two looks at a function that comes to rest.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What to do about a function that answers nothing any more.
+pub(super) const RESET: &str =
+    "reset it in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest";
+/// What to do where the hardware did not do its part.
+pub(super) const LINKS: &str =
+    "its guest has the function that it had; see whether both physical functions have a link, and try again";
+
+/// A step that was not done.
+pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
+    let text = format!("{name}: {error}");
+    match error {
+        CarryError::NoGuest => Refusal::conflict(text, "start the guest's QEMU with it first"),
+        CarryError::Held => Refusal::conflict(text, format!("resume it first: ioplane pci resume {name}")),
+        CarryError::Dead(_) => Refusal::conflict(text, RESET),
+        CarryError::Still => Refusal::conflict(text, "let it go on, or leave it, before another step"),
+        CarryError::Runs => Refusal::conflict(text, "bring it to rest first, or load a state"),
+        CarryError::Driven => Refusal::conflict(
+            text,
+            "start QEMU there with -S -incoming, and load the state before its guest runs",
+        ),
+        CarryError::NotSetUp(_) => Refusal::conflict(
+            text,
+            "write command, BARs and the MSI-X table by the monitor of its QEMU, as they were, and try again",
+        ),
+        CarryError::Failed(_) => Refusal::conflict(
+            text,
+            "see whether the physical function has a link; a function that stands still takes another try",
+        ),
+    }
+}
+
+/// A function whose guest runs is touched by none of the steps that need its rings.
+pub(super) fn stands_still(name: &str, guest_stopped: bool) -> Result<(), Refusal> {
+    if guest_stopped {
+        return Ok(());
+    }
+    Err(Refusal::conflict(
+        format!("the guest of {name} runs: its rings are used while the other function is set up"),
+        "stop it by its VMM's monitor first; `ioplane pci move --qmp SOCKET` does so",
+    )
+    .at("guest_stopped"))
+}
+
+fn patience(form: &FunctionStepForm) -> Result<Duration, Refusal> {
+    let patience = Duration::from_millis(form.deadline_ms);
+    if patience <= LONGEST {
+        return Ok(patience);
+    }
+    let text = format!("a deadline of {} ms: QEMU gives up on the function before", form.deadline_ms);
+    Err(Refusal::invalid(text, format!("give at most {} ms", LONGEST.as_millis())).at("deadline_ms"))
+}
+
+/// By what a function is brought to where its guest was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The guest drives the function at this address itself: it stands still, and is brought back register by register.
+    Direct(PciAddress),
+    /// The daemon knows all of it: it is held, saved and loaded.
+    Saved,
+}
+
+/// What goes to another daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Gone {
+    state: SavedState,
+    set_up: SetUp,
+}
+
+fn file_of(gone: Gone) -> CarriedFunctionV1 {
+    let Gone { state, set_up: SetUp { command, bars, msix, vectors } } = gone;
+    CarriedFunctionV1 {
+        format: CarriedFunctionV1::FORMAT.to_owned(),
+        version: CarriedFunctionV1::VERSION,
+        kind: state.kind,
+        state_version: state.version,
+        state: STANDARD.encode(state.body),
+        command,
+        bars,
+        msix,
+        vectors,
+    }
+}
+
+fn gone_of(file: CarriedFunctionV1) -> Result<Gone, Refusal> {
+    let CarriedFunctionV1 { format, version, kind, state_version, state, command, bars, msix, vectors } =
+        file;
+    let refuse = |why: String| {
+        Refusal::invalid(
+            why,
+            "give what the source's daemon says: GET /v1/pci/NAME/carried, of the same version",
+        )
+    };
+    let own = (CarriedFunctionV1::FORMAT, CarriedFunctionV1::VERSION);
+    let body = body_of((&format, version), own, &state).map_err(refuse)?;
+    let state = SavedState { kind, version: state_version, body };
+    Ok(Gone { state, set_up: SetUp { command, bars, msix, vectors } })
+}
+
+/// How the VMM has set up a function whose state has the rest.
+fn set_up_of(body: &mut Body) -> SetUp {
+    let mut word = |at: usize| {
+        let mut bytes = [0; 4];
+        body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
+        u32::from_le_bytes(bytes)
+    };
+    let command = word(spec::COMMAND) as u16;
+    let bars = [0, 1, 2, 3, 4, 5].map(|at| word(spec::BAR0 + 4 * at));
+    SetUp { command, bars, msix: 0, vectors: Vec::new() }
+}
+
+impl Card {
+    /// Which function of the host it is, if another one's registers can be brought to where its are.
+    pub(super) fn may_be_exchanged(&self) -> Result<PciAddress, Refusal> {
+        match self.way() {
+            Ok(Way::Direct(address)) => Ok(address),
+            _ => Err(self.not_to_be_moved()),
+        }
+    }
+
+    fn not_to_be_moved(&self) -> Refusal {
+        let name = self.name();
+        Refusal::conflict(
+            format!("{name} was not added to be moved: what its guest did to it is not known"),
+            format!("remove {name}, and add it with --mode migratable"),
+        )
+    }
+
+    fn way(&self) -> Result<Way, Refusal> {
+        match self.note().read().now.source {
+            SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Ok(Way::Direct(address)),
+            SourceSpec::Host { mode: ModeWord::Passthrough, .. } => Err(self.not_to_be_moved()),
+            SourceSpec::Host { mode: ModeWord::Virtual, .. } | SourceSpec::Emulated { .. } => Ok(Way::Saved),
+        }
+    }
+
+    /// One step, on the function's thread, between two messages of its VMM.
+    async fn step<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Passthrough<Migratable<Vfio>>) -> Result<R, CarryError> + Send + 'static,
+    ) -> Result<R, Refusal> {
+        let name = self.name();
+        let done = self
+            .served
+            .handle
+            .with(move |device: &mut Lifecycle<Body>| device.with(|body| body.migratable().and_then(act)));
+        done.await
+            .map_err(|_| gone(&name))?
+            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
+            .map_err(|error| refuse(&name, &error))
+    }
+
+    /// Its guest stands still: nobody waits here for somebody else.
+    fn changes(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Refusal> {
+        let busy = |_| Refusal::busy(format!("{} is being changed", self.name()), "try again in a moment");
+        self.served.changing.try_lock().map_err(busy)
+    }
+
+    /// A step that is for a function which stands still.
+    fn is_held(&self) -> Result<(), Refusal> {
+        match self.served.handle.held() {
+            Some(_) => Ok(()),
+            None => Err(refuse(&self.name(), &CarryError::Runs)),
+        }
+    }
+
+    fn has_guest(&self) -> Result<(), Refusal> {
+        match self.served.handle.status().connected {
+            true => Ok(()),
+            false => Err(refuse(&self.name(), &CarryError::NoGuest)),
+        }
+    }
+
+    /// Brings it to rest, where it stays, and has its VMM send what it has written. Its VMM is served meanwhile.
+    pub async fn rest(&self, form: FunctionStepForm) -> Result<RestedFunctionReport, Refusal> {
+        let (name, begun, patience) = (self.name(), Instant::now(), patience(&form)?);
+        let way = self.way()?;
+        stands_still(&name, form.guest_stopped)?;
+        let _changing = self.changes()?;
+        let stop_accesses = match way {
+            Way::Direct(_) => self.rest_direct(begun + patience).await?,
+            Way::Saved => {
+                self.rest_saved(&QuiesceForm { deadline_ms: form.deadline_ms, or_resume: false }).await?;
+                0
+            }
+        };
+        let waited_us = begun.elapsed().as_micros() as u64;
+        let pages_sent = self.send_written(way).await?;
+        tracing::info!(function = name, stop_accesses, pages_sent, "stands still, to be moved");
+        Ok(RestedFunctionReport { name, stop_accesses, waited_us, pages_sent })
+    }
+
+    async fn rest_direct(&self, deadline: Instant) -> Result<u64, Refusal> {
+        let mut stop_accesses = 0;
+        loop {
+            let (still, motion, accesses) = self
+                .step(|direct| {
+                    let before = direct.hardware().hardware().accesses();
+                    let still = direct.rest()?;
+                    Ok((still, direct.motion(), direct.hardware().hardware().accesses() - before))
+                })
+                .await?;
+            stop_accesses += accesses;
+            if still {
+                return Ok(stop_accesses);
+            }
+            if Instant::now() >= deadline {
+                return Err(late(&self.name(), motion));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn rest_saved(&self, form: &QuiesceForm) -> Result<(), Refusal> {
+        self.has_guest()?;
+        let (name, handle) = (self.name(), &self.served.handle);
+        if handle.held().is_none() {
+            let held = handle.hold(hold::policy(form), hold::HOLD).await.map_err(|_| gone(&name))?;
+            held.map_err(|error| hold::refuse(&name, form, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Pages that it writes are logged from here on, until it goes on from a state or `end_log`.
+    pub async fn log(&self) -> Result<(), Refusal> {
+        let way = self.way()?;
+        let _changing = self.changes()?;
+        self.served.keep_unsent(PageSet::new());
+        match way {
+            Way::Direct(_) => self.step(|direct| direct.begin_log()).await,
+            Way::Saved => {
+                self.has_guest()?;
+                self.log_saved(true).await.map(drop)
+            }
+        }
+    }
+
+    /// They are no longer logged. Says whether they were.
+    pub async fn end_log(&self) -> Result<bool, Refusal> {
+        let way = self.way()?;
+        let _changing = self.changes()?;
+        self.served.keep_unsent(PageSet::new());
+        match way {
+            Way::Direct(_) => {
+                self.step(|direct| {
+                    let logged = direct.logs();
+                    direct.end_log();
+                    Ok(logged)
+                })
+                .await
+            }
+            Way::Saved => self.log_saved(false).await,
+        }
+    }
+
+    async fn log_saved(&self, yes: bool) -> Result<bool, Refusal> {
+        let name = self.name();
+        let logged = self.served.handle.log(yes).await.map_err(|_| gone(&name))?;
+        logged.map_err(|error| Refusal::failed(format!("{name}: {error}"), "free memory, and try again"))
+    }
+
+    /// Has the VMM write once more what the function has written since its memory is copied: so the VMM sends it. Says how many pages; `None`
+    /// if nothing was logged. Pages that the VMM was not told of are named again by the next call.
+    async fn send_written(&self, way: Way) -> Result<Option<u64>, Refusal> {
+        let (name, handle) = (self.name(), &self.served.handle);
+        let written: Option<PageSet> = match way {
+            Way::Direct(_) => self.step(|direct| Ok(direct.logs().then(|| direct.written()))).await?,
+            Way::Saved => {
+                let written = handle.written().await.map_err(|_| gone(&name))?;
+                written.map(|addresses| addresses.into_iter().map(|address| address / PAGE).collect())
+            }
+        };
+        let Some(mut pages) = written else { return Ok(None) };
+        pages.append(&mut self.served.keep_unsent(PageSet::new()));
+        let error = match handle.write(again(&pages), Instant::now() + LONGEST).await {
+            Ok(Ok(_)) => return Ok(Some(pages.len() as u64)),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => return Err(gone(&name)),
+        };
+        self.served.keep_unsent(pages);
+        Err(Refusal::conflict(
+            format!("{name} stands still, and its VMM does not send what it has written: {error}"),
+            "try again, or let it go on: POST /v1/pci/NAME/replay",
+        ))
+    }
+
+    /// What another daemon's function needs to go on from here.
+    pub async fn carried(&self) -> Result<CarriedFunctionV1, Refusal> {
+        let name = self.name();
+        let went = match self.way()? {
+            Way::Direct(_) => {
+                self.step(|direct| {
+                    let Carried { state: body, set_up } = direct.carried()?;
+                    let kind = direct.hardware().model().model.name.to_owned();
+                    let state = SavedState { kind, version: ioplane_moving::VERSION.into(), body };
+                    Ok(Gone { state, set_up })
+                })
+                .await?
+            }
+            Way::Saved => {
+                let _changing = self.changes()?;
+                self.is_held()?;
+                let act = |held: &mut Quiescent<Body>| {
+                    let set_up = held.with(|body, _| set_up_of(body));
+                    held.save().map(|state| Gone { state, set_up })
+                };
+                let saved = self.at_quiescence(QuiesceForm::default(), act).await?;
+                saved.map_err(|error| {
+                    Refusal::conflict(format!("{name}: {error}"), format!("see `ioplane pci show {name}`"))
+                })?
+            }
+        };
+        Ok(file_of(went))
+    }
+
+    /// Takes what another daemon's function had. Says whether it stands still, until its replay; else it goes on from there at once.
+    pub async fn take(&self, file: CarriedFunctionV1) -> Result<bool, Refusal> {
+        let way = self.way()?;
+        let Gone { state, set_up } = gone_of(file)?;
+        let _changing = self.changes()?;
+        match way {
+            Way::Direct(_) => {
+                let version = u32::from(ioplane_moving::VERSION);
+                if state.version != version {
+                    let text = format!(
+                        "the state is of version {}, and this host reads version {version}",
+                        state.version
+                    );
+                    return Err(Refusal::conflict(text, "use the same version of ioplane on both hosts"));
+                }
+                let carried = Carried { state: state.body, set_up };
+                self.step(move |direct| direct.load_carried(&carried)).await?;
+                Ok(true)
+            }
+            Way::Saved => {
+                self.has_guest()?;
+                self.load_state(state).await.map(|()| false)
+            }
+        }
+    }
+
+    /// It goes on from its state: there, or here after all.
+    pub async fn replay(&self, form: FunctionStepForm) -> Result<ReplayedFunctionReport, Refusal> {
+        let (name, begun, patience) = (self.name(), Instant::now(), patience(&form)?);
+        let way = self.way()?;
+        stands_still(&name, form.guest_stopped)?;
+        let _changing = self.changes()?;
+        let (replay_accesses, took) = match way {
+            Way::Direct(address) => {
+                let mut around = blocking(move || Ok(Here::new(physical(address)?, patience))).await?;
+                let Replayed { accesses, took } = self.step(move |direct| direct.replay(&mut around)).await?;
+                (accesses, took)
+            }
+            Way::Saved => {
+                self.is_held()?;
+                self.log_saved(false).await?;
+                self.let_go().await?;
+                (0, begun.elapsed())
+            }
+        };
+        self.served.keep_unsent(PageSet::new());
+        tracing::info!(function = name, replay_accesses, "goes on from its state");
+        Ok(ReplayedFunctionReport { name, replay_accesses, took_us: took.as_micros() as u64 })
+    }
+
+    /// Its guest is another function's from here on.
+    pub async fn leave(&self) -> Result<(), Refusal> {
+        let way = self.way()?;
+        let _changing = self.changes()?;
+        match way {
+            Way::Direct(_) => self.step(|direct| direct.leave()).await?,
+            Way::Saved => {
+                self.is_held()?;
+                self.log_saved(false).await?;
+                let reset = |held: &mut Quiescent<Body>| held.with(|body, proof| body.reset(proof));
+                self.at_quiescence(QuiesceForm::default(), reset).await?;
+                self.let_go().await?;
+            }
+        }
+        self.served.keep_unsent(PageSet::new());
+        Ok(())
+    }
+}
+
+/// Pages that follow each other are one write.
+fn again(pages: &PageSet) -> Vec<DmaWrite> {
+    let mut writes: Vec<DmaWrite> = Vec::new();
+    for address in pages.iter().map(|page| page * PAGE) {
+        match writes.last_mut() {
+            Some(DmaWrite::Again { address: from, len }) if *from + *len == address => *len += PAGE,
+            _ => writes.push(DmaWrite::Again { address, len: PAGE }),
+        }
+    }
+    writes
+}
+
+/// It has not come to rest in time.
+fn late(name: &str, motion: Motion) -> Refusal {
+    match motion {
+        Motion::Runs => Refusal::conflict(
+            format!("{name}: the deadline passed while its frames are sent; it goes on"),
+            "see whether its physical function has a link, and try again",
+        ),
+        Motion::Stopping | Motion::Still => Refusal::conflict(
+            format!("{name}: the deadline passed while its queues end"),
+            "try again, or let it go on: POST /v1/pci/NAME/replay",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_carried_is_read_and_what_is_none_is_not() {
+        let set_up =
+            SetUp { command: 6, bars: [0xfe00_0000, 0, 0, 1, 2, 3], msix: 0x8002, vectors: vec![0, 2] };
+        let state = SavedState { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
+        let went = Gone { state, set_up };
+        let file = file_of(went.clone());
+        assert_eq!(gone_of(file.clone()).unwrap(), went);
+        let other = |change: fn(&mut CarriedFunctionV1)| {
+            let mut file = file.clone();
+            change(&mut file);
+            gone_of(file).unwrap_err().error
+        };
+        assert_eq!(
+            other(|file| file.version = 2),
+            "it is ioplane-carried-function version 2, this is ioplane-carried-function version 1"
+        );
+        assert!(other(|file| file.format = "x".repeat(1000)).len() < 130);
+        assert!(other(|file| file.state = "%".into()).starts_with("the state: "));
+    }
+
+    #[test]
+    fn pages_that_follow_each_other_are_written_at_once() {
+        let write = |page, pages| DmaWrite::Again { address: page * PAGE, len: pages * PAGE };
+        assert_eq!(again(&PageSet::from([0, 1, 3, 7, 8, 9])), [write(0, 2), write(3, 1), write(7, 3)]);
+        assert_eq!(again(&PageSet::new()), []);
+    }
+
+    #[test]
+    fn steps_say_how_long_they_may_take_and_that_the_guest_stands_still() {
+        let form = |deadline_ms| FunctionStepForm { deadline_ms, guest_stopped: true };
+        assert_eq!(patience(&form(4000)).unwrap(), LONGEST);
+        assert_eq!(patience(&form(4001)).unwrap_err().field.as_deref(), Some("deadline_ms"));
+        stands_still("nic0", true).unwrap();
+        assert_eq!(stands_still("nic0", false).unwrap_err().field.as_deref(), Some("guest_stopped"));
+        assert!(late("nic0", Motion::Runs).error.ends_with("it goes on"));
+    }
+}

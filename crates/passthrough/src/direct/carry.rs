@@ -1,0 +1,239 @@
+//! The steps by which a function that a guest drives itself goes to another one, each by itself: the other one may be another daemon's.
+//!
+//! ```text
+//!   here:   begin_log, while memory is copied --> rest --> written, carried ------------> leave   | whatever fails before that: replay
+//!   there:                                                       \--> load_carried --> the VMM sets it up as it was --> replay
+//! ```
+//!
+//! The guest's processors stand still from before the first step until after the last one. An access to its registers in between is
+//! that of a guest which does not: it is counted, writes nothing and reads as all ones.
+
+use std::time::{Duration, Instant};
+
+use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_memory::GuestView;
+use ioplane_moving::{MovingError, PageSet, Surroundings, Unsent};
+use ioplane_pci::spec;
+
+use super::Passthrough;
+use crate::migratable::Migratable;
+use crate::set_up::SetUp;
+
+/// A function that stands still, as it goes to another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carried {
+    /// What is brought back into hardware, at most [`ioplane_moving::MOST`] bytes.
+    pub state: Vec<u8>,
+    /// What its VMM has to have set up by then.
+    pub set_up: SetUp,
+}
+
+/// What bringing a function back took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replayed {
+    /// Accesses to its registers.
+    pub accesses: u64,
+    /// From the first to the last.
+    pub took: Duration,
+}
+
+/// Whether a function goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Motion {
+    /// Its guest drives it.
+    Runs,
+    /// Its queues were told to end, and have not.
+    Stopping,
+    /// It stands still, with a state: its own, or one that was loaded.
+    Still,
+}
+
+/// Why a step was not done. The function is as it was before the step, but for what is said.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// There is no guest whose state could go along.
+    #[error("no guest uses it")]
+    NoGuest,
+    /// It was suspended, and nobody knows what it was doing.
+    #[error("it is held")]
+    Held,
+    /// It has failed before.
+    #[error("it does not work: {0}")]
+    Dead(String),
+    /// It stands still, or is about to.
+    #[error("it stands still, to be moved")]
+    Still,
+    /// It does not stand still.
+    #[error("it runs")]
+    Runs,
+    /// It was given a state, and the guest had begun with it.
+    #[error("a guest has driven it since its last reset")]
+    Driven,
+    /// Its VMM has not been told what the guest relies on.
+    #[error("its VMM has not set it up as it was: {0}")]
+    NotSetUp(String),
+    /// The function or the state. After a failed replay it stands still with its state, and takes another try.
+    #[error(transparent)]
+    Failed(#[from] MovingError),
+}
+
+impl<H: Hardware> Passthrough<Migratable<H>> {
+    /// Whether it goes on.
+    pub fn motion(&self) -> Motion {
+        let movable = &self.hardware.movable;
+        match (movable.is_stopping(), movable.is_stopped()) {
+            (true, _) => Motion::Stopping,
+            (_, true) => Motion::Still,
+            _ => Motion::Runs,
+        }
+    }
+
+    /// Whether a step makes sense: a guest has it, and nothing is wrong with it.
+    pub(super) fn may_be_carried(&self) -> Result<(), CarryError> {
+        if self.closed || !self.admitted {
+            return Err(CarryError::NoGuest);
+        }
+        if let Some(why) = self.not_reset.as_ref().filter(|_| self.dead()) {
+            return Err(CarryError::Dead(why.to_string()));
+        }
+        if self.suspended { Err(CarryError::Held) } else { Ok(()) }
+    }
+
+    /// The guest's memory is copied from here on: the pages that the function writes are logged until a replay, or
+    /// [`Passthrough::end_log`].
+    pub fn begin_log(&mut self) -> Result<(), CarryError> {
+        self.may_be_carried()?;
+        if self.motion() != Motion::Runs {
+            return Err(CarryError::Still);
+        }
+        let view = self.hardware.view()?;
+        Ok(self.hardware.movable.begin_copy(view)?)
+    }
+
+    /// Whether they are.
+    pub fn logs(&self) -> bool {
+        self.hardware.movable.is_copying()
+    }
+
+    /// They are no longer logged.
+    pub fn end_log(&mut self) {
+        self.hardware.movable.end_copy();
+    }
+
+    /// Pages that were written since this was called last; all of them once the function stands still.
+    pub fn written(&mut self) -> PageSet {
+        self.hardware.movable.pages()
+    }
+
+    /// Brings it to rest, one look at the hardware at a time. `false`: not yet, call again. Until it is [`Motion::Stopping`] it goes on
+    /// if nobody calls again; from then on it needs [`Passthrough::replay`].
+    pub fn rest(&mut self) -> Result<bool, CarryError> {
+        self.may_be_carried()?;
+        Ok(self.hardware.movable.stop(Unsent::Wait)?)
+    }
+
+    /// Brings it to rest, with waiting in between.
+    pub(super) fn rest_by(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        while !self.hardware.movable.stop(Unsent::Wait)? {
+            if !around.wait() {
+                let doing = "its frames are sent and its queues end".to_owned();
+                return Err(MovingError::Deadline { doing });
+            }
+        }
+        Ok(())
+    }
+
+    /// How its VMM has set it up.
+    fn set_up(&mut self) -> Result<SetUp, MovingError> {
+        let mut msix = 0;
+        if let Some(at) = self.hardware.capability(spec::CAP_MSIX)? {
+            let mut control = [0; 2];
+            self.read_config(at + spec::MSIX_CONTROL as u64, &mut control);
+            msix = u16::from_le_bytes(control);
+        }
+        let mut bars = [0; 6];
+        for (at, bar) in bars.iter_mut().enumerate() {
+            let mut bytes = [0; 4];
+            self.read_config((spec::BAR0 + 4 * at) as u64, &mut bytes);
+            *bar = u32::from_le_bytes(bytes);
+        }
+        Ok(SetUp { command: self.header.command(), bars, msix, vectors: self.hardware.wired() })
+    }
+
+    /// What another function needs to go on from here, of one that stands still. One that was loaded and has not run yet says the same
+    /// again.
+    pub fn carried(&mut self) -> Result<Carried, CarryError> {
+        self.may_be_carried()?;
+        if self.motion() != Motion::Still {
+            return Err(CarryError::Runs);
+        }
+        let state = self.hardware.movable.save()?;
+        let set_up = match &self.hardware.expected {
+            Some(expected) => expected.clone(),
+            None => self.set_up()?,
+        };
+        Ok(Carried { state, set_up })
+    }
+
+    /// Takes the state of another function, a stranger's: whole, or not at all. A guest must have it whose memory is that of the other
+    /// one's guest, and that has not run yet. No register is touched; it stands still from here on until [`Passthrough::replay`].
+    pub fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+        self.may_be_carried()?;
+        if self.motion() != Motion::Runs {
+            return Err(CarryError::Still);
+        }
+        if self.hardware.driven {
+            return Err(CarryError::Driven);
+        }
+        let view = self.hardware.view()?;
+        self.hardware.movable.load(&carried.state, &view)?;
+        self.hardware.expected = Some(carried.set_up.clone());
+        Ok(())
+    }
+
+    /// Brings it to where its state says, and it goes on: here after a step that failed elsewhere, there after
+    /// [`Passthrough::load_carried`], once the VMM has set it up.
+    pub fn replay(&mut self, around: &mut dyn Surroundings) -> Result<Replayed, CarryError> {
+        self.may_be_carried()?;
+        match self.motion() {
+            Motion::Runs => return Err(CarryError::Runs),
+            Motion::Stopping => self.rest_by(around)?,
+            Motion::Still => {}
+        }
+        if let Some(expected) = self.hardware.expected.clone()
+            && let Some(lacks) = expected.lacks(&self.set_up()?)
+        {
+            return Err(CarryError::NotSetUp(lacks));
+        }
+        let view = self.hardware.view()?;
+        let (begun, before) = (Instant::now(), self.hardware.hardware().accesses());
+        self.bring_here(&view, around)?;
+        let accesses = self.hardware.hardware().accesses() - before;
+        Ok(Replayed { accesses, took: begun.elapsed() })
+    }
+
+    /// The replay itself, of this one.
+    pub(super) fn bring_here(
+        &mut self,
+        view: &GuestView,
+        around: &mut dyn Surroundings,
+    ) -> Result<(), MovingError> {
+        self.hardware.replay(view, around)?;
+        Ok(self.command()?)
+    }
+
+    /// Its guest is another function's: this one is reset, reaches nothing any more, and answers nothing until the next reset.
+    pub fn leave(&mut self) -> Result<(), CarryError> {
+        self.may_be_carried()?;
+        if self.motion() != Motion::Still {
+            return Err(CarryError::Runs);
+        }
+        // In this order: a reset that fails leaves it without memory, and still nobody's.
+        let quiet = self.hardware.master(false);
+        let reset = self.hardware.reset();
+        let function = self.hardware.name().to_owned();
+        self.hardware.begin_anew();
+        self.not_reset = Some(HardwareError::Left { function });
+        quiet.and(reset.map(drop)).map_err(|error| MovingError::from(error).into())
+    }
+}

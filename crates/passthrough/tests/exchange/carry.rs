@@ -1,0 +1,303 @@
+//! The same in steps, as two daemons do it: another host's function, in another copy of the guest's memory.
+
+use std::sync::{Arc, Mutex};
+
+use ioplane_device::Device;
+use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
+use ioplane_moving::{MovingError, PAGE};
+use ioplane_nic::vf82576::Vf82576;
+use ioplane_nic::vf82576::spec::*;
+use ioplane_passthrough::{Carried, CarryError, ExchangeError, Motion};
+use ioplane_pci::{Function, spec as pci};
+
+use super::silicon::{Around, Silicon, frame, vf};
+use super::{GUEST, Guest, RX_RING, SLOTS, TX_RING, admitted};
+
+fn around(of: &Arc<Mutex<Vf82576>>, sends: bool) -> Around {
+    Around { vf: of.clone(), left_one: None, sends, left: 4000 }
+}
+
+impl Guest {
+    /// Its processors stand still, and so does its function.
+    fn rest(&mut self) -> Carried {
+        let mut looks = 0;
+        while !self.device.rest().expect("it comes to rest") {
+            vf(&self.now).step();
+            looks += 1;
+            assert!(looks < 100, "it does not come to rest");
+        }
+        assert_eq!(self.device.motion(), Motion::Still);
+        self.device.carried().expect("it stands still")
+    }
+
+    /// The same guest on another host: its memory has been copied, its VMM knows nothing of the function yet.
+    fn arrives(&self) -> Guest {
+        let (now, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
+        let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
+        let device = admitted(hardware, &map);
+        for _ in 0..16 {
+            vf(&now).step();
+        }
+        let view = GuestView::new(map);
+        let mut bytes = vec![0; 1 << 20];
+        self.view.read(0, &mut bytes).expect("memory");
+        view.write(0, &bytes).expect("memory");
+        Guest {
+            device,
+            now,
+            view,
+            vectors: Default::default(),
+            received: self.received.clone(),
+            rx_next: self.rx_next,
+            tx_next: self.tx_next,
+        }
+    }
+
+    fn replay(&mut self, sends: bool) -> Result<(), CarryError> {
+        let mut around = around(&self.now, sends);
+        let replayed = self.device.replay(&mut around)?;
+        assert!(replayed.accesses > 0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_guest_goes_on_with_a_function_of_another_host() {
+    let mut guest = Guest::new();
+    let mut number = 0;
+    for _ in 0..5 {
+        for _ in 0..7 {
+            guest.traffic(number);
+            number += 1;
+        }
+        let before = guest.read(VFGPRC);
+        let carried = guest.rest();
+        assert!(carried.state.len() <= ioplane_moving::MOST);
+        let mut there = guest.arrives();
+        there.device.load_carried(&carried).expect("taken");
+        assert_eq!(there.device.motion(), Motion::Still);
+        guest.device.leave().expect("left");
+        assert!(!vf(&guest.now).receive(&frame(GUEST, 200)), "the former takes nothing in");
+        assert_eq!(guest.read(STATUS), !0, "and answers nothing");
+        there.set_up();
+        there.replay(true).expect("it goes on");
+        assert_eq!(there.device.motion(), Motion::Runs);
+        assert!(there.vectors.iter().all(|vector| vector.count() > 0), "each vector is signalled");
+        assert_eq!(there.read(VFGPRC), before, "counters go on");
+        assert_eq!(vf(&there.now).pf().mac, GUEST, "the address goes along");
+        assert_eq!(vf(&guest.now).violations(), []);
+        there.clean();
+        guest = there;
+    }
+    guest.traffic(number);
+    assert_eq!(guest.received, (0..=number).collect::<Vec<u8>>(), "none is lost, none comes twice");
+    assert_eq!(vf(&guest.now).violations(), []);
+}
+
+/// Pages in which two guests differ.
+fn differ(one: &Guest, other: &Guest) -> Vec<u64> {
+    let page = |guest: &Guest, at: u64| {
+        let mut bytes = vec![0; PAGE as usize];
+        guest.view.read(at * PAGE, &mut bytes).expect("memory");
+        bytes
+    };
+    (0..(1 << 20) / PAGE).filter(|at| page(one, *at) != page(other, *at)).collect()
+}
+
+/// Copies a page, as a VMM does that knows it as written.
+fn send(from: &Guest, to: &Guest, page: u64) {
+    let mut bytes = vec![0; PAGE as usize];
+    from.view.read(page * PAGE, &mut bytes).expect("memory");
+    to.view.write(page * PAGE, &bytes).expect("memory");
+}
+
+#[test]
+fn pages_that_the_function_writes_while_memory_is_copied_are_named() {
+    // The driver writes the rings and the frame that it sends: those its VMM knows.
+    let drivers = [RX_RING / PAGE, TX_RING / PAGE, 7];
+    for logged in [true, false] {
+        let mut guest = Guest::new();
+        for number in 0..5 {
+            guest.traffic(number);
+        }
+        if logged {
+            guest.device.begin_log().expect("it runs");
+        }
+        let copied = guest.arrives();
+        for number in 5..25 {
+            guest.traffic(number);
+        }
+        let carried = guest.rest();
+        let named = guest.device.written();
+        assert_eq!(guest.device.logs(), logged);
+        for page in drivers {
+            send(&guest, &copied, page);
+        }
+        let written = differ(&guest, &copied);
+        assert!(!written.is_empty(), "frames were received meanwhile");
+        if !logged {
+            assert!(named.is_empty());
+            continue;
+        }
+        let missed: Vec<u64> = written.into_iter().filter(|page| !named.contains(page)).collect();
+        assert_eq!(missed, [] as [u64; 0], "of {named:?}");
+        assert!(guest.device.written().is_empty(), "named once");
+        named.iter().for_each(|page| send(&guest, &copied, *page));
+        let mut there = Guest {
+            received: guest.received.clone(),
+            rx_next: guest.rx_next,
+            tx_next: guest.tx_next,
+            ..copied
+        };
+        there.device.load_carried(&carried).expect("taken");
+        there.set_up();
+        there.replay(true).expect("it goes on");
+        guest.device.leave().expect("left");
+        there.traffic(25);
+        assert_eq!(there.received, (0..=25).collect::<Vec<u8>>());
+    }
+}
+
+#[test]
+fn memory_that_comes_while_it_is_copied_is_logged_too() {
+    let mut guest = Guest::new();
+    guest.device.begin_log().expect("it runs");
+    // What a VMM does that has moved memory about: another region, into which the driver posts its buffers.
+    let more = GuestMap::anonymous(1 << 20).expect("memory");
+    let spec = more.regions()[0].spec().expect("a file");
+    let above = MemoryRegion::map(RegionSpec { gpa: 1 << 20, ..spec }).expect("mapped");
+    let mut regions = guest.view.map().regions().to_vec();
+    regions.push(above);
+    let map = Arc::new(GuestMap::new(regions).expect("two regions"));
+    guest.device.grow_memory(map.clone()).expect("mapped");
+    guest.view = GuestView::new(map);
+    // The first slot has a frame now, so the last one can be posted, and gets the sixteenth.
+    let buffer: u64 = (1 << 20) + 5 * PAGE;
+    assert!(vf(&guest.now).receive(&frame(GUEST, 0)), "there is a buffer");
+    let mut descriptor = [0; 16];
+    descriptor[..8].copy_from_slice(&buffer.to_le_bytes());
+    guest.view.write(RX_RING + u64::from(SLOTS - 1) * 16, &descriptor).expect("memory");
+    guest.write(RX + TAIL, 0);
+    for number in 1..SLOTS as u8 {
+        assert!(vf(&guest.now).receive(&frame(GUEST, number)), "there is a buffer for frame {number}");
+    }
+    for _ in 0..8 {
+        vf(&guest.now).step();
+    }
+    let bytes: [u8; 21] = guest.view.bytes(buffer).expect("memory");
+    assert_eq!(bytes[20], SLOTS as u8 - 1, "it went there");
+    guest.rest();
+    assert!(guest.device.written().contains(&(buffer / PAGE)));
+    // It goes on here: nothing is logged any more.
+    guest.replay(true).expect("it goes on");
+    assert!(!guest.device.logs());
+    // A client that leaves takes its log along.
+    guest.device.begin_log().expect("it runs");
+    guest.device.dismiss();
+    assert!(!guest.device.logs());
+}
+
+#[test]
+fn what_fails_elsewhere_goes_on_here() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    let carried = guest.rest();
+    let mut there = guest.arrives();
+    there.device.load_carried(&carried).expect("taken");
+    there.set_up();
+    let refused = there.replay(false).expect_err("no frames come there");
+    assert!(matches!(refused, CarryError::Failed(MovingError::Fill(_))), "{refused}");
+    assert_eq!(there.device.motion(), Motion::Still, "it has its state, and may be tried again");
+    drop(there);
+    guest.replay(true).expect("it goes on here");
+    guest.traffic(1);
+    // And once more, to where it works at the second try.
+    let carried = guest.rest();
+    let mut there = guest.arrives();
+    there.device.load_carried(&carried).expect("taken");
+    there.set_up();
+    there.replay(false).expect_err("no frames come there");
+    there.replay(true).expect("they do");
+    guest.device.leave().expect("left");
+    there.traffic(2);
+    assert_eq!(there.received, [0, 1, 2]);
+    assert_eq!(vf(&there.now).violations(), []);
+    assert_eq!(vf(&guest.now).violations(), []);
+}
+
+#[test]
+fn a_function_runs_only_as_its_vmm_had_set_it_up() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    let carried = guest.rest();
+    let mut there = guest.arrives();
+    there.device.load_carried(&carried).expect("taken");
+    let lacks = |there: &mut Guest| match there.replay(true) {
+        Err(CarryError::NotSetUp(lacks)) => lacks,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(lacks(&mut there), "its command register is 0x0000 and was 0x0006");
+    // INTx may be off meanwhile: whoever moves a guest switches it off.
+    let command = pci::COMMAND_MEMORY | pci::COMMAND_MASTER | pci::COMMAND_INTX_DISABLE;
+    there.config(pci::COMMAND, &command.to_le_bytes());
+    assert_eq!(lacks(&mut there), "its BAR 0 is 0x00000000 and was 0xfe000000");
+    there.config(pci::BAR0, &0xfe00_0000_u32.to_le_bytes());
+    assert_eq!(lacks(&mut there), "its vector 0 signals nobody");
+    // Carried on before it has run: as it came.
+    assert_eq!(there.rest(), carried);
+    there.set_up();
+    there.replay(true).expect("it goes on");
+    there.traffic(1);
+    assert_eq!(there.received, [0, 1]);
+}
+
+#[test]
+fn queues_that_were_told_to_end_are_brought_back() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    // They are told to end at the first look; the silicon says so a step later.
+    assert!(!guest.device.rest().expect("they end"));
+    assert_eq!(guest.device.motion(), Motion::Stopping);
+    assert!(matches!(guest.device.carried(), Err(CarryError::Runs)));
+    guest.replay(true).expect("it goes on");
+    guest.traffic(1);
+    assert_eq!(guest.received, [0, 1]);
+    assert_eq!(vf(&guest.now).violations(), []);
+}
+
+#[test]
+fn steps_out_of_order_change_nothing() {
+    let mut guest = Guest::new();
+    guest.traffic(0);
+    let mut there = guest.arrives();
+    assert!(matches!(guest.device.carried(), Err(CarryError::Runs)));
+    assert!(matches!(guest.device.leave(), Err(CarryError::Runs)));
+    assert!(matches!(guest.replay(true), Err(CarryError::Runs)));
+    guest.traffic(1);
+    let carried = guest.rest();
+    // A state goes into no function that a guest drives, nor into one that has one.
+    let mut other = Guest::new();
+    assert!(matches!(other.device.load_carried(&carried), Err(CarryError::Driven)));
+    other.traffic(0);
+    assert!(matches!(guest.device.load_carried(&carried), Err(CarryError::Still)));
+    let (_, hardware) = Silicon::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
+    let (mut ahead, mut back) = (around(&guest.now, true), around(&guest.now, true));
+    let refused =
+        guest.device.exchange(hardware, &mut ahead, &mut back).map(drop).expect_err("it stands still");
+    assert!(matches!(refused, ExchangeError::Unready(CarryError::Still)), "{refused}");
+    // A stranger's bytes are refused whole: it takes the right ones afterwards.
+    let mut wrong = carried.clone();
+    wrong.state[20] ^= 1;
+    assert!(matches!(there.device.load_carried(&wrong), Err(CarryError::Failed(MovingError::State(_)))));
+    assert_eq!(there.device.motion(), Motion::Runs);
+    there.device.load_carried(&carried).expect("taken");
+    // One that is held, or that nobody uses, takes no step.
+    guest.device.suspend().expect("suspended");
+    assert!(matches!(guest.device.leave(), Err(CarryError::Held)));
+    let (_, hardware) = Silicon::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
+    let migratable =
+        ioplane_passthrough::Migratable::new(hardware, &ioplane_moving::vf82576::DIRECT).expect("sound");
+    let mut nobodys = ioplane_passthrough::Passthrough::new("nic0", migratable, None).expect("it works");
+    assert!(matches!(nobodys.load_carried(&carried), Err(CarryError::NoGuest)));
+    assert!(matches!(nobodys.rest(), Err(CarryError::NoGuest)));
+}
