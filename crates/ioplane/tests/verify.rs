@@ -202,6 +202,11 @@ fn a_disk_of_another_machine_is_compared_with_a_local_copy_over_a_connection_tha
     flip(&copy, BYTES - 4097, 1);
     let said = importer.cli(&["disk", "add", "data", "--remote", &data]);
     assert_eq!(said.code, 0, "{}", said.err);
+    // Nobody uses the disk yet, so its export would be read by others too. The same export by another name is noticed all the same.
+    let (socket, again) = (exporter.path("data.sock"), exporter.path("again.sock"));
+    std::os::unix::fs::symlink(&socket, &again).unwrap();
+    let again = format!("nbd+unix:///data?socket={}", again.display());
+    assert!(fails(&importer, &["--with", &again]).contains("is what the disk is on"));
     // The exporter comes back: reads are sent again, on both sides of the comparison.
     for with in [text(&copy), &other] {
         let said = importer.cli(&["verify", "data", "--with", with, "--rate", RATE, "--detach"]);

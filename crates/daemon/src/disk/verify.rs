@@ -13,6 +13,7 @@ use ioplane_api::report::{EventWord, RangeReport, VerifyReport, VerifyWord};
 use ioplane_api::request::VerifyForm;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{BackingForm, BackingSpec, FormatWord};
+use ioplane_nbd::import::Import;
 use ioplane_storage::Backing;
 use ioplane_storage::compare::{CompareFault, Comparer, Findings, Watched};
 use tokio::sync::watch;
@@ -125,6 +126,11 @@ fn open_other(name: &str, backing: &BackingSpec, owner: &Opener) -> Result<Opene
     }
 }
 
+/// Which content of which export it is, if its server says so.
+fn instance(import: &Import) -> Option<String> {
+    import.status().instance
+}
+
 /// How many bytes there are to compare with a disk of so many. A device may be longer than its disk, as a swap to one allows.
 fn size_of_other(backing: &BackingSpec, other: u64, disk: u64) -> u64 {
     let device = matches!(backing, BackingSpec::File { path, .. }
@@ -132,8 +138,8 @@ fn size_of_other(backing: &BackingSpec, other: u64, disk: u64) -> u64 {
     if device { other.min(disk) } else { other }
 }
 
-/// `of_server`: what is known of why the other copy cannot be read, if it is an export.
-fn fault(fault: CompareFault, of_server: Option<String>) -> Refusal {
+/// `of_servers`: what is known of why the disk and the other copy cannot be read, if they are exports.
+fn fault(fault: CompareFault, of_servers: [Option<String>; 2]) -> Refusal {
     let remedy = match fault {
         CompareFault::Disk { .. } => "see to the disk's backing: `ioplane disk show`",
         CompareFault::Other { .. } => {
@@ -141,8 +147,11 @@ fn fault(fault: CompareFault, of_server: Option<String>) -> Refusal {
         }
         CompareFault::Cancelled => "compare again",
     };
-    let error = match (fault, of_server) {
-        (CompareFault::Other { .. }, Some(why)) => format!("{fault}: {why}"),
+    let [of_disk, of_other] = of_servers;
+    let error = match (fault, of_disk, of_other) {
+        (CompareFault::Disk { .. }, Some(why), _) | (CompareFault::Other { .. }, _, Some(why)) => {
+            format!("{fault}: {why}")
+        }
         _ => fault.to_string(),
     };
     Refusal::failed(error, remedy)
@@ -185,14 +194,23 @@ impl Disk {
             return Err(Refusal::invalid(error, "say with which copy: --with PATH or URI").at("path"));
         };
         // Of an image its lock says so.
-        if matches!(backing, BackingSpec::Remote { .. }) && record.now.backing.same_content(&backing) {
+        let itself = || {
             let error = format!("{} is what the disk is on", backing.name());
-            return Err(Refusal::conflict(error, "name another copy").at("remote"));
+            Refusal::conflict(error, "name another copy").at("remote")
+        };
+        if matches!(backing, BackingSpec::Remote { .. }) && record.now.backing.same_content(&backing) {
+            return Err(itself());
         }
         let (bytes, disk) =
             self.served.handle.change(|model| ((model.bytes(), model.backing().clone()), false)).await?;
         let (owner, name, copy) = (context.opener(&record.now), record.now.name.clone(), backing.clone());
         let opened = blocking(move || open_other(&name, &copy, &owner)).await?;
+        // The same export may be reached by several addresses and names.
+        if let Some(other) = opened.import.as_deref().and_then(instance)
+            && self.import().as_deref().and_then(instance) == Some(other)
+        {
+            return Err(itself());
+        }
         let other_bytes = size_of_other(&backing, opened.backing.info().bytes, bytes);
         let watched = Watched::new(disk);
         let comparer = watched.comparer(&opened.backing)?;
@@ -224,7 +242,7 @@ impl Disk {
         context: Arc<DaemonContext>,
     ) {
         let name = self.served.note.read().now.name;
-        let seen = verify.clone();
+        let (seen, own) = (verify.clone(), self.import());
         let compared = on_thread(move || {
             let cancelled = seen.cancelled.subscribe();
             let outcome = comparer.run(seen.rate, &mut |found| {
@@ -236,7 +254,7 @@ impl Disk {
                 *cancelled.borrow()
             });
             seen.findings().clone_from(comparer.findings());
-            let why = opened.import.as_deref().and_then(remote::why_unreadable);
+            let why = [&own, &opened.import].map(|import| import.as_deref().and_then(remote::why_unreadable));
             // Closing the copies may wait for their last I/O.
             drop((comparer, opened));
             outcome.map_err(|fault| (fault, why))
@@ -246,7 +264,7 @@ impl Disk {
         match outcome {
             Ok(Ok(())) => verify.end(verify.result(), None),
             Ok(Err((CompareFault::Cancelled, _))) => verify.end(VerifyWord::Cancelled, None),
-            Ok(Err((why, of_server))) => verify.end(VerifyWord::Failed, Some(fault(why, of_server))),
+            Ok(Err((why, of_servers))) => verify.end(VerifyWord::Failed, Some(fault(why, of_servers))),
             Err(refused) => verify.end(VerifyWord::Failed, Some(refused)),
         }
         let words = verify.report().words();
