@@ -101,7 +101,7 @@ fn libvirt_migrates_a_guest_there_and_back_under_load() -> Result<()> {
             stage.say("migrated");
             load.progress(MINUTE).map_err(explain)?;
             load.progress(MINUTE).map_err(explain)?;
-            expect_right(&load.mark()?)?;
+            expect_right(&load.mark().map_err(explain)?)?;
             ensure!(
                 !from.virsh(&["list", "--name"])?.contains("web")
                     && to.virsh(&["list", "--name"])?.contains("web")

@@ -62,7 +62,8 @@ impl PollOutcome {
         PollOutcome { cost, more: true, ..PollOutcome::of(PollState::Busy) }
     }
 
-    /// The same; `more`: whether the poll ended because its budget did. Otherwise it ran dry, or waits.
+    /// The same; `more`: whether the poll ended because its budget did. Otherwise it ran dry, or waits. A poller that has done nothing says so of what
+    /// nobody would wake it for: the core does not let it rest then.
     #[inline]
     pub fn with_more(self, more: bool) -> Self {
         PollOutcome { more, ..self }

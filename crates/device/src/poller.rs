@@ -122,7 +122,8 @@ pub trait Poller: Any + Send {
     /// (invariants 2 and 3).
     fn resume(&mut self);
 
-    /// The core is about to sleep: ask to be kicked, then look once more.
+    /// The core is about to sleep: ask to be kicked, then look once more. The core polls once afterwards, and what that poll has begun and nobody would
+    /// wake the poller for it says by [`PollOutcome::has_more`].
     fn arm(&mut self) -> Armed;
 
     /// The core is awake: `polling` says whether it will look at the ring by itself from now on, so that kicks are waste.

@@ -666,6 +666,8 @@ fn room_of(room: u64) -> u32 {
 #[inline]
 fn cost_of(outcome: &PollOutcome) -> Polled {
     let cost = outcome.cost();
-    let bytes = if outcome.state() == PollState::Busy { poll_cost(cost.requests, cost.bytes) } else { 0 };
-    Polled { bytes, more: outcome.has_more() }
+    match outcome.state() {
+        PollState::Busy => Polled { bytes: poll_cost(cost.requests, cost.bytes), more: outcome.has_more() },
+        _ => Polled { bytes: 0, more: false },
+    }
 }

@@ -101,6 +101,11 @@ impl PollLoop {
         let outcome = self.step(index);
         let Some(entry) = &mut self.slots[index] else { return true };
         match outcome.state() {
+            // What has come since it was armed is not done with, and no descriptor tells of the rest.
+            PollState::Idle | PollState::Waiting if promised && outcome.has_more() => {
+                entry.slot.disarm(&self.context, polls);
+                return false;
+            }
             PollState::Idle | PollState::Waiting => {
                 entry.adaptive.rests();
                 if promised {
@@ -431,10 +436,13 @@ impl PollLoop {
             entry.looked = self.context.now();
         }
         let outcome = self.step(index);
-        let held = self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Held);
+        let is = |state| self.slots[index].as_ref().is_some_and(|entry| entry.state == state);
+        let (held, armed) = (is(SlotState::Held), is(SlotState::Armed));
         match outcome.state() {
             // Nothing is held back any more, and it has not asked to be kicked.
             PollState::Idle | PollState::Waiting if held => self.wake(index),
+            // Its descriptors do not tell of what it has begun.
+            PollState::Idle | PollState::Waiting if armed && outcome.has_more() => self.wake(index),
             PollState::Idle | PollState::Waiting => {
                 self.set_timer(index, outcome);
                 self.note_unheld(index);

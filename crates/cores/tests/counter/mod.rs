@@ -58,6 +58,11 @@ pub struct Line {
     pub stalled: AtomicBool,
     /// If it is not 0, a poll without work asks for another so much later.
     pub wakes_in_us: AtomicU64,
+    /// So many pieces come from below, each the next time that the poller has been armed; and so many while it rests, found by its next poll. One poll takes
+    /// half of a piece, the next one the other half, of which no descriptor tells.
+    pub come_when_armed: AtomicU64,
+    pub come_at_rest: AtomicU64,
+    pub pieces: AtomicU64,
     /// From which the poller reads once, on the core's ring. To be chosen before the queue runs.
     pub reads: OnceLock<OwnedFd>,
     /// How often that has ended, and how often its memory was given up.
@@ -106,6 +111,9 @@ impl Line {
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             wakes_in_us: AtomicU64::new(0),
+            come_when_armed: AtomicU64::new(0),
+            come_at_rest: AtomicU64::new(0),
+            pieces: AtomicU64::new(0),
             reads: OnceLock::new(),
             read: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
@@ -181,6 +189,11 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
+/// Takes one of so many; false if there is none.
+fn take_one(of: &AtomicU64) -> bool {
+    of.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok()
+}
+
 struct Server {
     line: Arc<Line>,
     /// Taken and not yet served.
@@ -189,6 +202,9 @@ struct Server {
     suspend: bool,
     /// Changes of the neighbour that were seen.
     seen: u64,
+    /// A piece has come, and its first half is done.
+    came: bool,
+    half: bool,
     /// What it reads into, once it does.
     reading: Option<(IoHandle, Buffer)>,
 }
@@ -294,6 +310,16 @@ impl Poller for Server {
         if self.drain && self.held == 0 && !reads {
             return PollOutcome::PARKED;
         }
+        if std::mem::take(&mut self.half) {
+            line.pieces.fetch_add(1, Ordering::Release);
+            return PollOutcome::busy(1, BYTES);
+        }
+        let found = line.rests.load(Ordering::Relaxed) && take_one(&line.come_at_rest);
+        if std::mem::take(&mut self.came) || found {
+            self.half = true;
+            line.rests.store(false, Ordering::Relaxed);
+            return PollOutcome::IDLE.with_more(true);
+        }
         if line.busy.load(Ordering::Relaxed) {
             return PollOutcome::busy(1, line.costs.load(Ordering::Relaxed));
         }
@@ -337,7 +363,11 @@ impl Poller for Server {
             > self.line.served.load(Ordering::Relaxed) + self.held;
         let untold = self.held > 0 && !self.line.tells.load(Ordering::Relaxed);
         let kickless = self.line.kickless.load(Ordering::Relaxed);
-        if (waits && !self.drain) || untold || kickless { Armed::WorkLeft } else { Armed::Armed }
+        if (waits && !self.drain) || untold || kickless || self.half {
+            return Armed::WorkLeft;
+        }
+        self.came |= take_one(&self.line.come_when_armed);
+        Armed::Armed
     }
 
     fn disarm(&mut self, context: &CoreContext, polling: bool) {
@@ -450,7 +480,16 @@ impl Device for Counter {
         for queue in activation.queues().clone() {
             let line = self.lines[usize::from(queue)].clone();
             line.made.fetch_add(1, Ordering::Relaxed);
-            let server = Server { line, held: 0, drain: false, suspend: false, seen: 0, reading: None };
+            let server = Server {
+                line,
+                held: 0,
+                drain: false,
+                suspend: false,
+                seen: 0,
+                came: false,
+                half: false,
+                reading: None,
+            };
             activation.add(queue, Box::new(server));
         }
         Ok(())

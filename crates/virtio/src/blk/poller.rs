@@ -707,7 +707,7 @@ impl BlkPoller {
         let held_until = work.channel.held_until();
         match (done, context.limited()) {
             // What nobody is woken for is polled for.
-            (0, _) if work.channel.held_back() => PollOutcome::IDLE,
+            (0, _) if work.channel.held_back() => PollOutcome::IDLE.with_more(true),
             (0, Some(at)) => PollOutcome::limited(at.min(held_until.unwrap_or(at)), context),
             (0, None) if waits => match held_until {
                 Some(at) => PollOutcome::WAITING.wake_at(at, context),

@@ -263,7 +263,7 @@ impl Poller for ExportPoller {
         self.readiness.want(&self.connection.socket, self.interest());
         match context.limited() {
             // What nobody is woken for is polled for.
-            _ if self.channel.held_back() => PollOutcome::IDLE,
+            _ if self.channel.held_back() => PollOutcome::IDLE.with_more(true),
             Some(at) => PollOutcome::limited(at, context),
             None if waits || self.awaits_control() => PollOutcome::WAITING,
             None => PollOutcome::IDLE,
