@@ -117,6 +117,9 @@ fn lock(qemu: &Mutex<Qemu>) -> MutexGuard<'_, Qemu> {
 }
 
 fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qemu>) -> Value {
+    if command == "qmp_capabilities" {
+        return json!({});
+    }
     let mut qemu = lock(own);
     let line = arguments["command-line"].as_str().map(str::to_owned);
     qemu.asked.push(line.clone().unwrap_or_else(|| command.to_owned()));

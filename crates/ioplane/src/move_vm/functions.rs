@@ -125,6 +125,8 @@ pub(super) struct Functions<'a> {
     guards: Guards,
     /// `pause-before-switchover` was on before.
     paused_before: bool,
+    /// What the guest here has left in the address port of its bus, once it stands still.
+    latch: Option<u32>,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -200,7 +202,7 @@ impl<'a> Functions<'a> {
             });
         }
         let time = DeviceTime::default();
-        Ok(Functions { vm, here, there, far, all, guards, paused_before, gone: false, time })
+        Ok(Functions { vm, here, there, far, all, guards, paused_before, latch: None, gone: false, time })
     }
 
     /// Whether this reason against a migration goes before it begins.
@@ -288,7 +290,9 @@ impl<'a> Functions<'a> {
     fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
         // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
         let all = &mut self.all;
-        with_ports(monitor, |ports| all.iter_mut().try_for_each(|one| note_set_up(ports, one)))?;
+        with_ports(monitor, &mut self.latch, |ports| {
+            all.iter_mut().try_for_each(|one| note_set_up(ports, one))
+        })?;
         for one in &mut self.all {
             not_cancelled(interrupted)?;
             // It may have come to rest although the answer says no, or does not come.
@@ -347,7 +351,7 @@ impl<'a> Functions<'a> {
             }
         }
         let (there, all) = (self.there, &self.all);
-        with_ports(&mut self.far, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
+        with_ports(&mut self.far, &mut None, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
     }
 
     /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
@@ -423,7 +427,11 @@ impl<'a> Functions<'a> {
         });
         try_to("a function here", self.go_on(true));
         let all = &self.all;
-        let set_back = with_ports(monitor, |ports| {
+        if stopped {
+            // It may have used them since.
+            self.latch = None;
+        }
+        let set_back = with_ports(monitor, &mut self.latch, |ports| {
             all.iter().try_for_each(|one| match one.command {
                 Some(command) => ports.write(one.found.place, bus::COMMAND, Size::Word, command),
                 None => Ok(()),
@@ -521,18 +529,15 @@ fn put(there: &Client, one: &Moving, carried: &CarriedFunctionV1) -> Result<()> 
 /// of wires that are up, and not which function has one up.
 fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     let place = one.found.place;
-    let command = ports.read(place, bus::COMMAND, Size::Word)?;
+    let both = ports.read(place, bus::COMMAND, Size::Long)?;
+    let (command, status) = (both & 0xffff, both >> 16);
     one.command = Some(command);
     ports.write(place, bus::COMMAND, Size::Word, command | INTX_OFF)?;
-    let Some(at) = ports.msix(place)? else { return Ok(()) };
+    let Some(at) = ports.msix(place, status)? else { return Ok(()) };
     let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
     let mut table = Vec::new();
     if control & MSIX_ENABLE != 0 && command & MEMORY != 0 {
-        let mut bars = [0; 6];
-        for (number, bar) in bars.iter_mut().enumerate() {
-            *bar = ports.read(place, bar_at(number), Size::Long)?;
-        }
-        let address = ports.msix_table(place, at, &bars)?.ok_or_else(|| {
+        let address = ports.msix_table(place, at)?.ok_or_else(|| {
             failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
         })?;
         let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
@@ -540,10 +545,6 @@ fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     }
     one.vectors = Some(Vectors { at, control, table });
     Ok(())
-}
-
-fn bar_at(number: usize) -> u8 {
-    bus::BAR0 + 4 * number as u8
 }
 
 /// An entry of an MSI-X table (PCI Local Bus Specification 3.0, 6.8.2.6 to 6.8.2.9).
@@ -559,8 +560,9 @@ fn vector(words: &[u32]) -> VectorForm {
 fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()> {
     let place: Place = one.found.place;
     let (Some(carried), Some(command)) = (&one.carried, one.command) else { return Ok(()) };
-    for (number, bar) in carried.bars.iter().enumerate() {
-        ports.write(place, bar_at(number), Size::Long, *bar)?;
+    // The others have the value that they have anyway: nobody has driven it.
+    for (number, bar) in (0..).zip(carried.bars).filter(|(_, bar)| *bar != 0) {
+        ports.write(place, bus::bar_at(number), Size::Long, bar)?;
     }
     // With the wired interrupt as the guest had it: from here on the function may raise it.
     ports.write(place, bus::COMMAND, Size::Word, command)?;

@@ -77,6 +77,7 @@ fn with_remedy(error: anyhow::Error, before: &str, more: &str) -> anyhow::Error 
         Err(other) => RefusalBody::new(Code::CommandFailed, format!("{other:#}"), ""),
     };
     body.error = format!("{before}: {}", body.error);
+    body.detail.clone_from(&body.error);
     let remedies = [body.remedy.as_str(), more];
     body.remedy = remedies.into_iter().filter(|remedy| !remedy.is_empty()).collect::<Vec<_>>().join("; ");
     CommandError(body).into()
