@@ -203,6 +203,8 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             qemu.migration = Some("device");
             json!({})
         }
+        // It comes too late.
+        "migrate_cancel" if qemu.migration == Some("completed") => json!({}),
         "migrate_cancel" => {
             qemu.migration = Some("cancelled");
             if qemu.state == "finish-migrate" {

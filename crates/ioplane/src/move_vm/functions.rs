@@ -440,7 +440,7 @@ impl<'a> Functions<'a> {
         if all.iter().any(|one| one.command.is_some()) {
             try_to("the command register of a function", set_back);
         }
-        try_to("the VM here", self.let_run(monitor, running, stopped));
+        try_to("the VM here", self.let_run(monitor, running));
         for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
             let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
             try_to("the log of a function", ended.map(drop));
@@ -478,24 +478,24 @@ impl<'a> Functions<'a> {
     }
 
     /// Ends the migration if it has not, and has the guest run if it did.
-    fn let_run(&mut self, monitor: &mut Monitor, running: bool, stopped: bool) -> Result<()> {
-        let migration = monitor.migration()?;
-        if is_under_way(&migration) {
+    fn let_run(&mut self, monitor: &mut Monitor, running: bool) -> Result<()> {
+        if is_under_way(&monitor.migration()?) {
             monitor.execute("migrate_cancel", &json!({}))?;
-            let end = Instant::now() + ARRIVAL;
-            while is_under_way(&monitor.migration()?) && Instant::now() < end {
-                std::thread::sleep(LOOK);
-            }
-            return Ok(());
         }
-        let sent = migration == "completed" && monitor.state()? == "postmigrate";
-        if sent {
+        // By itself QEMU lets it run as soon as it has given up.
+        let end = Instant::now() + ARRIVAL;
+        let settled = |monitor: &mut Monitor| Ok::<_, anyhow::Error>(!is_under_way(&monitor.migration()?));
+        while !(settled(monitor)? && monitor.state()? != "finish-migrate") && Instant::now() < end {
+            std::thread::sleep(LOOK);
+        }
+        let state = monitor.state()?;
+        if state == "postmigrate" {
             // Nobody is to let that one run, whose functions are here.
             if let Err(error) = self.far.execute("quit", &json!({})) {
                 hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
             }
         }
-        if running && (sent || stopped) {
+        if running && state != "running" {
             monitor.execute("cont", &json!({}))?;
         }
         Ok(())
