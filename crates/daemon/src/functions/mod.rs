@@ -17,6 +17,7 @@ mod hold;
 mod host;
 mod service;
 mod state;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
