@@ -248,8 +248,12 @@ impl Card {
     async fn rest_saved(&self, form: &QuiesceForm) -> Result<(), Refusal> {
         self.has_guest()?;
         let (name, handle) = (self.name(), &self.served.handle);
+        if handle.held().is_some_and(|left| left < Duration::MAX) {
+            return Err(refuse(&name, &CarryError::Held));
+        }
         if handle.held().is_none() {
-            let held = handle.hold(hold::policy(form), hold::HOLD).await.map_err(|_| gone(&name))?;
+            // The other host may have its state soon: it does not resume by itself.
+            let held = handle.hold(hold::policy(form), Duration::MAX).await.map_err(|_| gone(&name))?;
             held.map_err(|error| hold::refuse(&name, form, &error))?;
         }
         Ok(())
@@ -353,7 +357,9 @@ impl Card {
         let Gone { state, set_up } = gone_of(file)?;
         let _changing = self.changes()?;
         match way {
-            Way::Direct(_) => {
+            Way::Direct(address) => {
+                // Its replay will need the physical function, and then there is no way back.
+                blocking(move || physical(address).map(drop)).await?;
                 let version = u32::from(ioplane_moving::VERSION);
                 if state.version != version {
                     let text = format!(
@@ -368,9 +374,18 @@ impl Card {
             }
             Way::Saved => {
                 self.has_guest()?;
-                self.load_state(state).await.map(|()| false)
+                self.load_state(state).await?;
+                self.announce().await;
+                Ok(false)
             }
         }
+    }
+
+    /// Frames for an emulated NIC come here from now on, whoever had its address before.
+    async fn announce(&self) {
+        let announce = |device: &mut Lifecycle<Body>| device.with(Body::announce);
+        // One that is not told is found by the next frame of its guest.
+        let _ = self.served.handle.with(announce).await;
     }
 
     /// It goes on from its state: there, or here after all.
@@ -389,6 +404,7 @@ impl Card {
                 self.is_held()?;
                 self.log_saved(false).await?;
                 self.let_go().await?;
+                self.announce().await;
                 (0, begun.elapsed())
             }
         };

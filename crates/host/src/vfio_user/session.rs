@@ -50,6 +50,33 @@ pub(super) struct Underway<F: Function> {
     pub attempt: QuiesceAttempt,
 }
 
+/// How long a device is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Then it goes on by itself.
+    Until(Instant),
+    /// It goes on when it is told to, or when its client has left.
+    UntilTold,
+}
+
+impl Held {
+    /// From now on; [`Duration::MAX`] is for good.
+    pub fn for_(lease: Duration) -> Held {
+        if lease == Duration::MAX {
+            return Held::UntilTold;
+        }
+        Instant::now().checked_add(lease).map_or(Held::UntilTold, Held::Until)
+    }
+
+    /// When it goes on by itself.
+    pub fn until(self) -> Option<Instant> {
+        match self {
+            Held::Until(until) => Some(until),
+            Held::UntilTold => None,
+        }
+    }
+}
+
 /// What is fixed about a function, asked once a client.
 #[derive(Debug, Clone)]
 pub(super) struct FunctionInfo {
@@ -88,8 +115,8 @@ pub struct Session<F: Function> {
     pub(super) writes: VecDeque<DmaWrites>,
     /// Where this client looks for the data, once that is known.
     pub(super) layout: Option<DmaLayout>,
-    /// The daemon holds the device until then; or it has not gone on, and is tried again then.
-    pub(super) held_until: Option<Instant>,
+    /// The daemon holds the device; or it has not gone on, and is tried again.
+    pub(super) held: Option<Held>,
     /// The last quiescent point was forced, and the guest has not reached the device since.
     pub(super) forced: bool,
 }
@@ -137,7 +164,7 @@ impl<F: Function> Session<F> {
             written: None,
             writes: VecDeque::new(),
             layout: None,
-            held_until: None,
+            held: None,
             forced: false,
         })
     }
@@ -395,6 +422,11 @@ impl<F: Function> Session<F> {
         }
         // Also after an error: what cannot be taken back from hardware by asking goes when it is closed.
         self.with(None, Function::dismiss)?;
+        // What it was held for was the guest's state, which the reset has ended.
+        if self.held == Some(Held::UntilTold) {
+            let _ = self.let_go();
+            self.show();
+        }
         reset.and(emptied)
     }
 }

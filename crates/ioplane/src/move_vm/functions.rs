@@ -1,0 +1,590 @@
+//! The PCI functions of a VM that moves: the steps of docs/decisions/0077-a-function-in-steps.md at both daemons, and what their QEMUs have to be told of
+//! the functions, by their monitors. Why in this order: docs/decisions/0078-a-vm-moves-with-its-functions.md.
+//!
+//! ```text
+//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed --------------------> leave
+//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X -'   `--> (VF) replay --> cont
+//! ```
+//!
+//! Whatever fails before `leave`, the functions here go on, and the guest with them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_api::report::{
+    CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport, ServedState,
+    Stage,
+};
+use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
+use ioplane_cli::client::{Client, Method};
+use ioplane_cli::output::hint;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::bus::{self, Found, Place, Size, with_ports};
+use super::guard::Guards;
+use super::monitor::{Followed, Monitor, is_under_way};
+use super::ready::Far;
+use super::{failed, refused, with_remedy};
+
+/// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a step may take, ms; QEMU gives up on a function after five seconds.
+const STEP: u64 = 4000;
+/// For the other QEMU to have loaded the guest, once this one has sent it.
+const ARRIVAL: Duration = Duration::from_secs(60);
+/// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
+const MEMORY: u32 = 1 << 1;
+const INTX_OFF: u32 = 1 << 10;
+/// Bits of the control of MSI-X: vectors less one, and whether it is in use.
+const VECTORS: u32 = 0x7ff;
+const FUNCTION_MASK: u32 = 1 << 14;
+const MSIX_ENABLE: u32 = 1 << 15;
+
+/// What has been moved of a function.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct MovedFunction {
+    pub name: String,
+    pub mode: String,
+    /// Its place on the guest's bus.
+    pub place: String,
+    /// Bytes of its state.
+    pub state_bytes: u64,
+    /// Pages that it had written and that QEMU sent once more.
+    pub pages_sent: u64,
+    /// Register accesses that brought it to rest here.
+    pub stop_accesses: u64,
+    /// And there to where it was.
+    pub replay_accesses: u64,
+}
+
+/// What the devices took of the time in which the guest stood still, ms.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct DeviceTime {
+    /// From pre-switchover to `migrate-continue`.
+    pub stop_ms: f64,
+    /// From the end of the migration to `cont`.
+    pub revive_ms: f64,
+    /// Both, and what QEMU did in between.
+    pub stood_still_ms: f64,
+}
+
+/// How far a function is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stand {
+    Runs,
+    Logged,
+    Still,
+    Left,
+}
+
+/// MSI-X of a function, as the guest has set it up.
+struct Vectors {
+    /// Where the capability is.
+    at: u8,
+    control: u32,
+    /// The table, if it is in use.
+    table: Vec<VectorForm>,
+}
+
+struct Moving {
+    name: String,
+    /// A guest drives the hardware itself: it is brought back register by register.
+    direct: bool,
+    found: Found,
+    stand: Stand,
+    /// The command register as it was before INTx was switched off.
+    command: Option<u32>,
+    vectors: Option<Vectors>,
+    carried: Option<CarriedFunctionV1>,
+    moved: MovedFunction,
+}
+
+impl Moving {
+    fn path(&self, step: &str) -> String {
+        format!("/v1/pci/{}/{step}", self.name)
+    }
+
+    fn step<R: serde::de::DeserializeOwned>(&self, host: &Client, step: &str) -> Result<R> {
+        host.ask(
+            Method::POST,
+            &self.path(step),
+            Some(&FunctionStepForm { deadline_ms: STEP, guest_stopped: true }),
+        )
+    }
+}
+
+/// All of a VM's, and both hosts.
+pub(super) struct Functions<'a> {
+    vm: &'a str,
+    here: &'a Client,
+    there: &'a Client,
+    far: Monitor,
+    all: Vec<Moving>,
+    guards: Guards,
+    /// `pause-before-switchover` was on before.
+    paused_before: bool,
+    /// The guest is the other host's.
+    gone: bool,
+    time: DeviceTime,
+}
+
+/// Whether a function is such that it can go along at all.
+pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
+    let name = &function.name;
+    if function.mode == "passthrough" {
+        return Err(refused(
+            format!(
+                "PCI function {name} is passed through as it is: nobody knows its state, and it would not go along"
+            ),
+            format!(
+                "take it out of the VM (device_del); for virtual functions of an 82576 there is `ioplane pci add {name} --mode migratable`"
+            ),
+        ));
+    }
+    if function.state != ServedState::Served {
+        return Err(refused(
+            format!("PCI function {name} is not served"),
+            format!("see `ioplane pci show {name}`"),
+        ));
+    }
+    if function.stage != Stage::Running {
+        return Err(refused(
+            format!("PCI function {name} is held, or is not settled"),
+            format!("see `ioplane pci show {name}`; `ioplane pci resume {name}` lets it go on"),
+        ));
+    }
+    if let Some(why) = function.not_reset.as_ref().or(function.unusable.as_ref()) {
+        return Err(refused(
+            format!("PCI function {name} does not work: {why}"),
+            format!("see `ioplane pci show {name}`"),
+        ));
+    }
+    Ok(())
+}
+
+impl<'a> Functions<'a> {
+    /// Those of a VM, if it and both hosts are ready. Nothing is changed.
+    pub fn look(
+        vm: &'a str,
+        reports: &[FunctionReport],
+        here: &'a Client,
+        monitor: &mut Monitor,
+        Far { there, monitor: far }: Far<'a>,
+    ) -> Result<Functions<'a>> {
+        let paused_before = super::ready::settings(monitor, "here")?;
+        let guards = Guards::of(monitor)?;
+        let on_bus = bus::functions(monitor)?;
+        let mut all = Vec::new();
+        for report in reports {
+            let found = super::ready::on_the_bus(monitor, &on_bus, report)?;
+            let moved = MovedFunction {
+                name: report.name.clone(),
+                mode: report.mode.clone(),
+                place: found.place.to_string(),
+                state_bytes: 0,
+                pages_sent: 0,
+                stop_accesses: 0,
+                replay_accesses: 0,
+            };
+            all.push(Moving {
+                name: report.name.clone(),
+                direct: report.mode == "migratable",
+                found,
+                stand: Stand::Runs,
+                command: None,
+                vectors: None,
+                carried: None,
+                moved,
+            });
+        }
+        let time = DeviceTime::default();
+        Ok(Functions { vm, here, there, far, all, guards, paused_before, gone: false, time })
+    }
+
+    /// Whether this reason against a migration goes before it begins.
+    pub fn removes(&self, why: &str) -> bool {
+        self.guards.explain(why)
+    }
+
+    /// Moves the VM with them to where `uri` says. What QEMU says of the migration, and what was moved.
+    pub fn go(
+        mut self,
+        monitor: &mut Monitor,
+        uri: &str,
+        running: bool,
+        interrupted: &AtomicBool,
+    ) -> Result<(Value, Vec<MovedFunction>, DeviceTime)> {
+        match self.attempt(monitor, uri, running, interrupted) {
+            Ok(ended) => Ok((ended, self.all.into_iter().map(|one| one.moved).collect(), self.time)),
+            Err(error) if self.gone => Err(self.stranded(error, running)),
+            Err(error) => Err(self.stay(monitor, error, running)),
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        monitor: &mut Monitor,
+        uri: &str,
+        running: bool,
+        interrupted: &AtomicBool,
+    ) -> Result<Value> {
+        self.guards.remove(monitor)?;
+        self.pause_before(monitor, true)?;
+        // While it waits for a guest this only says that the guest is not to run by itself.
+        self.far.execute("stop", &json!({}))?;
+        for one in &mut self.all {
+            let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;
+            one.stand = Stand::Logged;
+        }
+        monitor.execute("migrate", &json!({ "uri": uri }))?;
+        let now = followed(monitor.follow("pre-switchover", LOOK, interrupted)?)?;
+        let begun = Instant::now();
+        if now["status"] != "pre-switchover" {
+            return Err(failed(
+                "QEMU did not wait before the switch-over",
+                "set the capability pause-before-switchover by its monitor, and see whether it stays set",
+            ));
+        }
+        self.is_awaited()?;
+        self.stand_still(monitor, interrupted)?;
+        monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
+        self.time.stop_ms = ms(begun);
+        // From here to `cont` it takes a moment, and is carried on to its end.
+        let ended = followed(monitor.follow("completed", LOOK, &AtomicBool::new(false))?)?;
+        let arriving = Instant::now();
+        self.arrived()?;
+        self.revive()?;
+        self.leave();
+        let replayed = self.replay();
+        if running {
+            self.far.execute("cont", &json!({}))?;
+        }
+        (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
+        replayed.map(|()| ended)
+    }
+
+    fn pause_before(&mut self, monitor: &mut Monitor, yes: bool) -> Result<()> {
+        if self.paused_before {
+            return Ok(());
+        }
+        let pause = json!({ "capability": "pause-before-switchover", "state": yes });
+        monitor.execute("migrate-set-capabilities", &json!({ "capabilities": [pause] })).map(drop)
+    }
+
+    /// The other QEMU is there, and waits.
+    fn is_awaited(&mut self) -> Result<()> {
+        match self.far.state()?.as_str() {
+            "inmigrate" => Ok(()),
+            state => Err(failed(
+                format!("the VM there is {state}, and not waiting for a guest any more"),
+                "start its QEMU again with -incoming",
+            )),
+        }
+    }
+
+    /// Brings all of them to rest, and has the other daemon look at the states of those that are brought back register by register.
+    fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
+        // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
+        let all = &mut self.all;
+        with_ports(monitor, |ports| all.iter_mut().try_for_each(|one| note_set_up(ports, one)))?;
+        for one in &mut self.all {
+            not_cancelled(interrupted)?;
+            // It may have come to rest although the answer says no, or does not come.
+            one.stand = Stand::Still;
+            let rested: RestedFunctionReport = one.step(self.here, "rest")?;
+            (one.moved.stop_accesses, one.moved.pages_sent) =
+                (rested.stop_accesses, rested.pages_sent.unwrap_or(0));
+            let carried: CarriedFunctionV1 = self.here.get(&one.path("carried"))?;
+            one.moved.state_bytes = (carried.state.len() / 4 * 3) as u64;
+            if one.direct {
+                put(self.there, one, &carried)?;
+            }
+            one.carried = Some(carried);
+        }
+        not_cancelled(interrupted)
+    }
+
+    /// The other QEMU has all of the guest.
+    fn arrived(&mut self) -> Result<()> {
+        let end = Instant::now() + ARRIVAL;
+        loop {
+            let state = self.far.state()?;
+            match state.as_str() {
+                "paused" => return Ok(()),
+                "inmigrate" | "postmigrate" | "finish-migrate" if Instant::now() < end => {
+                    std::thread::sleep(LOOK)
+                }
+                _ => {
+                    return Err(failed(
+                        format!("the VM has been sent, and is {state} there"),
+                        "see what the QEMU there says",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Has the other QEMU know the functions as this one did, after the states of those that were saved are loaded: the other way round they time out.
+    fn revive(&mut self) -> Result<()> {
+        for one in self.all.iter().filter(|one| !one.direct) {
+            if let Some(carried) = &one.carried {
+                put(self.there, one, carried)?;
+            }
+        }
+        let on_bus = bus::functions(&mut self.far)?;
+        for one in &self.all {
+            if !on_bus.contains(&one.found) {
+                let Found { place, kind, .. } = &one.found;
+                return Err(failed(
+                    format!(
+                        "the QEMU there has no {kind} at {place}, where PCI function {} is here",
+                        one.name
+                    ),
+                    "start it with the same devices in the same order",
+                ));
+            }
+        }
+        let (there, all) = (self.there, &self.all);
+        with_ports(&mut self.far, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
+    }
+
+    /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
+    fn leave(&mut self) {
+        for one in &mut self.all {
+            self.gone = true;
+            one.stand = Stand::Left;
+            let path = one.path("leave");
+            if let Err(error) = self.here.ask::<DoneReport>(Method::POST, &path, None::<&()>) {
+                hint(format!(
+                    "PCI function {} here could not be reset, and stands still: {error:#}",
+                    one.name
+                ));
+            }
+        }
+    }
+
+    fn replay(&mut self) -> Result<()> {
+        let mut first = Ok(());
+        for one in self.all.iter_mut().filter(|one| one.direct) {
+            // One that did not come to its state takes another try.
+            let replay = || one.step::<ReplayedFunctionReport>(self.there, "replay");
+            match replay().or_else(|_| replay()) {
+                Ok(replayed) => one.moved.replay_accesses = replayed.replay_accesses,
+                Err(error) => {
+                    let remedy = format!(
+                        "reset the function in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest; see `ioplane pci show {}` there",
+                        one.name
+                    );
+                    let told =
+                        failed(format!("PCI function {} does not work there: {error:#}", one.name), remedy);
+                    first = first.and(Err(told));
+                }
+            }
+        }
+        first
+    }
+
+    /// There is no way back.
+    fn stranded(mut self, error: anyhow::Error, running: bool) -> anyhow::Error {
+        let state = self.far.state().unwrap_or_default();
+        let remedy = match (state.as_str(), running) {
+            ("running", _) | ("paused", false) => {
+                "the guest is there: end the QEMU here, and do not let it continue"
+            }
+            _ => {
+                "the guest is there and stands still: say `cont` by the monitor there; end the QEMU here, and do not let it continue"
+            }
+        };
+        with_remedy(error, &format!("VM {} has moved", self.vm), remedy)
+    }
+
+    /// The guest goes on here, with its functions. In an order that never has it run without them for longer than it takes to see that it does.
+    fn stay(mut self, monitor: &mut Monitor, error: anyhow::Error, running: bool) -> anyhow::Error {
+        let mut troubles = Vec::new();
+        let mut try_to = |what: &str, done: Result<()>| {
+            if let Err(error) = done {
+                troubles.push(format!("{what}: {error:#}"));
+            }
+        };
+        // Accesses to these wait, those of the monitor too.
+        try_to("a function here", self.go_on(false));
+        // QEMU lets the guest run by itself after a migration that has failed at its end.
+        let stopped = match monitor.state() {
+            Ok(state) if state == "running" && self.all.iter().any(|one| one.command.is_some()) => {
+                monitor.execute("stop", &json!({})).map(|_| true)
+            }
+            other => other.map(|_| false),
+        };
+        let stopped = stopped.unwrap_or_else(|error| {
+            try_to("the monitor here", Err(error));
+            false
+        });
+        try_to("a function here", self.go_on(true));
+        let all = &self.all;
+        let set_back = with_ports(monitor, |ports| {
+            all.iter().try_for_each(|one| match one.command {
+                Some(command) => ports.write(one.found.place, bus::COMMAND, Size::Word, command),
+                None => Ok(()),
+            })
+        });
+        if all.iter().any(|one| one.command.is_some()) {
+            try_to("the command register of a function", set_back);
+        }
+        try_to("the VM here", self.let_run(monitor, running, stopped));
+        for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
+            let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
+            try_to("the log of a function", ended.map(drop));
+        }
+        try_to("its migration", self.pause_before(monitor, false));
+        let guarded = self.guards.put_back(monitor);
+        try_to("what keeps it from being migrated without its functions", guarded);
+        for trouble in troubles {
+            hint(format!("not as it was before: {trouble}"));
+        }
+        let runs = monitor.state().ok();
+        let remedy = match (runs.as_deref(), running) {
+            (Some("running"), _) => "it runs here as before",
+            (Some("paused"), false) => "it is here, paused as before",
+            (Some(_), _) => {
+                "it is here, and does not run: `cont` by its monitor lets it go on, if the other QEMU is gone"
+            }
+            (None, _) => "its monitor does not answer: see whether it runs",
+        };
+        with_remedy(error, &format!("VM {} did not move", self.vm), remedy)
+    }
+
+    /// Those at rest go on, of one sort.
+    fn go_on(&mut self, direct: bool) -> Result<()> {
+        let mut first = Ok(());
+        for one in self.all.iter_mut().filter(|one| one.direct == direct && one.stand == Stand::Still) {
+            match one.step::<ReplayedFunctionReport>(self.here, "replay") {
+                Ok(_) => one.stand = Stand::Runs,
+                // It had not come to rest.
+                Err(error) if format!("{error:#}").contains("it runs") => one.stand = Stand::Logged,
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        first
+    }
+
+    /// Ends the migration if it has not, and has the guest run if it did.
+    fn let_run(&mut self, monitor: &mut Monitor, running: bool, stopped: bool) -> Result<()> {
+        let migration = monitor.migration()?;
+        if is_under_way(&migration) {
+            monitor.execute("migrate_cancel", &json!({}))?;
+            let end = Instant::now() + ARRIVAL;
+            while is_under_way(&monitor.migration()?) && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+            return Ok(());
+        }
+        let sent = migration == "completed" && monitor.state()? == "postmigrate";
+        if sent {
+            // Nobody is to let that one run, whose functions are here.
+            if let Err(error) = self.far.execute("quit", &json!({})) {
+                hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
+            }
+        }
+        if running && (sent || stopped) {
+            monitor.execute("cont", &json!({}))?;
+        }
+        Ok(())
+    }
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+fn followed(followed: Followed) -> Result<Value> {
+    match followed {
+        Followed::There(now) => Ok(now),
+        Followed::Ended { cancelled: true, why } => Err(refused(format!("the move was cancelled{why}"), "")),
+        Followed::Ended { cancelled: false, why } => Err(failed(format!("QEMU has given it up{why}"), "")),
+    }
+}
+
+fn not_cancelled(interrupted: &AtomicBool) -> Result<()> {
+    match interrupted.load(Ordering::SeqCst) {
+        false => Ok(()),
+        true => Err(refused("the move was cancelled", "")),
+    }
+}
+
+fn put(there: &Client, one: &Moving, carried: &CarriedFunctionV1) -> Result<()> {
+    there.ask::<DoneReport>(Method::PUT, &one.path("carried"), Some(carried)).map(drop)
+}
+
+/// Notes how the guest has set the function up, as far as nobody else knows, and switches its wired interrupt off: QEMU migrates the bus's count
+/// of wires that are up, and not which function has one up.
+fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
+    let place = one.found.place;
+    let command = ports.read(place, bus::COMMAND, Size::Word)?;
+    one.command = Some(command);
+    ports.write(place, bus::COMMAND, Size::Word, command | INTX_OFF)?;
+    let Some(at) = ports.msix(place)? else { return Ok(()) };
+    let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
+    let mut table = Vec::new();
+    if control & MSIX_ENABLE != 0 && command & MEMORY != 0 {
+        let mut bars = [0; 6];
+        for (number, bar) in bars.iter_mut().enumerate() {
+            *bar = ports.read(place, bar_at(number), Size::Long)?;
+        }
+        let address = ports.msix_table(place, at, &bars)?.ok_or_else(|| {
+            failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
+        })?;
+        let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
+        table = words.chunks_exact(bus::ENTRY).map(vector).collect();
+    }
+    one.vectors = Some(Vectors { at, control, table });
+    Ok(())
+}
+
+fn bar_at(number: usize) -> u8 {
+    bus::BAR0 + 4 * number as u8
+}
+
+/// An entry of an MSI-X table (PCI Local Bus Specification 3.0, 6.8.2.6 to 6.8.2.9).
+fn vector(words: &[u32]) -> VectorForm {
+    VectorForm {
+        address: u64::from(words[1]) << 32 | u64::from(words[0]),
+        data: words[2],
+        masked: words[3] & 1 != 0,
+    }
+}
+
+/// Sets a function up as it was, by the monitor of the QEMU that has it now.
+fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()> {
+    let place: Place = one.found.place;
+    let (Some(carried), Some(command)) = (&one.carried, one.command) else { return Ok(()) };
+    for (number, bar) in carried.bars.iter().enumerate() {
+        ports.write(place, bar_at(number), Size::Long, *bar)?;
+    }
+    // With the wired interrupt as the guest had it: from here on the function may raise it.
+    ports.write(place, bus::COMMAND, Size::Word, command)?;
+    let Some(vectors) = &one.vectors else { return Ok(()) };
+    let control = vectors.at + bus::MSIX_CONTROL;
+    let mut switch = |value: u32| ports.write(place, control, Size::Word, value);
+    let write = |table: Vec<VectorForm>| {
+        let form = WriteVectorsForm { table, deadline_ms: STEP, guest_stopped: true };
+        there.ask::<DoneReport>(Method::PUT, &one.path("vectors"), Some(&form))
+    };
+    let Vectors { control: now, table, .. } = vectors;
+    let wired = |number: usize| carried.vectors.iter().any(|wired| usize::from(*wired) == number);
+    let masked = |(number, vector): (usize, &VectorForm)| vector.masked && wired(number);
+    if table.iter().enumerate().any(masked) {
+        // QEMU wires only what is not masked, and keeps a wire that is masked later: so all that had one get it, and then come the masks, under that of
+        // the function. A mask by itself would have QEMU ask the daemon something that waits for QEMU to write the table.
+        let open =
+            table.iter().enumerate().map(|(number, vector)| VectorForm { masked: !wired(number), ..*vector });
+        write(open.collect())?;
+        switch(now & !FUNCTION_MASK)?;
+        switch(now | FUNCTION_MASK)?;
+    }
+    if !table.is_empty() {
+        write(table.clone())?;
+    }
+    switch(*now)
+}
