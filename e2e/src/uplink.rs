@@ -34,11 +34,11 @@ impl Host {
         ip(&format!("netns add {space}"))?;
         let mut host = Host { space, index: 0 };
         let space = &host.space;
-        ip(&format!("-n {space} link add bridge type bridge forward_delay 0 mcast_snooping 0"))?;
-        ip(&format!("-n {space} link set bridge address {HOST_MAC} up"))?;
+        ip(&format!("-n {space} link add name bridge type bridge forward_delay 0 mcast_snooping 0"))?;
+        ip(&format!("-n {space} link set dev bridge address {HOST_MAC} up"))?;
         for tap in taps {
             ip(&format!("link set {tap} netns {space}"))?;
-            ip(&format!("-n {space} link set {tap} master bridge up"))?;
+            ip(&format!("-n {space} link set dev {tap} master bridge up"))?;
         }
         host.index = index(space, "bridge")?;
         Ok(host)

@@ -184,7 +184,7 @@ fn troubled(
     let (mut next, uri) = waiting(stage, there)?;
     // Slow enough to be stopped on the way.
     vm.pace(24 << 20, DOWNTIME)?;
-    let mut moving = Move::of(vm, here, &uri, there, &next)?.begin()?;
+    let moving = Move::of(vm, here, &uri, there, &next)?.begin()?;
     vm.wait_migration(&["active"])?;
     moving.stop()?;
     vm.pace(BANDWIDTH, DOWNTIME)?;

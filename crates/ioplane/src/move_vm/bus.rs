@@ -104,14 +104,18 @@ impl Size {
 }
 
 /// The ports, while somebody uses them.
-pub(super) struct Ports<'a>(&'a mut Monitor);
+pub(super) struct Ports<'a> {
+    monitor: &'a mut Monitor,
+    /// What was written to the address port last: each command of HMP's takes time in which a guest stands still.
+    address: Option<u32>,
+}
 
 /// Does `work` with the ports of a guest that stands still. What it had in the address port is there again afterwards, also after an error.
 pub(super) fn with_ports<R>(
     monitor: &mut Monitor,
     work: impl FnOnce(&mut Ports<'_>) -> Result<R>,
 ) -> Result<R> {
-    let mut ports = Ports(monitor);
+    let mut ports = Ports { monitor, address: None };
     let latch = ports.input(ADDRESS, Size::Long)?;
     let done = work(&mut ports);
     let put_back = ports.output(ADDRESS, Size::Long, latch);
@@ -120,14 +124,14 @@ pub(super) fn with_ports<R>(
 
 impl Ports<'_> {
     fn input(&mut self, port: u16, size: Size) -> Result<u32> {
-        let said = self.0.human(&format!("i/{} {port:#x}", size.letter()))?;
+        let said = self.monitor.human(&format!("i/{} {port:#x}", size.letter()))?;
         let number =
             said.rsplit_once("= 0x").and_then(|(_, digits)| u32::from_str_radix(digits.trim(), 16).ok());
         number.ok_or_else(|| unreadable(&said))
     }
 
     fn output(&mut self, port: u16, size: Size, value: u32) -> Result<()> {
-        let said = self.0.human(&format!("o/{} {port:#x} {value:#x}", size.letter()))?;
+        let said = self.monitor.human(&format!("o/{} {port:#x} {value:#x}", size.letter()))?;
         if said.is_empty() { Ok(()) } else { Err(unreadable(&said)) }
     }
 
@@ -139,7 +143,10 @@ impl Ports<'_> {
             | u32::from(slot) << 11
             | u32::from(function) << 8
             | u32::from(register & 0xfc);
-        self.output(ADDRESS, Size::Long, address)?;
+        if self.address != Some(address) {
+            self.output(ADDRESS, Size::Long, address)?;
+            self.address = Some(address);
+        }
         Ok(DATA + u16::from(register & 3))
     }
 
@@ -182,7 +189,7 @@ impl Ports<'_> {
 
     /// Words of memory, or of what is there in its place, as the guest sees it.
     pub fn memory(&mut self, address: u64, count: usize) -> Result<Vec<u32>> {
-        let said = self.0.human(&format!("xp /{count}xw {address:#x}"))?;
+        let said = self.monitor.human(&format!("xp /{count}xw {address:#x}"))?;
         let words = words(&said).filter(|words| words.len() == count);
         words.ok_or_else(|| unreadable(&said))
     }
