@@ -7,7 +7,7 @@
 //! ```
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::igb::GUEST_IP;
+use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
 use ioplane_e2e::process::built;
 use ioplane_e2e::streams::{Counted, Driven};
 use ioplane_e2e::travel::{PORT, VM};
@@ -213,7 +213,9 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     right(&driven, MISHAPS.len())?;
     let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
-    third.kill()?;
+    news("a move while the interface is down");
+    let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&there))?;
+    fourth.kill()?;
     news("done");
     Ok(())
 }
@@ -247,7 +249,20 @@ fn told(driven: &Driven, moves: [&Value; 2]) {
     eprintln!("figures: {line}");
 }
 
-/// Kills the process of the daemon `name` with this signal.
+/// The driver has given its interrupts back, so all vectors are masked, with nothing in their entries; QEMU has kept them wired.
+fn while_down<'a>(l1: &'a L1, here: &Side<'_>, source: L2<'a>, there: &Side<'_>) -> Result<L2<'a>> {
+    let interface = "/tmp/busybox ip link set $(ls /sys/bus/pci/drivers/igbvf/*/net)";
+    l1.ask("third", &format!("{interface} down"))?;
+    let (guest, _) = moves(l1, here, source, ["third", "fourth"], there)?;
+    let ping = format!("/tmp/busybox ping -q -c 1 -W 5 {PEER_IP} >/dev/null");
+    l1.ask(
+        "fourth",
+        &format!("{interface} up; for try in $(seq 10); do {ping} && break; done; {ping} && {ping}"),
+    )?;
+    Ok(guest)
+}
+
+/// Sends the daemon `name` this signal.
 fn signal(l1: &L1, name: &str, signal: &str) -> Result<()> {
     l1.run(&format!("kill -{signal} $(cat /tmp/{name}/pid)"), MINUTE).map(drop)
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Gaps that are told.
 const GAPS: usize = 16;
-/// For what is on its way at the end.
-const REST: Duration = Duration::from_secs(3);
+/// At the end, when nothing has come for so long nothing is on its way any more.
+const REST: Duration = Duration::from_secs(10);
 /// Datagrams that may be without an echo. More would overrun a stage that is slower than the wanted rate, and what is lost is to be the move's.
 const WINDOW: u64 = 8;
 /// After so long without any echo one more is sent.
@@ -71,7 +71,14 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
             }
         });
         let early = !ended.swap(true, Ordering::Relaxed);
-        std::thread::sleep(REST);
+        let (mut came, mut since) = (answered.load(Ordering::Relaxed), Instant::now());
+        while since.elapsed() < REST {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = answered.load(Ordering::Relaxed);
+            if now != came {
+                (came, since) = (now, Instant::now());
+            }
+        }
         over.store(true, Ordering::Relaxed);
         let came = coming.join().map_err(|_| anyhow::anyhow!("receiving panicked"))?;
         let received = received?;
