@@ -179,6 +179,12 @@ impl Job<'_> {
         self.l1.run(&format!("kill -9 -$(cat {pid})"), Duration::from_secs(10)).map(drop)
     }
 
+    /// Sends it SIGINT, as Ctrl-C does.
+    pub fn interrupt(&self) -> Result<()> {
+        let pid = self.file("pid").display().to_string();
+        self.l1.run(&format!("kill -INT -$(cat {pid})"), Duration::from_secs(10)).map(drop)
+    }
+
     pub fn wait(&self, limit: Duration) -> Result<Ended> {
         let status = self.l1.wait_for(&format!("{}.status", self.number), limit);
         let status = status.with_context(|| format!("the script has said:\n{}", self.output()))?;
