@@ -84,6 +84,11 @@ fn one(device: &Value) -> Option<Found> {
     })
 }
 
+/// Whether the guest's machine has the ports. Looking does nothing to a guest that runs.
+pub(super) fn has_ports(monitor: &mut Monitor) -> Result<bool> {
+    Ok(Ports { monitor, address: None }.input(ADDRESS, Size::Long)? != u32::MAX)
+}
+
 /// Bytes of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
@@ -198,7 +203,7 @@ impl Ports<'_> {
             true => self.read(place, bar_at(number + 1), Size::Long)?,
             false => 0,
         };
-        Ok(memory_at(low, high).map(|bar| bar + u64::from(table & !7)))
+        Ok(memory_at(low, high).and_then(|bar| bar.checked_add(u64::from(table & !7))))
     }
 
     /// Words of memory, or of what is there in its place, as the guest sees it.
@@ -228,7 +233,8 @@ fn has_high(low: u32) -> bool {
 
 /// Address of a BAR of memory, whose next word is `high` if it has 64 bits.
 fn memory_at(low: u32, high: u32) -> Option<u64> {
-    (low & 1 == 0).then(|| u64::from(high) << 32 | u64::from(low & !0xf))
+    let address = u64::from(high) << 32 | u64::from(low & !0xf);
+    (low & 1 == 0 && address != 0).then_some(address)
 }
 
 fn unreadable(said: &str) -> anyhow::Error {
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn bars_of_memory_have_an_address() {
         assert_eq!(memory_at(0xfebf_0008, 0), Some(0xfebf_0000));
-        assert_eq!(memory_at(0xc001, 0), None);
+        assert_eq!((memory_at(0xc001, 0), memory_at(4, 0)), (None, None));
         assert_eq!(memory_at(0xe000_000c, 0x12), Some(0x12_e000_0000));
         assert_eq!([4, 0xc, 0, 8, 1, 5].map(has_high), [true, true, false, false, false, false]);
     }
