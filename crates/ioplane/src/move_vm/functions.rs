@@ -413,7 +413,10 @@ impl<'a> Functions<'a> {
             }
         }
         let (there, all) = (self.there, &self.all);
-        with_ports(&mut self.far, &mut None, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
+        with_ports(&mut self.far, &mut None, |ports| {
+            ports.route_again(&on_bus)?;
+            all.iter().try_for_each(|one| set_up(ports, there, one))
+        })
     }
 
     /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
