@@ -402,8 +402,7 @@ fn whatever_the_monitors_refuse_the_guest_goes_on_with_its_nic() {
     let (near, far) = {
         let other = World::new();
         assert_eq!(other.moves([None, None]).code, 0);
-        let counts = (other.near().asked.len(), other.far().asked.len());
-        counts
+        (other.near().asked.len(), other.far().asked.len())
     };
     assert!(near > 20 && far > 15, "{near} {far}");
     for at in 0..near {
