@@ -37,7 +37,7 @@ fn words(said: &str) -> Result<Vec<u32>> {
 
 impl L2<'_> {
     /// So many words of its physical memory, or of registers there, as QEMU sees them.
-    fn physical(&self, address: u64, count: usize) -> Result<Vec<u32>> {
+    pub fn physical(&self, address: u64, count: usize) -> Result<Vec<u32>> {
         let said = self.monitor(&format!("xp /{count}wx {address:#x}"))?;
         let words = words(&said)?;
         ensure!(words.len() == count, "{said}");

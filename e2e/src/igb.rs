@@ -1,9 +1,9 @@
-//! An L1 with an Intel 82576 (QEMU's igb) and virtual functions of it, behind an IOMMU. At the other end of the card's cable is an
-//! interface of L1 itself, `peer14`.
+//! An L1 with Intel 82576s (QEMU's igb) and virtual functions of them, behind an IOMMU. At the other end of each card's cable is one hub,
+//! with an interface of L1 itself, `peer14`.
 //!
 //! ```text
-//!   L1:  pf14 (the physical function, up) --cable-- peer14: 10.0.20.1/24
-//!         |-- virtual function 0, 1, ... without a driver
+//!   L1:  pf14, pf15, ... (physical functions, up) --cables-- a hub -- peer14: 10.0.20.1/24
+//!         |-- virtual function 0, 1, ... of each, without a driver
 //!   L2:  a virtual function: 10.0.20.2/24
 //! ```
 
@@ -14,33 +14,53 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// The slot of the card's port, and of the network's number.
+/// The slot of the first card's port, and the hub's number.
 const SLOT: u8 = 0x14;
-const CARD_MAC: &str = "52:54:00:00:14:02";
 const PEER_MAC: &str = "52:54:00:00:14:01";
-/// Where the physical function is: bus 1 is behind the only port.
-pub const CARD: &str = "0000:01:00.0";
 /// The address of whoever is at the other end, in L1.
 pub const PEER_IP: &str = "10.0.20.1";
 /// The address that a guest gives its virtual function.
 pub const GUEST_IP: &str = "10.0.20.2";
-/// Interface of the other end, and of the physical function.
+/// Interface of the other end.
 pub const PEER: &str = "peer14";
-pub const PHYSICAL: &str = "pf14";
 
 /// Virtual functions, by address.
 pub type VirtualFunctions = Vec<String>;
 
+/// Hardware address of a card's physical function.
+fn card_mac(card: u8) -> String {
+    format!("52:54:00:00:14:{:02x}", 2 + card)
+}
+
+/// The card, behind a port of its own.
+fn card_args(card: u8) -> String {
+    let (slot, mac) = (SLOT + card, card_mac(card));
+    format!(
+        " -netdev hubport,id=near{slot:x},hubid={SLOT} \
+         -device pcie-root-port,id=port{slot:x},addr={slot:x},chassis={slot} \
+         -device igb,bus=port{slot:x},netdev=near{slot:x},mac={mac},romfile="
+    )
+}
+
 impl L1 {
-    /// Boots one with the card and so many virtual functions, which have no driver. The host's own QEMU of Debian 12 has no igb: the
-    /// newer one runs it.
+    /// Boots one with one card; see [`L1::boot_with_igbs`].
     pub fn boot_with_igb(memory_mib: u64, functions: u32, news: News<'_>) -> Result<(L1, VirtualFunctions)> {
-        let args = format!(
-            "-device intel-iommu,intremap=on -netdev hubport,id=near,hubid={SLOT} -netdev hubport,id=far,hubid={SLOT} \
-             -device pcie-root-port,id=port{SLOT:x},addr={SLOT:x},chassis={SLOT} \
-             -device igb,bus=port{SLOT:x},netdev=near,mac={CARD_MAC},romfile= \
-             -device virtio-net-pci,netdev=far,mac={PEER_MAC},romfile="
+        let (l1, mut cards) = L1::boot_with_igbs(memory_mib, 1, functions, news)?;
+        Ok((l1, cards.pop().context("one card")?))
+    }
+
+    /// Boots one with so many cards, and so many virtual functions of each, which have no driver. The host's own QEMU of Debian 12 has no
+    /// igb: the newer one runs it.
+    pub fn boot_with_igbs(
+        memory_mib: u64,
+        cards: u8,
+        functions: u32,
+        news: News<'_>,
+    ) -> Result<(L1, Vec<VirtualFunctions>)> {
+        let mut args = format!(
+            "-device intel-iommu,intremap=on -netdev hubport,id=far,hubid={SLOT} -device virtio-net-pci,netdev=far,mac={PEER_MAC},romfile="
         );
+        args.extend((0..cards).map(card_args));
         let l1 = L1::boot_as(
             &Shape {
                 memory_mib,
@@ -52,28 +72,42 @@ impl L1 {
             },
             news,
         )?;
-        let (find_peer, find_card) = (crate::nics::find(PEER_MAC), crate::nics::find(CARD_MAC));
+        let find_peer = crate::nics::find(PEER_MAC);
+        l1.run(
+            &format!("set -e\n{RAISE}\n{find_peer} up {PEER}; ip addr add {PEER_IP}/24 dev {PEER}"),
+            MINUTE,
+        )?;
+        let made = (0..cards).map(|card| l1.virtual_functions(card, functions)).collect::<Result<_>>()?;
+        Ok((l1, made))
+    }
+
+    /// Makes virtual functions of a card.
+    fn virtual_functions(&self, card: u8, count: u32) -> Result<VirtualFunctions> {
+        let (find_card, physical) = (crate::nics::find(&card_mac(card)), format!("pf{:x}", SLOT + card));
         // The physical function is up before it has virtual ones, as its driver wants it.
-        let said = l1.run(
+        let said = self.run(
             &format!(
                 "set -e
-                 up() {{ ip link set $name name $1; echo 1 >/proc/sys/net/ipv6/conf/$1/disable_ipv6; ip link set $1 up; }}
-                 {find_peer} up {PEER}; ip addr add {PEER_IP}/24 dev {PEER}
-                 {find_card} up {PHYSICAL}
-                 for try in $(seq 300); do [ \"$(cat /sys/class/net/{PHYSICAL}/carrier)\" = 1 ] && break; sleep 0.1; done
-                 cd /sys/bus/pci/devices/{CARD}
-                 echo 0 >sriov_drivers_autoprobe; echo {functions} >sriov_numvfs
-                 for n in $(seq 0 $(({functions} - 1))); do basename $(readlink -f virtfn$n); done"
+                 {RAISE}
+                 {find_card} up {physical}
+                 for try in $(seq 300); do [ \"$(cat /sys/class/net/{physical}/carrier)\" = 1 ] && break; sleep 0.1; done
+                 cd /sys/class/net/{physical}/device/
+                 echo 0 >sriov_drivers_autoprobe; echo {count} >sriov_numvfs
+                 for n in $(seq 0 $(({count} - 1))); do basename $(readlink -f virtfn$n); done"
             ),
             MINUTE,
         );
-        let said = said.context("virtual functions of the card")?;
+        let said = said.context("virtual functions of a card")?;
         let found: VirtualFunctions =
             said.split_whitespace().filter(|word| word.starts_with("0000:")).map(Into::into).collect();
-        ensure!(found.len() == functions as usize, "virtual functions: {said}");
-        Ok((l1, found))
+        ensure!(found.len() == count as usize, "virtual functions: {said}");
+        Ok(found)
     }
 }
+
+/// Names the interface `$name` and raises it, without IPv6.
+const RAISE: &str =
+    "up() { ip link set $name name $1; echo 1 >/proc/sys/net/ipv6/conf/$1/disable_ipv6; ip link set $1 up; }";
 
 impl L2<'_> {
     /// Loads igbvf, gives the only virtual function its address and raises it; the other end answers when this returns.

@@ -56,6 +56,11 @@ impl Inner<'_> {
         serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
     }
 
+    /// Starts `ioplane WORDS`.
+    pub fn start(&self, words: &str) -> Result<Job<'_>> {
+        self.l1.start(&format!("exec {}", self.command(words)?))
+    }
+
     /// Runs what must be refused; what was said to that.
     pub fn refused(&self, words: &str) -> Result<String> {
         let ended = self.l1.start(&self.command(words)?)?.wait(MINUTE)?;

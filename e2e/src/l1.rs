@@ -78,6 +78,11 @@ impl L1 {
         Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
     }
 
+    /// One of so much memory with these modules besides, as `,tun`.
+    pub fn boot_with_modules(memory_mib: u64, load: &str, news: News<'_>) -> Result<L1> {
+        Self::boot_as(&Shape { memory_mib, load, ..Shape::default() }, news)
+    }
+
     /// Boots one of that shape.
     pub(crate) fn boot_as(shape: &Shape<'_>, news: News<'_>) -> Result<L1> {
         let host = Host::prepare(news)?;
@@ -177,6 +182,12 @@ impl Job<'_> {
     pub fn kill(&self) -> Result<()> {
         let pid = self.file("pid").display().to_string();
         self.l1.run(&format!("kill -9 -$(cat {pid})"), Duration::from_secs(10)).map(drop)
+    }
+
+    /// Sends it SIGINT, as Ctrl-C does.
+    pub fn interrupt(&self) -> Result<()> {
+        let pid = self.file("pid").display().to_string();
+        self.l1.run(&format!("kill -INT -$(cat {pid})"), Duration::from_secs(10)).map(drop)
     }
 
     pub fn wait(&self, limit: Duration) -> Result<Ended> {

@@ -35,8 +35,8 @@ pub struct L2<'a> {
 }
 
 impl L1 {
-    /// Boots one in the host's QEMU: its name, more arguments for QEMU (the machine at least), more words for the kernel. Its
-    /// monitor is `/tmp/NAME.qmp` in L1, and its root is the first virtio disk.
+    /// Boots one in the host's QEMU: its name, more arguments for QEMU (the machine at least, and `-name` if the VM has another), more words for the
+    /// kernel. Its monitor is `/tmp/NAME.qmp` in L1, and its root is the first virtio disk.
     pub fn debian(&self, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
         self.debian_by(Version::Host, name, args, append)
     }
@@ -112,11 +112,12 @@ impl L1 {
         };
         let root = parts.root.map(disk).unwrap_or_default();
         let (program, words) = program(version, "qemu-system-x86_64", Vec::new(), &|_| {})?;
+        let named = if args.contains("-name ") { String::new() } else { format!("-name {name}") };
         let quoted = words.iter().map(|word| format!(" '{}'", word.to_string_lossy().replace('\'', "'\\''")));
         let words: String = quoted.collect();
         let qemu = self.start(&format!(
             "exec env {before} {program}{words} -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
-             -name {name} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
+             {named} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
              -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
              -fsdev local,id=folder,path={path},security_model=none \
              -qmp unix:/tmp/{name}.qmp,server=on,wait=off \

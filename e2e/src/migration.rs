@@ -1,13 +1,16 @@
 //! Guests that move from one QEMU to another while they run, and what of their memory arrives.
 
 use crate::daemon::Daemon;
+use crate::process::Process;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a migration may take under a translator, on two cores, under load.
@@ -38,6 +41,70 @@ pub struct MoveReport {
     /// As QEMU measured it.
     pub downtime_ms: u64,
     pub bytes: u64,
+}
+
+/// `ioplane move vm` of a guest with PCI functions, to the QEMU `there`.
+pub struct Move {
+    args: Vec<OsString>,
+    log: PathBuf,
+}
+
+impl Move {
+    /// To where `next`, a QEMU of the host `there`, waits.
+    pub fn of(vm: &Vm, here: &Daemon, uri: &str, there: &Daemon, next: &Vm) -> Result<Move> {
+        let mut args: Vec<OsString> = vec!["--socket".into(), here.socket().into()];
+        args.extend(["move", "vm", vm.name(), "--json", "--to", uri, "--qmp"].map(OsString::from));
+        args.extend([vm.monitor().into(), "--there".into(), there.socket().into()]);
+        args.extend(["--qmp-there".into(), next.monitor().into()]);
+        let log = vm.folder().join("move.log");
+        let _ = std::fs::remove_file(&log);
+        Ok(Move { args, log })
+    }
+
+    /// Begins.
+    pub fn begin(self) -> Result<Moving> {
+        let binary = crate::daemon::binary()?.display().to_string();
+        Ok(Moving { process: Process::start(&binary, &self.args, &self.log)? })
+    }
+
+    /// Carries it out; what it reports.
+    pub fn done(self) -> Result<Value> {
+        let mut moving = self.begin()?;
+        let status = moving.process.wait(LIMIT)?;
+        let said = moving.process.said();
+        ensure!(status.success(), "ioplane move vm ended with {status}: {said}");
+        serde_json::from_str(&said).with_context(|| format!("ioplane move vm prints no JSON: {said}"))
+    }
+}
+
+/// One that is under way.
+pub struct Moving {
+    process: Process,
+}
+
+impl Moving {
+    /// It stands still.
+    pub fn stop(&self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// It goes on.
+    pub fn go_on(&self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// Ctrl-C.
+    pub fn interrupt(&self) -> Result<()> {
+        self.process.interrupt()
+    }
+
+    /// It ends with an error, which it says.
+    pub fn refused(mut self) -> Result<String> {
+        let status = self.process.wait(LIMIT)?;
+        let said = self.process.said();
+        ensure!(!status.success(), "it should have been refused: {said}");
+        Ok(said)
+    }
 }
 
 impl Vm {

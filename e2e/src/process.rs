@@ -102,6 +102,11 @@ impl Process {
         pidfd_send_signal(&self.handle, Signal::INT).context("send SIGINT")
     }
 
+    /// Sends another signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        pidfd_send_signal(&self.handle, signal).with_context(|| format!("send {signal:?}"))
+    }
+
     /// Signal 9, and waits until the process is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

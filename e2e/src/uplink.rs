@@ -24,10 +24,31 @@ impl Host {
         let space = &host.space;
         ip(&format!("link set {tap} netns {space}"))?;
         ip(&format!("-n {space} link set {tap} address {HOST_MAC} up"))?;
-        let show = Command::new("ip").args(["-n", space, "-o", "link", "show", tap]).output()?;
-        let text = String::from_utf8_lossy(&show.stdout).into_owned();
-        host.index = text.split(':').next().and_then(|index| index.trim().parse().ok()).context(text)?;
+        host.index = index(space, tap)?;
         Ok(host)
+    }
+
+    /// The same with several interfaces, of switches of several hosts, as ports of a bridge that learns addresses; the host's end is its own port.
+    pub fn behind_a_bridge(taps: &[&str]) -> Result<Host> {
+        let space = format!("{}-ns", taps.first().context("an interface")?);
+        ip(&format!("netns add {space}"))?;
+        let mut host = Host { space, index: 0 };
+        let space = &host.space;
+        ip(&format!("-n {space} link add name bridge type bridge forward_delay 0 mcast_snooping 0"))?;
+        ip(&format!("-n {space} link set dev bridge address {HOST_MAC} up"))?;
+        for tap in taps {
+            ip(&format!("link set {tap} netns {space}"))?;
+            ip(&format!("-n {space} link set dev {tap} master bridge up"))?;
+        }
+        host.index = index(space, "bridge")?;
+        Ok(host)
+    }
+
+    /// A command of the namespace.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.space, program]);
+        command
     }
 
     /// Does `work` on a thread of the namespace; it hears the number of the interface.
@@ -42,6 +63,12 @@ impl Host {
             inside.join().map_err(|_| anyhow::anyhow!("the host's end panicked"))?
         })
     }
+}
+
+fn index(space: &str, interface: &str) -> Result<u32> {
+    let show = Command::new("ip").args(["-n", space, "-o", "link", "show", interface]).output()?;
+    let text = String::from_utf8_lossy(&show.stdout).into_owned();
+    text.split(':').next().and_then(|index| index.trim().parse().ok()).context(text)
 }
 
 impl Drop for Host {

@@ -14,6 +14,7 @@ use crate::report::{
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm, MoveForm,
     MoveFunctionForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
+    WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -342,6 +343,8 @@ operations! {
     CarriedFunction: Get "/v1/pci/{name}/carried" => 200 CarriedFunctionV1;
     /// Puts what another host's function had into this one, which stands still until its replay.
     TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
+    /// Has the VMM of a PCI function write the function's MSI-X table, which the VMM emulates.
+    WriteVectors: Put "/v1/pci/{name}/vectors" body WriteVectorsForm => 200 DoneReport;
     /// Lets a PCI function that stands still go on from its state.
     ReplayFunction: Post "/v1/pci/{name}/replay" body FunctionStepForm => 200 ReplayedFunctionReport;
     /// A PCI function that stands still has no guest any more: it went on with another host's.

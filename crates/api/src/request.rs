@@ -264,6 +264,32 @@ body! {
     }
 }
 
+/// A vector of MSI-X, as an entry of a function's table has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct VectorForm {
+    /// Where the message goes.
+    pub address: u64,
+    /// What it is.
+    pub data: u32,
+    /// Whether it is held back.
+    pub masked: bool,
+}
+
+body! {
+    /// The MSI-X table of a PCI function, which its VMM emulates, as another host's VMM has it.
+    WriteVectorsForm {
+        /// All of its entries.
+        table: Vec<VectorForm>,
+        /// How long the VMM may take, milliseconds; at most 4000.
+        deadline_ms: u64,
+        /// Whoever asks has stopped the guest. It is not done otherwise.
+        #[serde(default)]
+        guest_stopped: bool,
+    }
+}
+
 body! {
     /// How a PCI function is to be quiesced.
     #[serde(default)]

@@ -43,10 +43,11 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
     }
 }
 
-/// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but in [`Client::stream`]. Errors are
+/// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but by [`Client::with_patience`] and in [`Client::stream`]. Errors are
 /// [`CommandError`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
 pub struct Client {
     socket: PathBuf,
+    patience: Option<Duration>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -54,7 +55,12 @@ impl Client {
     /// Does not connect yet.
     pub fn new(socket: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Client { socket: socket.to_owned(), runtime })
+        Ok(Client { socket: socket.to_owned(), patience: None, runtime })
+    }
+
+    /// Each answer may take this long. What was asked may be done all the same.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Client { patience: Some(patience), ..self }
     }
 
     /// The control socket.
@@ -78,12 +84,21 @@ impl Client {
             Some(body) => serde_json::to_vec(body)?,
             None => Vec::new(),
         };
-        let bytes = self.runtime.block_on(self.exchange(method, path, body))?;
+        let bytes = self.runtime.block_on(self.in_time(method, path, body))?;
         let unexpected = |error: serde_json::Error| {
             format!("the daemon's answer is not what this version expects: {error}")
         };
         serde_json::from_slice(&bytes)
             .map_err(|error| bad_answer(unexpected(error), "is the daemon another version?").into())
+    }
+
+    async fn in_time(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
+        let Some(patience) = self.patience else { return self.exchange(method, path, body).await };
+        let late = |_| {
+            let error = format!("the daemon at {} has not answered for {patience:?}", self.socket.display());
+            CommandError::new(Code::Unreachable, error, "see its log, and whether the way to it is open")
+        };
+        tokio::time::timeout(patience, self.exchange(method, path, body)).await.map_err(late)?
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {

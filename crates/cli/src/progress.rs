@@ -44,17 +44,24 @@ pub fn ignore_signals() -> Result<()> {
     Ok(())
 }
 
-/// Becomes true by Ctrl-C, which ends this process no more: what it has begun would go on without anybody who looks at it.
+/// Becomes true by Ctrl-C, a termination or a hang-up, which end this process no more: what it has begun would go on without anybody who looks at it.
 pub fn interrupted() -> Result<Arc<AtomicBool>> {
+    use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut signal = {
+    let (mut interrupt, mut terminate, mut hang_up) = {
         let _entered = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?)
     };
     let interrupted = Arc::new(AtomicBool::new(false));
     let noted = interrupted.clone();
     std::thread::spawn(move || {
-        runtime.block_on(signal.recv());
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hang_up.recv() => {}
+            }
+        });
         noted.store(true, Ordering::SeqCst);
     });
     Ok(interrupted)

@@ -25,7 +25,7 @@ use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::{CommandError, hint, print_done};
 use serde::Serialize;
 
-use crate::move_vm::{devices_of, is_same, is_settled, may_go, refused, remote, until};
+use crate::move_vm::{VmDevices, devices_of, is_same, is_settled, may_go, refused, remote, until};
 
 /// What the other host has for the VM.
 #[derive(Debug, Serialize)]
@@ -58,7 +58,7 @@ struct Plan<'a, Report, Form> {
 pub fn run(client: &Client, args: &MovePrepare, json: bool) -> Result<()> {
     let here: StatusReport = client.get("/v1/status")?;
     let exports = here.exports.clone();
-    let (disks, nics) = devices_of(here, &args.name)?;
+    let VmDevices { disks, nics, functions } = devices_of(here, &args.name)?;
     let there = Client::new(&args.there)?;
     let other: StatusReport = there.get("/v1/status")?;
     let mut place = Place { exports, via: args.via.as_deref(), other: &other };
@@ -74,7 +74,7 @@ pub fn run(client: &Client, args: &MovePrepare, json: bool) -> Result<()> {
         publications.iter().try_for_each(|publication| publication.make(client))?;
         let here: StatusReport = client.get("/v1/status")?;
         place.exports.clone_from(&here.exports);
-        let (now, _) = devices_of(here, &args.name)?;
+        let now = devices_of(here, &args.name)?.disks;
         let is_one = |disk: &DiskReport| publications.iter().any(|one| one.disk.name == disk.name);
         published.extend(now.into_iter().filter(is_one));
     }
@@ -96,6 +96,14 @@ pub fn run(client: &Client, args: &MovePrepare, json: bool) -> Result<()> {
         let published = publications.iter().find(|one| one.disk.name == report.name);
         let (name, export) = (report.name.clone(), published.map(|one| one.export.clone()));
         devices.push(PreparedDevice { kind: "disk", name, added: form.is_some(), export });
+    }
+    for function in functions {
+        let name = &function.name;
+        if !other.functions.iter().any(|other| other.name == *name) {
+            hint(format!(
+                "the VM's PCI function {name} is not made there by this: ioplane pci add {name}, as here"
+            ));
+        }
     }
     if !json {
         hint(format!(

@@ -495,6 +495,15 @@ fn bad_requests_have_the_right_codes() {
         ("PUT", "/v1/pci/soft/carried", "{\"format\": \"x\"}", 422),
         ("POST", "/v1/pci/soft/replay", "{\"deadline_ms\": 5, \"guest_stopped\": true}", 409),
         ("POST", "/v1/pci/soft/leave", "", 409),
+        ("PUT", "/v1/pci/soft/vectors", "{\"table\": [], \"deadline_ms\": 5, \"guest_stopped\": true}", 409),
+        ("PUT", "/v1/pci/soft/vectors", "{\"table\": [], \"deadline_ms\": 5}", 409),
+        ("PUT", "/v1/pci/soft/vectors", "{\"table\": [{}], \"deadline_ms\": 5}", 422),
+        (
+            "PUT",
+            "/v1/pci/soft/vectors",
+            "{\"table\": [], \"deadline_ms\": 5000, \"guest_stopped\": true}",
+            422,
+        ),
         ("POST", "/v1/pci/none/leave", "", 404),
         ("PUT", "/v1/disks/soft", "{\"memory\": \"1M\"}", 409),
     ] {

@@ -12,6 +12,18 @@ pub(crate) fn fcs(frame: &[u8]) -> [u8; FCS] {
     crc32fast::hash(frame).to_le_bytes()
 }
 
+/// What tells switches on the way where an address is now: a reverse request for it (RFC 903), as hypervisors send after a guest has moved.
+pub(crate) fn announcement(mac: Mac) -> [u8; SHORTEST] {
+    let mut frame = [0; SHORTEST];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    // RARP; Ethernet, IPv4, their lengths, "request reverse".
+    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
+}
+
 /// Whom a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cast {
@@ -54,6 +66,18 @@ mod tests {
             }
         }
         crc
+    }
+
+    #[test]
+    fn an_announcement_is_a_reverse_request() {
+        let mac = [2, 0, 0, 0, 0, 7];
+        let frame = announcement(mac);
+        assert_eq!(destination(&frame), Some(([0xff; 6], Cast::Broad)));
+        assert_eq!(
+            (&frame[6..12], &frame[12..14], &frame[20..22]),
+            (&mac[..], &[0x80, 0x35][..], &[0, 3][..])
+        );
+        assert_eq!((&frame[22..28], &frame[32..38]), (&mac[..], &mac[..]));
     }
 
     #[test]

@@ -50,8 +50,13 @@ pub const MSI_64: u16 = 1 << 7;
 pub const MSI_MASKING: u16 = 1 << 8;
 /// Of the MSI-X capability: message control, and its bits.
 pub const MSIX_CONTROL: usize = 2;
+/// One less than the entries of its table.
+pub const MSIX_TABLE_SIZE: u16 = 0x7ff;
 pub const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 pub const MSIX_ENABLE: u16 = 1 << 15;
+/// Where the table is: the number of a BAR, and an offset in it.
+pub const MSIX_TABLE: usize = 4;
+pub const MSIX_TABLE_BAR: u32 = 7;
 /// Bytes of an entry of the MSI-X table; its vector control word and mask bit.
 pub const MSIX_ENTRY: usize = 16;
 pub const MSIX_VECTOR_CONTROL: usize = 12;

@@ -10,10 +10,14 @@ pub(super) const SCRIPT: &str = include_str!("../../../guest/root/initrd.sh");
 
 /// The archive for the kernel of the tree at `root`, not compressed: it is small, and a translated guest unpacks slowly.
 pub(super) fn archive(root: &Path) -> Result<Vec<u8>> {
-    let modules = root.join("usr/lib/modules").join(tree::kernel(root)?.0);
+    archive_of(&root.join("usr/lib/modules").join(tree::kernel(root)?.0), &[])
+}
+
+/// The archive for the kernel with these modules, and more drivers.
+pub(super) fn archive_of(modules: &Path, more: &[&str]) -> Result<Vec<u8>> {
     let mut archive = Archive::with_busybox(SCRIPT)?;
     archive.add("root", 0o040_755, &[], (0, 0));
-    archive.add_modules(&modules, &DRIVERS)?;
+    archive.add_modules(modules, &[more, &DRIVERS].concat())?;
     Ok(archive.finish())
 }
 

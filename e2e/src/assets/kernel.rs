@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A cloud kernel of Debian.
+/// A kernel of Debian's: a cloud kernel, but for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Debian 13's, which is on the guests' disk.
@@ -15,6 +15,8 @@ pub enum Kernel {
     Old,
     /// The newest that Debian 13 has, from its backports.
     Newest,
+    /// Debian 13's generic one, that of hosts in a VM: with drivers of old cards.
+    Generic,
 }
 
 /// `vmlinux` and `initrd.img` of a kernel that is not on the guests' disk.

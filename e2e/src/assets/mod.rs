@@ -19,6 +19,7 @@
 mod batch;
 mod database;
 mod disk;
+mod generic;
 mod initrd;
 mod kernel;
 mod l1;
@@ -76,12 +77,12 @@ impl Guest {
 
     /// The same guest with another kernel by direct boot.
     pub fn with(mut self, kernel: Kernel, news: News<'_>) -> Result<Guest> {
-        let suite = match kernel {
+        [self.kernel, self.initrd] = match kernel {
             Kernel::Stable => return Ok(self),
-            Kernel::Old => "bookworm",
-            Kernel::Newest => "trixie-backports",
+            Kernel::Old => kernel::other("bookworm", news)?,
+            Kernel::Newest => kernel::other("trixie-backports", news)?,
+            Kernel::Generic => generic::generic(news)?,
         };
-        [self.kernel, self.initrd] = kernel::other(suite, news)?;
         Ok(self)
     }
 

@@ -13,7 +13,7 @@ const NO_HOSTS: [&str; 7] = ["exec", "fd", "file", "rdma", "tcp", "unix", "vsock
 
 #[derive(Debug, Subcommand)]
 pub enum MoveCommand {
-    /// Move a VM to a QEMU on another host that waits for it (-incoming), with its disks of other machines; Ctrl-C cancels
+    /// Move a VM to a QEMU on another host that waits for it (-incoming), with its disks of other machines and its PCI functions; Ctrl-C cancels
     Vm(MoveVm),
     /// Add the disks and NICs that a VM uses here on the other host, as far as they are not there: before its QEMU is started there
     Prepare(MovePrepare),
@@ -55,9 +55,12 @@ pub struct MoveVm {
     /// unix:PATH
     #[arg(long, value_name = "HOST|URI", value_parser = incoming)]
     pub to: String,
-    /// The control socket of the other host's daemon, such as one that ssh -L forwards: its disks are compared before anything stops
+    /// The control socket of the other host's daemon, such as one that ssh -L forwards: its disks and PCI functions are compared before anything stops
     #[arg(long, value_name = "SOCKET")]
     pub there: Option<PathBuf>,
+    /// The monitor of the QEMU that waits there, such as one that ssh -L forwards. A VM with PCI functions needs it, and --there
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp_there: Option<PathBuf>,
 }
 
 /// What QEMU is told.

@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, QuiesceForm};
+use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, QuiesceForm, WriteVectorsForm};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
@@ -118,6 +118,15 @@ pub async fn take(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
             "{name} has the state, and {}",
             if still { "stands still" } else { "goes on from there" }
         ))
+    })
+    .await
+}
+
+pub async fn write_vectors(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: WriteVectorsForm = form_up_to(body, STATE)?;
+    whole(daemon.may_change()?, async move {
+        let count = daemon.functions.served(&name)?.write_vectors(form).await?;
+        done(format!("the VMM of {name} has {count} entries of its MSI-X table"))
     })
     .await
 }

@@ -140,6 +140,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::RestFunction => routing::on(method, function::rest),
         Operation::CarriedFunction => routing::on(method, function::carried),
         Operation::TakeFunction => routing::on(method, function::take),
+        Operation::WriteVectors => routing::on(method, function::write_vectors),
         Operation::ReplayFunction => routing::on(method, function::replay),
         Operation::LeaveFunction => routing::on(method, function::leave),
         Operation::Cores => routing::on(method, cores::cores),

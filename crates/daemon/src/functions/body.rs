@@ -59,6 +59,15 @@ impl Body {
         }
     }
 
+    /// Has an emulated NIC tell switches where its address is now.
+    pub fn announce(&mut self) {
+        match self {
+            Body::Rtl8139(nic) => nic.announce(),
+            Body::Ne2000(nic) => nic.announce(),
+            Body::Mediated(_) | Body::Passthrough(_) | Body::Migratable(_) => {}
+        }
+    }
+
     /// Other failure policies from now on, of a mediated one.
     pub fn set_policies(&mut self, on_fault: FaultSpec) {
         if let Body::Mediated(monitor) = self {

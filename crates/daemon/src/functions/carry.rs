@@ -76,12 +76,12 @@ pub(super) fn stands_still(name: &str, guest_stopped: bool) -> Result<(), Refusa
     .at("guest_stopped"))
 }
 
-fn patience(form: &FunctionStepForm) -> Result<Duration, Refusal> {
-    let patience = Duration::from_millis(form.deadline_ms);
+pub(super) fn patience(deadline_ms: u64) -> Result<Duration, Refusal> {
+    let patience = Duration::from_millis(deadline_ms);
     if patience <= LONGEST {
         return Ok(patience);
     }
-    let text = format!("a deadline of {} ms: QEMU gives up on the function before", form.deadline_ms);
+    let text = format!("a deadline of {deadline_ms} ms: QEMU gives up on the function before");
     Err(Refusal::invalid(text, format!("give at most {} ms", LONGEST.as_millis())).at("deadline_ms"))
 }
 
@@ -185,7 +185,7 @@ impl Card {
     }
 
     /// Its guest stands still: nobody waits here for somebody else.
-    fn changes(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Refusal> {
+    pub(super) fn changes(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Refusal> {
         let busy = |_| Refusal::busy(format!("{} is being changed", self.name()), "try again in a moment");
         self.served.changing.try_lock().map_err(busy)
     }
@@ -198,7 +198,7 @@ impl Card {
         }
     }
 
-    fn has_guest(&self) -> Result<(), Refusal> {
+    pub(super) fn has_guest(&self) -> Result<(), Refusal> {
         match self.served.handle.status().connected {
             true => Ok(()),
             false => Err(refuse(&self.name(), &CarryError::NoGuest)),
@@ -207,7 +207,7 @@ impl Card {
 
     /// Brings it to rest, where it stays, and has its VMM send what it has written. Its VMM is served meanwhile.
     pub async fn rest(&self, form: FunctionStepForm) -> Result<RestedFunctionReport, Refusal> {
-        let (name, begun, patience) = (self.name(), Instant::now(), patience(&form)?);
+        let (name, begun, patience) = (self.name(), Instant::now(), patience(form.deadline_ms)?);
         let way = self.way()?;
         stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
@@ -248,8 +248,12 @@ impl Card {
     async fn rest_saved(&self, form: &QuiesceForm) -> Result<(), Refusal> {
         self.has_guest()?;
         let (name, handle) = (self.name(), &self.served.handle);
+        if handle.held().is_some_and(|left| left < Duration::MAX) {
+            return Err(refuse(&name, &CarryError::Held));
+        }
         if handle.held().is_none() {
-            let held = handle.hold(hold::policy(form), hold::HOLD).await.map_err(|_| gone(&name))?;
+            // The other host may have its state soon: it does not resume by itself.
+            let held = handle.hold(hold::policy(form), Duration::MAX).await.map_err(|_| gone(&name))?;
             held.map_err(|error| hold::refuse(&name, form, &error))?;
         }
         Ok(())
@@ -353,7 +357,9 @@ impl Card {
         let Gone { state, set_up } = gone_of(file)?;
         let _changing = self.changes()?;
         match way {
-            Way::Direct(_) => {
+            Way::Direct(address) => {
+                // Its replay will need the physical function, and then there is no way back.
+                blocking(move || physical(address).map(drop)).await?;
                 let version = u32::from(ioplane_moving::VERSION);
                 if state.version != version {
                     let text = format!(
@@ -368,14 +374,23 @@ impl Card {
             }
             Way::Saved => {
                 self.has_guest()?;
-                self.load_state(state).await.map(|()| false)
+                self.load_state(state).await?;
+                self.announce().await;
+                Ok(false)
             }
         }
     }
 
+    /// Frames for an emulated NIC come here from now on, whoever had its address before.
+    async fn announce(&self) {
+        let announce = |device: &mut Lifecycle<Body>| device.with(Body::announce);
+        // One that is not told is found by the next frame of its guest.
+        let _ = self.served.handle.with(announce).await;
+    }
+
     /// It goes on from its state: there, or here after all.
     pub async fn replay(&self, form: FunctionStepForm) -> Result<ReplayedFunctionReport, Refusal> {
-        let (name, begun, patience) = (self.name(), Instant::now(), patience(&form)?);
+        let (name, begun, patience) = (self.name(), Instant::now(), patience(form.deadline_ms)?);
         let way = self.way()?;
         stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
@@ -389,6 +404,7 @@ impl Card {
                 self.is_held()?;
                 self.log_saved(false).await?;
                 self.let_go().await?;
+                self.announce().await;
                 (0, begun.elapsed())
             }
         };
@@ -476,9 +492,8 @@ mod tests {
 
     #[test]
     fn steps_say_how_long_they_may_take_and_that_the_guest_stands_still() {
-        let form = |deadline_ms| FunctionStepForm { deadline_ms, guest_stopped: true };
-        assert_eq!(patience(&form(4000)).unwrap(), LONGEST);
-        assert_eq!(patience(&form(4001)).unwrap_err().field.as_deref(), Some("deadline_ms"));
+        assert_eq!(patience(4000).unwrap(), LONGEST);
+        assert_eq!(patience(4001).unwrap_err().field.as_deref(), Some("deadline_ms"));
         stands_still("nic0", true).unwrap();
         assert_eq!(stands_still("nic0", false).unwrap_err().field.as_deref(), Some("guest_stopped"));
         assert!(late("nic0", Motion::Runs).error.ends_with("it goes on"));

@@ -17,10 +17,12 @@ mod hold;
 mod host;
 mod service;
 mod state;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
@@ -136,7 +138,8 @@ fn look(record: &FunctionRecord, handle: &Handle<Body>, id: &str, guard: PathBuf
         forced: status.forced,
     };
     report.stage = stage(handle.presence());
-    report.held_ms = handle.held().map(|left| left.as_millis() as u64);
+    let resumes_by_itself = handle.held().filter(|left| *left < Duration::MAX);
+    report.held_ms = resumes_by_itself.map(|left| left.as_millis() as u64);
     report.id = Some(id.to_owned()).filter(|id| !id.is_empty());
     report.guard = guard;
     report

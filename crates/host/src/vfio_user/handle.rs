@@ -208,7 +208,7 @@ impl<F: Function> Handle<F> {
         self.0.board.presence()
     }
 
-    /// How long the device is held yet, if somebody holds it.
+    /// How long the device is held yet, if somebody holds it; [`Duration::MAX`] until it is told to go on.
     pub fn held(&self) -> Option<Duration> {
         self.0.board.held()
     }
@@ -229,8 +229,8 @@ impl<F: Function> Handle<F> {
         PendingReply(answer)
     }
 
-    /// Brings the device to a quiescent point and holds it there, until [`Handle::resume`] or for `lease`. Its guest is served until then,
-    /// and its accesses wait from then on.
+    /// Brings the device to a quiescent point and holds it there, until [`Handle::resume`] or for `lease`; with [`Duration::MAX`] until its client has left
+    /// instead. Its guest is served until then, and its accesses wait from then on.
     pub fn hold(
         &self,
         policy: QuiescePolicy,

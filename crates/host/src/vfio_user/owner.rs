@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::connection::Connection;
 use super::fault::ClientFault;
 use super::handle::{Command, Purpose, Request};
+use super::held::Held;
 use super::session::{Session, Underway};
 
 /// When a device that did not go on is tried again.
@@ -40,7 +41,7 @@ impl<F: Function> DeviceOwner for Session<F> {
     }
 
     fn is_held(&self) -> bool {
-        self.held_until.is_some()
+        self.held.is_some()
     }
 }
 
@@ -54,7 +55,7 @@ impl<F: Function> Session<F> {
     ) -> Turn {
         self.advance();
         let underway = self.underway.as_ref().and_then(|underway| underway.attempt.wake_at());
-        let until = [until, underway, self.held_until].into_iter().flatten().min();
+        let until = [until, underway, self.held.and_then(Held::until)].into_iter().flatten().min();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let (stop, event) = (self.stop.clone(), self.event.clone());
@@ -130,8 +131,8 @@ impl<F: Function> Session<F> {
     }
 
     /// The device that is held goes on; says whether it was.
-    fn let_go(&mut self) -> Result<bool, DeviceError> {
-        let held = self.held_until.take().is_some();
+    pub(super) fn let_go(&mut self) -> Result<bool, DeviceError> {
+        let held = self.held.take().is_some();
         if !held && self.device.presence() != Presence::Held {
             return Ok(false);
         }
@@ -140,10 +141,10 @@ impl<F: Function> Session<F> {
 
     /// Nobody holds the device. One that does not go on is held, and tried again.
     fn go_on(&mut self) -> Result<(), DeviceError> {
-        self.held_until = None;
+        self.held = None;
         resume(self).inspect_err(|error| {
             tracing::error!(function = self.name, %error, "it does not resume: it is tried again");
-            self.held_until = Some(Instant::now() + AGAIN);
+            self.held = Some(Held::for_(AGAIN));
         })
     }
 
@@ -154,7 +155,7 @@ impl<F: Function> Session<F> {
         while let Some(Underway { mut request, mut attempt }) = self.next_underway() {
             if request.is_given_up(&mut context) {
                 if attempt.cancel(self).is_err() {
-                    self.held_until = Some(Instant::now() + AGAIN);
+                    self.held = Some(Held::for_(AGAIN));
                 }
                 continue;
             }
@@ -166,7 +167,7 @@ impl<F: Function> Session<F> {
                 Poll::Ready(outcome) => self.arrived(request, outcome),
             }
         }
-        if self.held_until.is_some_and(|until| until <= Instant::now()) {
+        if self.held.and_then(Held::until).is_some_and(|until| until <= Instant::now()) {
             tracing::warn!(function = self.name, "nobody resumed it in time: it resumes by itself");
             let _ = self.let_go();
         }
@@ -201,7 +202,7 @@ impl<F: Function> Session<F> {
             Ok(quiesced) => quiesced,
             Err(error) => {
                 if self.device.presence() == Presence::Held {
-                    self.held_until.get_or_insert_with(|| Instant::now() + AGAIN);
+                    self.held.get_or_insert_with(|| Held::for_(AGAIN));
                 }
                 self.show();
                 return request.refuse(error);
@@ -209,7 +210,7 @@ impl<F: Function> Session<F> {
         };
         match request.purpose {
             Purpose::Hold(lease, reply) => {
-                self.held_until = Some(Instant::now() + lease);
+                self.held = Some(Held::for_(lease));
                 self.show();
                 if reply.send(Ok(quiesced)).is_err() {
                     // Nobody would let it go on.
@@ -219,7 +220,7 @@ impl<F: Function> Session<F> {
             Purpose::Work(mut work) => {
                 work.work(&mut self.device, &*self.placement);
                 let outcome = if self.device.presence() == Presence::Running {
-                    self.held_until = None;
+                    self.held = None;
                     Ok(())
                 } else if self.is_held() {
                     Ok(())
@@ -248,7 +249,7 @@ impl<F: Function> Session<F> {
 
     /// Says how the device is.
     pub(super) fn show(&self) {
-        self.board.show(self.device.presence(), self.held_until);
+        self.board.show(self.device.presence(), self.held);
     }
 
     /// Does `work` at a quiescent point that the client needs, then lets the device go on; one that the daemon holds stays held. A device
@@ -275,7 +276,7 @@ impl<F: Function> Session<F> {
         }
         let done = outcome.and_then(|_| work_and_resume(self, |quiescent| quiescent.with(work)));
         if self.device.presence() == Presence::Held {
-            self.held_until.get_or_insert_with(|| Instant::now() + AGAIN);
+            self.held.get_or_insert_with(|| Held::for_(AGAIN));
         }
         self.show();
         done.map_err(refused)

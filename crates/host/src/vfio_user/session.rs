@@ -21,6 +21,7 @@ use super::dma::Dma;
 use super::dma_write::{DmaLayout, DmaWrites};
 use super::fault::ClientFault;
 use super::handle::{Command, Mailbox, Request};
+use super::held::Held;
 use super::options::Options;
 use super::spec;
 use super::status::{Status, StatusBoard};
@@ -88,8 +89,8 @@ pub struct Session<F: Function> {
     pub(super) writes: VecDeque<DmaWrites>,
     /// Where this client looks for the data, once that is known.
     pub(super) layout: Option<DmaLayout>,
-    /// The daemon holds the device until then; or it has not gone on, and is tried again then.
-    pub(super) held_until: Option<Instant>,
+    /// The daemon holds the device; or it has not gone on, and is tried again.
+    pub(super) held: Option<Held>,
     /// The last quiescent point was forced, and the guest has not reached the device since.
     pub(super) forced: bool,
 }
@@ -137,7 +138,7 @@ impl<F: Function> Session<F> {
             written: None,
             writes: VecDeque::new(),
             layout: None,
-            held_until: None,
+            held: None,
             forced: false,
         })
     }
@@ -395,6 +396,11 @@ impl<F: Function> Session<F> {
         }
         // Also after an error: what cannot be taken back from hardware by asking goes when it is closed.
         self.with(None, Function::dismiss)?;
+        // What it was held for was the guest's state, which the reset has ended.
+        if self.held == Some(Held::UntilTold) {
+            let _ = self.let_go();
+            self.show();
+        }
         reset.and(emptied)
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::Presence;
 
 use super::fault::ClientFault;
+use super::held::Held;
 
 /// A snapshot of a service. Counts are since it began.
 #[derive(Debug, Clone, Default)]
@@ -78,12 +79,12 @@ pub(super) struct StatusBoard {
 #[derive(Debug)]
 struct Shown {
     presence: Presence,
-    held_until: Option<Instant>,
+    held: Option<Held>,
 }
 
 impl Default for Shown {
     fn default() -> Self {
-        Shown { presence: Presence::Away, held_until: None }
+        Shown { presence: Presence::Away, held: None }
     }
 }
 
@@ -92,8 +93,8 @@ impl StatusBoard {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn show(&self, presence: Presence, held_until: Option<Instant>) {
-        *self.device() = Shown { presence, held_until };
+    pub fn show(&self, presence: Presence, held: Option<Held>) {
+        *self.device() = Shown { presence, held };
     }
 
     pub fn presence(&self) -> Presence {
@@ -101,7 +102,10 @@ impl StatusBoard {
     }
 
     pub fn held(&self) -> Option<Duration> {
-        self.device().held_until.map(|until| until.saturating_duration_since(Instant::now()))
+        self.device().held.map(|held| match held.until() {
+            Some(until) => until.saturating_duration_since(Instant::now()),
+            None => Duration::MAX,
+        })
     }
 
     pub fn fault(&self, fault: &ClientFault) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
 
-/// Serves a monitor at this path, on a thread that ends with the test: `answer` says what a command returns.
+/// Serves a monitor at this path, on a thread that ends with the test: `answer` says what a command returns; `{"error": WORDS}` refuses it.
 pub fn serve(path: &Path, mut answer: impl FnMut(&str, &Value) -> Value + Send + 'static) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -23,7 +23,12 @@ fn attend(mut stream: UnixStream, answer: &mut impl FnMut(&str, &Value) -> Value
     for line in BufReader::new(stream.try_clone()?).lines() {
         let asked: Value = serde_json::from_str(&line?).unwrap();
         let command = asked["execute"].as_str().unwrap();
-        let answer = json!({ "return": answer(command, &asked["arguments"]), "id": asked["id"] });
+        let answer = match answer(command, &asked["arguments"]) {
+            refused if refused["error"].is_string() => {
+                json!({ "error": { "desc": refused["error"] }, "id": asked["id"] })
+            }
+            returned => json!({ "return": returned, "id": asked["id"] }),
+        };
         stream.write_all(format!("{answer}\n").as_bytes())?;
     }
     Ok(())

@@ -5,9 +5,22 @@ use ioplane_network::{DropReason, HEAD, Offload, Sent};
 use super::Ne2000;
 use super::spec::*;
 use crate::batch::{self, RxOutcome};
-use crate::frame::{Cast, FCS, SHORTEST as LEAST, destination, fcs, hashed};
+use crate::frame::{Cast, FCS, SHORTEST as LEAST, announcement, destination, fcs, hashed};
 
 impl Ne2000 {
+    /// Tells switches where its address is now, if its driver has started it.
+    pub fn announce(&mut self) {
+        if self.registers.running() && !self.registers.looped() {
+            let frame = announcement(self.registers.par);
+            // One that is lost is made up for by the guest's next frame.
+            let _ = self.port_tx.send(&frame, frame.len(), Offload::NONE, &mut |to| {
+                to.copy_from_slice(&frame);
+                true
+            });
+            self.port_tx.flush();
+        }
+    }
+
     /// Sends what the registers say, at once.
     pub(super) fn transmit(&mut self) {
         let (at, len) = (u16::from(self.registers.tpsr) << 8, self.registers.tbcr);

@@ -6,7 +6,7 @@ use ioplane_network::{HEAD, Offload, Sent, checksum};
 
 use super::spec::*;
 use super::{ROOM, Rtl8139, sums};
-use crate::frame::SHORTEST;
+use crate::frame::{SHORTEST, announcement};
 
 /// A ring of C+ mode, by the index of what is kept of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,6 +182,19 @@ impl Rtl8139 {
         };
         self.chip.tally.tx_ok = self.chip.tally.tx_ok.wrapping_add(1);
         self.send(&mut buffer[start..VLAN_HLEN + len], offload);
+    }
+
+    /// Tells switches where its address is now, if its driver has it send.
+    pub fn announce(&mut self) {
+        if self.enabled(CR_TE) {
+            let frame = announcement(self.chip.registers.mac());
+            // One that is lost is made up for by the guest's next frame.
+            let _ = self.port_tx.send(&frame, frame.len(), Offload::NONE, &mut |to| {
+                to.copy_from_slice(&frame);
+                true
+            });
+            self.port_tx.flush();
+        }
     }
 
     /// To the port, or back to the receiver.

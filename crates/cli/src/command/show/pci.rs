@@ -108,6 +108,12 @@ pub fn function(function: &FunctionReport) -> String {
     }
     if let Some(ms) = function.held_ms {
         line("held", format!("resumes by itself in {:.1} s: ioplane pci resume {name}", ms as f64 / 1000.0));
+    } else if function.stage == Stage::Held {
+        line(
+            "held",
+            "for a move of its VM, until that has ended; if nobody moves it any more: docs/guide/move.md"
+                .to_owned(),
+        );
     }
     if let Some(watch) = &function.watch {
         line("states", states(watch));

@@ -1,0 +1,164 @@
+//! The MSI-X table of a function. Its VMM emulates it, for the guest's processors alone; but whoever moves a guest has to set it up at the
+//! destination before they run. A write of the function to its own BAR, carried out by the VMM, does so.
+
+use std::time::Instant;
+
+use ioplane_api::request::{VectorForm, WriteVectorsForm};
+use ioplane_device::{Access, Device, Lifecycle, RegisterAddress};
+use ioplane_host::vfio_user::DmaWrite;
+use ioplane_pci::spec;
+
+use super::Card;
+use super::body::Body;
+use super::carry::{patience, stands_still};
+use super::hold::gone;
+use crate::refusal::Refusal;
+
+/// Capabilities that are looked at: as many as have room.
+const CAPABILITIES: usize = (spec::CONFIG_SIZE - spec::HEADER_END) / 4;
+
+/// Where a function's table is, as the function sees memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Table {
+    address: u64,
+    entries: usize,
+}
+
+/// Finds it by the configuration space, whose aligned words `word` reads.
+fn table_of(mut word: impl FnMut(usize) -> u32) -> Result<Table, &'static str> {
+    let (command, status) = (word(spec::COMMAND) as u16, (word(spec::COMMAND) >> 16) as u16);
+    let mut at = match status & spec::STATUS_CAPABILITIES {
+        0 => 0,
+        _ => word(spec::CAPABILITIES) as usize & 0xfc,
+    };
+    let mut left = CAPABILITIES;
+    while at >= spec::HEADER_END && left > 0 && word(at) as u8 != spec::CAP_MSIX {
+        at = (word(at) >> 8) as usize & 0xfc;
+        left -= 1;
+    }
+    if at < spec::HEADER_END || left == 0 || at + spec::MSIX_TABLE > spec::CONFIG_SIZE - 4 {
+        return Err("it has no MSI-X");
+    }
+    let needed = spec::COMMAND_MEMORY | spec::COMMAND_MASTER;
+    if command & needed != needed {
+        return Err("its command register lacks memory or bus mastering");
+    }
+    let entries = usize::from((word(at) >> 16) as u16 & spec::MSIX_TABLE_SIZE) + 1;
+    let place = word(at + spec::MSIX_TABLE);
+    let bar = (place & spec::MSIX_TABLE_BAR) as usize;
+    let low = if bar < 6 { word(spec::BAR0 + 4 * bar) } else { 0 };
+    let high = if low & spec::BAR_MEMORY_64 != 0 && bar < 5 { word(spec::BAR0 + 4 * bar + 4) } else { 0 };
+    let base = u64::from(high) << 32 | u64::from(low & !0xf);
+    if base == 0 || low & spec::BAR_IO != 0 {
+        return Err("its BAR with the MSI-X table has no address");
+    }
+    let address = base.checked_add(u64::from(place & !spec::MSIX_TABLE_BAR));
+    let address =
+        address.filter(|address| address.checked_add((entries * spec::MSIX_ENTRY) as u64).is_some());
+    Ok(Table { address: address.ok_or("its MSI-X table is in no memory")?, entries })
+}
+
+fn bytes_of(table: &[VectorForm]) -> Vec<u8> {
+    let entry = |vector: &VectorForm| {
+        let mut bytes = [0; spec::MSIX_ENTRY];
+        bytes[..8].copy_from_slice(&vector.address.to_le_bytes());
+        bytes[8..12].copy_from_slice(&vector.data.to_le_bytes());
+        let control = if vector.masked { spec::MSIX_MASKED } else { 0 };
+        bytes[spec::MSIX_VECTOR_CONTROL..].copy_from_slice(&control.to_le_bytes());
+        bytes
+    };
+    table.iter().flat_map(entry).collect()
+}
+
+impl Card {
+    /// Has its VMM write the MSI-X table. Says how many entries that has. Its VMM is served meanwhile.
+    pub async fn write_vectors(&self, form: WriteVectorsForm) -> Result<usize, Refusal> {
+        let (name, patience) = (self.name(), patience(form.deadline_ms)?);
+        stands_still(&name, form.guest_stopped)?;
+        let _changing = self.changes()?;
+        self.has_guest()?;
+        let found = self.served.handle.with(move |device: &mut Lifecycle<Body>| {
+            device.with(|body| {
+                table_of(|at| {
+                    let mut bytes = [0; 4];
+                    body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
+                    u32::from_le_bytes(bytes)
+                })
+            })
+        });
+        let found = found.await.map_err(|_| gone(&name))?;
+        let found =
+            found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
+        let Table { address, entries } = found.map_err(|why| {
+            let remedy = "write its BARs and its command register by the monitor of its QEMU first";
+            Refusal::conflict(format!("{name}: {why}"), remedy)
+        })?;
+        if form.table.len() != entries {
+            let text = format!("{} entries, and the MSI-X table of {name} has {entries}", form.table.len());
+            return Err(Refusal::invalid(text, "give all of them").at("table"));
+        }
+        let writes = vec![DmaWrite::Bytes { address, data: bytes_of(&form.table) }];
+        let written = self.served.handle.write(writes, Instant::now() + patience).await;
+        written.map_err(|_| gone(&name))?.map_err(|error| {
+            Refusal::conflict(
+                format!("the VMM of {name} does not write its MSI-X table: {error}"),
+                "a VMM with an IOMMU for the guest does not; else try again",
+            )
+        })?;
+        Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration space with a list of two capabilities, the second of which is MSI-X.
+    fn space() -> [u32; 64] {
+        let mut words = [0; 64];
+        words[1] = 0x0010_0006;
+        words[4] = 0xfebc_0000;
+        words[7] = 0xfebd_0004;
+        words[8] = 0x0000_0038;
+        words[13] = 0x40;
+        words[16] = 0x0002_5001;
+        words[20] = 0x8002_0011;
+        words[21] = 0x0000_2003;
+        words
+    }
+
+    #[test]
+    fn the_table_is_found() {
+        let of = |change: &dyn Fn(&mut [u32; 64])| {
+            let mut words = space();
+            change(&mut words);
+            table_of(|at| words[at / 4])
+        };
+        words_at(of(&|words| words[16] = 0x0002_5001), 0x38_febd_2000);
+        words_at(of(&|words| words[7] = 0xfebd_0000), 0xfebd_2000);
+        assert_eq!(of(&|words| words[1] = 6), Err("it has no MSI-X"));
+        // A list without an end.
+        assert_eq!(of(&|words| words[16] = 0x0002_4001), Err("it has no MSI-X"));
+        assert_eq!(of(&|words| words[13] = 0xfc), Err("it has no MSI-X"));
+        let off = Err("its command register lacks memory or bus mastering");
+        assert_eq!(of(&|words| words[1] = 0x0010_0002), off);
+        let nowhere = Err("its BAR with the MSI-X table has no address");
+        assert_eq!(of(&|words| words[21] = 7), nowhere);
+        assert_eq!(of(&|words| (words[7], words[8]) = (4, 0)), nowhere);
+        let none = Err("its MSI-X table is in no memory");
+        assert_eq!(of(&|words| (words[7], words[8], words[21]) = (0xffff_fff4, !0, !4)), none);
+    }
+
+    fn words_at(table: Result<Table, &'static str>, address: u64) {
+        assert_eq!(table, Ok(Table { address, entries: 3 }));
+    }
+
+    #[test]
+    fn entries_are_as_the_specification_has_them() {
+        let vector = VectorForm { address: 0xfee0_1000, data: 0x4022, masked: true };
+        let bytes = bytes_of(&[vector, VectorForm { masked: false, ..vector }]);
+        assert_eq!(bytes.len(), 32);
+        assert_eq!(bytes[..16], [0, 0x10, 0xe0, 0xfe, 0, 0, 0, 0, 0x22, 0x40, 0, 0, 1, 0, 0, 0]);
+        assert_eq!((bytes[28], &bytes[16..28]), (0, &bytes[..12]));
+    }
+}

@@ -1,0 +1,696 @@
+//! The PCI functions of a VM that moves: the steps of docs/decisions/0077-a-function-in-steps.md at both daemons, and what their QEMUs have to be told of
+//! the functions, by their monitors. Why in this order: docs/decisions/0078-a-vm-moves-with-its-functions.md.
+//!
+//! ```text
+//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed ----------------------------------------> leave
+//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay -'    `--> cont
+//! ```
+//!
+//! Whatever fails before `leave`, the functions here go on, and the guest with them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_api::report::{
+    CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport,
+};
+use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
+use ioplane_cli::client::{Client, Method};
+use ioplane_cli::output::{CommandError, hint};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::bus::{self, Found, Place, Size, with_ports};
+use super::guard::Guards;
+use super::monitor::{Followed, Monitor, is_under_way};
+use super::ready::Far;
+use super::{failed, refused, with_remedy};
+
+/// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a step may take, ms; QEMU gives up on a function after five seconds.
+const STEP: u64 = 4000;
+/// For the other QEMU to have loaded the guest, once this one has sent it.
+const ARRIVAL: Duration = Duration::from_secs(60);
+/// For an answer from there when the guest is to go on here.
+const LAST_WORD: Duration = Duration::from_secs(4);
+/// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
+const WRITES: u32 = 1 << 1 | 1 << 2;
+const INTX_OFF: u32 = 1 << 10;
+/// Bits of the control of MSI-X: vectors less one, and whether it is in use.
+const VECTORS: u32 = 0x7ff;
+const FUNCTION_MASK: u32 = 1 << 14;
+const MSIX_ENABLE: u32 = 1 << 15;
+
+/// What has been moved of a function.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct MovedFunction {
+    pub name: String,
+    pub mode: String,
+    /// Its place on the guest's bus.
+    pub place: String,
+    /// Bytes of its state.
+    pub state_bytes: u64,
+    /// Pages that it had written and that QEMU sent once more.
+    pub pages_sent: u64,
+    /// Register accesses that brought it to rest here.
+    pub stop_accesses: u64,
+    /// And there to where it was.
+    pub replay_accesses: u64,
+}
+
+/// What the devices took of the time in which the guest stood still, ms.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct DeviceTime {
+    /// From pre-switchover to `migrate-continue`.
+    pub stop_ms: f64,
+    /// From the end of the migration to `cont`.
+    pub revive_ms: f64,
+    /// Both, and what QEMU did in between.
+    pub stood_still_ms: f64,
+}
+
+/// How far a function is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stand {
+    Runs,
+    Logged,
+    Still,
+    Left,
+}
+
+/// MSI-X of a function, as the guest has set it up.
+struct Vectors {
+    /// Where the capability is.
+    at: u8,
+    control: u32,
+    /// The table, if it is in use.
+    table: Vec<VectorForm>,
+}
+
+struct Moving {
+    name: String,
+    /// A guest drives the hardware itself: it is brought back register by register.
+    direct: bool,
+    found: Found,
+    stand: Stand,
+    /// The command register as it was before INTx was switched off.
+    command: Option<u32>,
+    vectors: Option<Vectors>,
+    carried: Option<CarriedFunctionV1>,
+    moved: MovedFunction,
+}
+
+impl Moving {
+    fn path(&self, step: &str) -> String {
+        format!("/v1/pci/{}/{step}", self.name)
+    }
+
+    fn step<R: serde::de::DeserializeOwned>(&self, host: &Client, step: &str) -> Result<R> {
+        host.ask(
+            Method::POST,
+            &self.path(step),
+            Some(&FunctionStepForm { deadline_ms: STEP, guest_stopped: true }),
+        )
+    }
+}
+
+/// What has been moved.
+pub(super) struct Moved {
+    /// What QEMU says of the migration.
+    pub ended: Value,
+    pub functions: Vec<MovedFunction>,
+    pub time: DeviceTime,
+    /// The guest ran, and does so there.
+    pub running: bool,
+}
+
+/// All of a VM's, and both hosts.
+pub(super) struct Functions<'a> {
+    vm: &'a str,
+    here: &'a Client,
+    there: &'a Client,
+    far: Monitor,
+    all: Vec<Moving>,
+    guards: Guards,
+    /// `pause-before-switchover` was on before.
+    paused_before: bool,
+    /// What the guest here has left in the address port of its bus, once it stands still.
+    latch: Option<u32>,
+    /// This QEMU has sent all of the guest.
+    sent: bool,
+    /// The state of the VM there, as it was seen last.
+    far_state: String,
+    /// The guest ran before it stood still for the move.
+    running: bool,
+    /// The guest is the other host's.
+    gone: bool,
+    time: DeviceTime,
+}
+
+impl<'a> Functions<'a> {
+    /// Those of a VM, if it and both hosts are ready. Nothing is changed.
+    pub fn look(
+        vm: &'a str,
+        reports: &[FunctionReport],
+        here: &'a Client,
+        monitor: &mut Monitor,
+        Far { there, monitor: far }: Far<'a>,
+    ) -> Result<Functions<'a>> {
+        let paused_before = super::ready::settings(monitor, "here")?;
+        let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
+        let guards = Guards::of(monitor, &names)?;
+        if !bus::has_ports(monitor)? {
+            return Err(refused(
+                format!("the machine of VM {vm} has no ports by which configuration space is reached"),
+                "give it a machine with PCI ports, as q35 and pc",
+            ));
+        }
+        let on_bus = bus::functions(monitor)?;
+        let mut all = Vec::new();
+        for report in reports {
+            let found = super::ready::on_the_bus(monitor, &on_bus, report)?;
+            let moved = MovedFunction {
+                name: report.name.clone(),
+                mode: report.mode.clone(),
+                place: found.place.to_string(),
+                state_bytes: 0,
+                pages_sent: 0,
+                stop_accesses: 0,
+                replay_accesses: 0,
+            };
+            all.push(Moving {
+                name: report.name.clone(),
+                direct: report.mode == "migratable",
+                found,
+                stand: Stand::Runs,
+                command: None,
+                vectors: None,
+                carried: None,
+                moved,
+            });
+        }
+        let moving: Vec<Found> = all.iter().map(|one: &Moving| one.found.clone()).collect();
+        super::ready::no_others(monitor, &on_bus, &moving)?;
+        Ok(Functions {
+            vm,
+            here,
+            there,
+            far,
+            all,
+            guards,
+            paused_before,
+            latch: None,
+            sent: false,
+            far_state: "inmigrate".to_owned(),
+            running: false,
+            gone: false,
+            time: DeviceTime::default(),
+        })
+    }
+
+    /// Whether this reason against a migration goes before it begins.
+    pub fn removes(&self, why: &str) -> bool {
+        self.guards.explain(why)
+    }
+
+    /// Moves the VM, which runs if `running`, with them to where `uri` says.
+    pub fn go(
+        mut self,
+        monitor: &mut Monitor,
+        uri: &str,
+        running: bool,
+        interrupted: &AtomicBool,
+    ) -> Result<Moved> {
+        self.running = running;
+        match self.attempt(monitor, uri, interrupted) {
+            Ok(ended) => {
+                let functions = self.all.into_iter().map(|one| one.moved).collect();
+                Ok(Moved { ended, functions, time: self.time, running: self.running })
+            }
+            Err(error) if self.gone => Err(self.stranded(error)),
+            Err(error) => Err(self.stay(monitor, error)),
+        }
+    }
+
+    fn attempt(&mut self, monitor: &mut Monitor, uri: &str, interrupted: &AtomicBool) -> Result<Value> {
+        self.guards.remove(monitor)?;
+        self.pause_before(monitor, true)?;
+        // While it waits for a guest this only says that the guest is not to run by itself.
+        self.far.execute("stop", &json!({}))?;
+        for one in &mut self.all {
+            let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;
+            one.stand = Stand::Logged;
+        }
+        monitor.execute("migrate", &json!({ "uri": uri }))?;
+        let now = monitor.follow("pre-switchover", LOOK, interrupted, None, Some(&mut self.running))?;
+        let now = followed(now)?;
+        let begun = Instant::now();
+        if now["status"] != "pre-switchover" {
+            self.sent = true;
+            return Err(failed(
+                "QEMU did not wait before the switch-over",
+                "set the capability pause-before-switchover by its monitor, and see whether it stays set",
+            ));
+        }
+        self.is_awaited()?;
+        self.are_in_place(monitor)?;
+        self.stand_still(monitor, interrupted)?;
+        monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
+        self.time.stop_ms = ms(begun);
+        let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
+        let ended = followed(ended)?;
+        self.sent = true;
+        let arriving = Instant::now();
+        self.arrived()?;
+        self.revive()?;
+        self.replay()?;
+        not_cancelled(interrupted)?;
+        self.leave();
+        if self.running {
+            self.far.execute("cont", &json!({}))?;
+        }
+        (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
+        Ok(ended)
+    }
+
+    /// They are where they were before memory was copied: the guest may have rebooted meanwhile, or have been told to let go of one.
+    fn are_in_place(&self, monitor: &mut Monitor) -> Result<()> {
+        let on_bus = bus::functions(monitor)?;
+        match self.all.iter().find(|one| !on_bus.contains(&one.found)) {
+            None => Ok(()),
+            Some(one) => Err(failed(
+                format!("PCI function {} is no longer at {} in the guest", one.name, one.found.place),
+                "try again, when the guest has settled",
+            )),
+        }
+    }
+
+    fn pause_before(&mut self, monitor: &mut Monitor, yes: bool) -> Result<()> {
+        if self.paused_before {
+            return Ok(());
+        }
+        let pause = json!({ "capability": "pause-before-switchover", "state": yes });
+        monitor.execute("migrate-set-capabilities", &json!({ "capabilities": [pause] })).map(drop)
+    }
+
+    /// The other QEMU is there, and waits.
+    fn is_awaited(&mut self) -> Result<()> {
+        self.far_state = self.far.state()?;
+        match self.far_state.as_str() {
+            "inmigrate" => Ok(()),
+            state => Err(failed(
+                format!("the VM there is {state}, and not waiting for a guest any more"),
+                "start its QEMU again with -incoming",
+            )),
+        }
+    }
+
+    /// Brings all of them to rest, and has the other daemon look at the states of those that are brought back register by register.
+    fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
+        // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
+        let all = &mut self.all;
+        with_ports(monitor, &mut self.latch, |ports| {
+            all.iter_mut().try_for_each(|one| note_set_up(ports, one))
+        })?;
+        for one in &mut self.all {
+            not_cancelled(interrupted)?;
+            // It may have come to rest although the answer says no, or does not come.
+            one.stand = Stand::Still;
+            let rested: RestedFunctionReport = one.step(self.here, "rest")?;
+            one.moved.stop_accesses = rested.stop_accesses;
+            one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
+                failed(
+                    format!("what PCI function {} has written is not logged any more", one.name),
+                    "try again",
+                )
+            })?;
+            let carried: CarriedFunctionV1 = self.here.get(&one.path("carried"))?;
+            one.moved.state_bytes = (carried.state.len() / 4 * 3) as u64;
+            if one.direct {
+                put(self.there, one, &carried)?;
+            }
+            one.carried = Some(carried);
+        }
+        not_cancelled(interrupted)
+    }
+
+    /// The other QEMU has all of the guest.
+    fn arrived(&mut self) -> Result<()> {
+        let end = Instant::now() + ARRIVAL;
+        loop {
+            self.far_state = self.far.state()?;
+            let state = &self.far_state;
+            match state.as_str() {
+                "paused" => return Ok(()),
+                "inmigrate" | "postmigrate" | "finish-migrate" if Instant::now() < end => {
+                    std::thread::sleep(LOOK)
+                }
+                _ => {
+                    return Err(failed(
+                        format!("the VM has been sent, and is {state} there"),
+                        "see what the QEMU there says",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Has the other QEMU know the functions as this one did, after the states of those that were saved are loaded: the other way round they time out.
+    fn revive(&mut self) -> Result<()> {
+        for one in self.all.iter().filter(|one| !one.direct) {
+            if let Some(carried) = &one.carried {
+                put(self.there, one, carried)?;
+            }
+        }
+        let on_bus = bus::functions(&mut self.far)?;
+        for one in &self.all {
+            if !on_bus.contains(&one.found) {
+                let Found { place, kind, .. } = &one.found;
+                return Err(failed(
+                    format!(
+                        "the QEMU there has no {kind} at {place}, where PCI function {} is here",
+                        one.name
+                    ),
+                    "start it with the same devices in the same order",
+                ));
+            }
+        }
+        let (there, all) = (self.there, &self.all);
+        with_ports(&mut self.far, &mut None, |ports| {
+            ports.route_again(&on_bus)?;
+            all.iter().try_for_each(|one| set_up(ports, there, one))
+        })
+    }
+
+    /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
+    fn leave(&mut self) {
+        for one in &mut self.all {
+            self.gone = true;
+            one.stand = Stand::Left;
+            let path = one.path("leave");
+            if let Err(error) = self.here.ask::<DoneReport>(Method::POST, &path, None::<&()>) {
+                hint(format!(
+                    "PCI function {} here could not be reset, and stands still: {error:#}",
+                    one.name
+                ));
+            }
+        }
+    }
+
+    /// Brings back register by register those that are not loaded.
+    fn replay(&mut self) -> Result<()> {
+        for one in self.all.iter_mut().filter(|one| one.direct) {
+            // One that did not come to its state takes another try.
+            let replay = || one.step::<ReplayedFunctionReport>(self.there, "replay");
+            one.moved.replay_accesses = replay().or_else(|_| replay())?.replay_accesses;
+        }
+        Ok(())
+    }
+
+    /// There is no way back.
+    fn stranded(mut self, error: anyhow::Error) -> anyhow::Error {
+        let state = self.far.state().unwrap_or_default();
+        let remedy = match (state.as_str(), self.running) {
+            ("running", _) | ("paused", false) => {
+                "the guest is there: end the QEMU here, and do not let it continue"
+            }
+            _ => {
+                "the guest is there and stands still: say `cont` by the monitor there; end the QEMU here, and do not let it continue"
+            }
+        };
+        with_remedy(error, &format!("VM {} has moved", self.vm), remedy)
+    }
+
+    /// The guest goes on here, with its functions.
+    fn stay(mut self, monitor: &mut Monitor, error: anyhow::Error) -> anyhow::Error {
+        let troubles = self.undo(monitor);
+        for trouble in troubles {
+            hint(format!("not as it was before: {trouble}"));
+        }
+        let runs = monitor.state().ok();
+        let remedy = match (runs.as_deref(), self.running) {
+            (Some("running"), _) => "it runs here as before",
+            (Some("paused"), false) => "it is here, paused as before",
+            (Some(_), _) => {
+                "it is here, and does not run: `cont` by its monitor lets it go on, if the other QEMU is gone"
+            }
+            (None, _) => "its monitor does not answer: see whether it runs",
+        };
+        with_remedy(error, &format!("VM {} did not move", self.vm), remedy)
+    }
+
+    /// All that was done, in an order that never has two functions driven for one guest, nor the guest run here without its functions for longer than it
+    /// takes to see that. What could not be undone.
+    fn undo(&mut self, monitor: &mut Monitor) -> Vec<String> {
+        let mut troubles = Vec::new();
+        let mut note = |what: &str, done: Result<()>| {
+            if let Err(error) = done {
+                troubles.push(format!("{what}: {error:#}"));
+            }
+        };
+        // What has the states there goes first, where it may have them.
+        let mut ended = !self.sent || self.end_there();
+        // Accesses to these wait, and a monitor with them whose guest runs.
+        note("a function here", self.go_on(false));
+        let standing = self.settled(monitor);
+        if let Ok((_, true)) = standing
+            && !self.sent
+        {
+            // It was too late to cancel it.
+            ended = self.end_there();
+        }
+        let stopped = match standing {
+            Ok((stopped, _)) => stopped,
+            Err(error) => {
+                note("the monitor here", Err(error));
+                // Nothing is written under a guest that may run.
+                return troubles;
+            }
+        };
+        note("a function here", self.go_on(true));
+        if self.all.iter().any(|one| one.command.is_some()) {
+            note("the command register of a function", self.put_back_commands(monitor, stopped));
+        }
+        match ended {
+            true => note("the VM here", self.let_run(monitor, stopped)),
+            false => note(
+                "the VM here",
+                Err(failed("it may run there: it is not let run here", "see what the QEMU there does")),
+            ),
+        }
+        for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
+            let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
+            note("the log of a function", ended.map(drop));
+        }
+        note("its migration", self.pause_before(monitor, false));
+        note("what keeps it from being migrated without its functions", self.guards.put_back(monitor));
+        troubles
+    }
+
+    /// Ends the QEMU there, which has all of the guest, and takes the functions there from it. `false`: it may run.
+    fn end_there(&mut self) -> bool {
+        // The guest stands still meanwhile, and whoever did not answer before may not do so now.
+        self.far.set_patience(LAST_WORD);
+        let ended = self.far.execute("quit", &json!({}));
+        if let Err(error) = &ended {
+            hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
+            // What can be done without it. One that has no state, or no guest any more, refuses.
+            let there = Client::new(self.there.socket()).map(|there| there.with_patience(LAST_WORD));
+            for (one, there) in self.all.iter().zip(there.iter().cycle()) {
+                let rested = one.step::<RestedFunctionReport>(there, "rest");
+                if rested.is_ok() {
+                    let _ = there.ask::<DoneReport>(Method::POST, &one.path("leave"), None::<&()>);
+                }
+            }
+        }
+        // It was told not to run by itself: only somebody else could have it run.
+        ended.is_ok()
+            || matches!(self.far_state.as_str(), "inmigrate" | "paused" | "postmigrate" | "finish-migrate")
+    }
+
+    /// Waits until QEMU has settled on what becomes of the guest here, which stands still then. Says whether it had to be stopped for that, and whether all
+    /// of it was sent.
+    fn settled(&mut self, monitor: &mut Monitor) -> Result<(bool, bool)> {
+        let end = Instant::now() + ARRIVAL;
+        loop {
+            let (migration, state) = (monitor.migration()?, monitor.state()?);
+            match (is_under_way(&migration), state.as_str()) {
+                // At rest before the switch-over, and it stays so until it is cancelled; or memory is copied, and nothing was touched.
+                (true, "finish-migrate") if migration == "pre-switchover" => return Ok((false, false)),
+                (true, _) if self.all.iter().all(|one| one.command.is_none()) => return Ok((false, false)),
+                // QEMU lets it run by itself as soon as it has given up.
+                (_, "running") if self.all.iter().any(|one| one.command.is_some()) => {
+                    monitor.execute("stop", &json!({}))?;
+                    return Ok((true, false));
+                }
+                (false, "finish-migrate") | (true, _) if Instant::now() < end => {
+                    if migration == "device" {
+                        monitor.execute("migrate_cancel", &json!({}))?;
+                    }
+                    std::thread::sleep(LOOK);
+                }
+                (_, state) => return Ok((false, state == "postmigrate")),
+            }
+        }
+    }
+
+    /// Those at rest go on, of one sort.
+    fn go_on(&mut self, direct: bool) -> Result<()> {
+        let mut first = Ok(());
+        for one in self.all.iter_mut().filter(|one| one.direct == direct && one.stand == Stand::Still) {
+            let replay = || one.step::<ReplayedFunctionReport>(self.here, "replay");
+            let had_not_rested = |error: &anyhow::Error| {
+                let own = format!("{}: it runs", one.name);
+                error.downcast_ref::<CommandError>().is_some_and(|CommandError(body)| body.error == own)
+            };
+            match replay() {
+                Ok(_) => one.stand = Stand::Runs,
+                Err(error) if had_not_rested(&error) => one.stand = Stand::Logged,
+                Err(_) => match replay() {
+                    Ok(_) => one.stand = Stand::Runs,
+                    Err(error) => first = first.and(Err(error)),
+                },
+            }
+        }
+        first
+    }
+
+    /// The guest stands still. A function that is still held is left alone: an access would wait, and the monitor with it.
+    fn put_back_commands(&mut self, monitor: &mut Monitor, ran: bool) -> Result<()> {
+        if ran {
+            // It may have used its ports since.
+            self.latch = None;
+        }
+        let all = &self.all;
+        with_ports(monitor, &mut self.latch, |ports| {
+            let mut first = Ok(());
+            for one in all.iter().filter(|one| one.direct || one.stand != Stand::Still) {
+                if let Some(command) = one.command {
+                    first = first.and(ports.write(one.found.place, bus::COMMAND, Size::Word, command));
+                }
+            }
+            first
+        })
+    }
+
+    /// Ends the migration if it has not, and has the guest run if it did before.
+    fn let_run(&mut self, monitor: &mut Monitor, stopped: bool) -> Result<()> {
+        if is_under_way(&monitor.migration()?) {
+            monitor.execute("migrate_cancel", &json!({}))?;
+            let end = Instant::now() + ARRIVAL;
+            while (is_under_way(&monitor.migration()?) || monitor.state()? == "finish-migrate")
+                && Instant::now() < end
+            {
+                std::thread::sleep(LOOK);
+            }
+        }
+        let state = monitor.state()?;
+        if self.running && (state == "postmigrate" || (stopped && state == "paused")) {
+            monitor.execute("cont", &json!({}))?;
+        }
+        Ok(())
+    }
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+fn followed(followed: Followed) -> Result<Value> {
+    match followed {
+        Followed::There(now) => Ok(now),
+        Followed::Ended { cancelled: true, why } => Err(refused(format!("the move was cancelled{why}"), "")),
+        Followed::Ended { cancelled: false, why } => Err(failed(format!("QEMU has given it up{why}"), "")),
+    }
+}
+
+fn not_cancelled(interrupted: &AtomicBool) -> Result<()> {
+    match interrupted.load(Ordering::SeqCst) {
+        false => Ok(()),
+        true => Err(refused("the move was cancelled", "")),
+    }
+}
+
+fn put(there: &Client, one: &Moving, carried: &CarriedFunctionV1) -> Result<()> {
+    there.ask::<DoneReport>(Method::PUT, &one.path("carried"), Some(carried)).map(drop)
+}
+
+/// Notes how the guest has set the function up, as far as nobody else knows, and switches its wired interrupt off: QEMU migrates the bus's count
+/// of wires that are up, and not which function has one up.
+fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
+    let place = one.found.place;
+    let both = ports.read(place, bus::COMMAND, Size::Long)?;
+    let (command, status) = (both & 0xffff, both >> 16);
+    if both == u32::MAX {
+        return Err(failed(format!("PCI function {} does not answer at {place}", one.name), "try again"));
+    }
+    one.command = Some(command);
+    ports.write(place, bus::COMMAND, Size::Word, command | INTX_OFF)?;
+    let Some(at) = ports.msix(place, status)? else { return Ok(()) };
+    let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
+    let mut table = Vec::new();
+    if control & MSIX_ENABLE != 0 {
+        if command & WRITES != WRITES {
+            return Err(failed(
+                format!(
+                    "PCI function {} has MSI-X on, and memory or bus mastering off: nobody could set that up there",
+                    one.name
+                ),
+                "load its driver in the guest, or unload it, and try again",
+            ));
+        }
+        let address = ports.msix_table(place, at)?.ok_or_else(|| {
+            failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
+        })?;
+        let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
+        table = words.chunks_exact(bus::ENTRY).map(vector).collect();
+    }
+    one.vectors = Some(Vectors { at, control, table });
+    Ok(())
+}
+
+/// An entry of an MSI-X table (PCI Local Bus Specification 3.0, 6.8.2.6 to 6.8.2.9).
+fn vector(words: &[u32]) -> VectorForm {
+    VectorForm {
+        address: u64::from(words[1]) << 32 | u64::from(words[0]),
+        data: words[2],
+        masked: words[3] & 1 != 0,
+    }
+}
+
+/// Sets a function up as it was, by the monitor of the QEMU that has it now.
+fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()> {
+    let place: Place = one.found.place;
+    let (Some(carried), Some(command)) = (&one.carried, one.command) else { return Ok(()) };
+    // The others have the value that they have anyway: nobody has driven it.
+    for (number, bar) in (0..).zip(carried.bars).filter(|(_, bar)| *bar != 0) {
+        ports.write(place, bus::bar_at(number), Size::Long, bar)?;
+    }
+    // With the wired interrupt as the guest had it: from here on the function may raise it.
+    ports.write(place, bus::COMMAND, Size::Word, command)?;
+    let Some(vectors) = &one.vectors else { return Ok(()) };
+    let control = vectors.at + bus::MSIX_CONTROL;
+    let mut switch = |value: u32| ports.write(place, control, Size::Word, value);
+    let write = |table: Vec<VectorForm>| {
+        let form = WriteVectorsForm { table, deadline_ms: STEP, guest_stopped: true };
+        there.ask::<DoneReport>(Method::PUT, &one.path("vectors"), Some(&form))
+    };
+    let Vectors { control: now, table, .. } = vectors;
+    let wired = |number: usize| carried.vectors.iter().any(|wired| usize::from(*wired) == number);
+    let masked = |(number, vector): (usize, &VectorForm)| vector.masked && wired(number);
+    if table.iter().enumerate().any(masked) || (now & FUNCTION_MASK != 0 && !carried.vectors.is_empty()) {
+        // QEMU wires only what is not masked, and keeps a wire that is masked later: so all that had one get it, and then come the masks, under that of
+        // the function. A mask by itself would have QEMU ask the daemon something that waits for QEMU to write the table.
+        let open =
+            table.iter().enumerate().map(|(number, vector)| VectorForm { masked: !wired(number), ..*vector });
+        write(open.collect())?;
+        switch(now & !FUNCTION_MASK)?;
+        switch(now | FUNCTION_MASK)?;
+    }
+    if !table.is_empty() {
+        write(table.clone())?;
+    }
+    switch(*now)
+}

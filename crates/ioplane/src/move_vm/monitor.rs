@@ -1,0 +1,193 @@
+//! The monitor of a QEMU that a VM leaves, or comes to.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_cli::progress::ByteBar;
+use ioplane_plain::plain;
+use ioplane_qemu::{Endpoint, Qmp};
+use serde_json::{Value, json};
+
+use super::{failed, refused};
+
+/// For an answer of the monitor. QEMU's main thread serves it, and is held up while rings stop.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What came of a migration.
+pub(super) enum Followed {
+    /// What QEMU says of one that is as far as it was to come.
+    There(Value),
+    /// The guest has not left.
+    Ended { cancelled: bool, why: String },
+}
+
+/// The monitor of the VM that moves.
+pub(crate) struct Monitor {
+    qmp: Qmp,
+    path: String,
+}
+
+impl Monitor {
+    pub(crate) fn connect(path: &Path) -> Result<Monitor> {
+        Monitor::connect_to(&Endpoint::here(path))
+    }
+
+    pub(super) fn connect_to(place: &Endpoint) -> Result<Monitor> {
+        let shown = place.to_string();
+        let qmp = Qmp::connect(place, PATIENCE).map_err(|error| {
+            failed(
+                format!("the monitor at {shown}: {error}"),
+                "give the socket of -qmp; it serves one client at a time",
+            )
+        })?;
+        Ok(Monitor { qmp, path: shown })
+    }
+
+    pub(crate) fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        self.qmp.execute(command, arguments).map_err(|error| {
+            failed(
+                format!("the monitor at {}: {error}", self.path),
+                "see what QEMU says, and whether the VM runs",
+            )
+        })
+    }
+
+    /// As [`Monitor::is_of`], where a VM without a name may be any.
+    pub(crate) fn is_surely_of(&mut self, vm: &str) -> Result<()> {
+        if self.is_of(vm)? {
+            return Ok(());
+        }
+        let error =
+            format!("the VM of the monitor at {} has no name, so it may be another than {vm}", self.path);
+        Err(refused(error, "start its QEMU with -name"))
+    }
+
+    /// Whether it says that it is the VM's; an error if it says that it is another's.
+    pub(crate) fn is_of(&mut self, vm: &str) -> Result<bool> {
+        let name = self.execute("query-name", &json!({}))?;
+        match name["name"].as_str() {
+            Some(name) if name != vm => {
+                let error = format!("the monitor at {} is that of VM {}", self.path, plain(name));
+                Err(refused(error, format!("give the monitor of {vm}")))
+            }
+            name => Ok(name.is_some()),
+        }
+    }
+
+    /// One of HMP's commands; what it prints.
+    pub(crate) fn human(&mut self, line: &str) -> Result<String> {
+        let said = self.execute("human-monitor-command", &json!({ "command-line": line }))?;
+        Ok(said.as_str().unwrap_or_default().trim().to_owned())
+    }
+
+    /// Each answer may take this long from now on.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.qmp.set_patience(patience);
+    }
+
+    /// The state of the VM, in QEMU's word.
+    pub(crate) fn state(&mut self) -> Result<String> {
+        let status = self.execute("query-status", &json!({}))?;
+        Ok(status["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The state of its migration, in QEMU's word; empty if there was none.
+    pub(crate) fn migration(&mut self) -> Result<String> {
+        let migration = self.execute("query-migrate", &json!({}))?;
+        Ok(migration["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Whether it is the VM's, and that can migrate now; what `removed` says of a reason against it is taken away before it begins. Says whether the VM runs.
+    pub(super) fn may_go(&mut self, vm: &str, removed: impl Fn(&str) -> bool) -> Result<bool> {
+        self.is_of(vm)?;
+        let state = self.state()?;
+        if !matches!(state.as_str(), "running" | "paused") {
+            let error = format!("VM {vm} is {}", plain(&state));
+            return Err(refused(error, "only one that runs, or is paused, can move"));
+        }
+        let migration = self.execute("query-migrate", &json!({}))?;
+        if is_under_way(migration["status"].as_str().unwrap_or_default()) {
+            let error = format!("a migration of VM {vm} is under way");
+            return Err(refused(error, "wait for it, or cancel it where it was begun"));
+        }
+        let blocked = migration["blocked-reasons"].as_array().into_iter().flatten();
+        if let Some(why) = blocked.filter_map(Value::as_str).find(|why| !removed(why)) {
+            return Err(refused(
+                format!("VM {vm} cannot migrate: {}", plain(why)),
+                "take that device out of the VM",
+            ));
+        }
+        Ok(state == "running")
+    }
+
+    /// Shows how far it is until it has ended, or has come to `wanted`: what QEMU says of it then. Looks every `pace`. It is cancelled when somebody
+    /// interrupts, or at the deadline. `runs` is whether the VM ran when that was seen last.
+    pub(super) fn follow(
+        &mut self,
+        wanted: &str,
+        pace: Duration,
+        interrupted: &AtomicBool,
+        deadline: Option<Instant>,
+        mut runs: Option<&mut bool>,
+    ) -> Result<Followed> {
+        let bar = ByteBar::new()?;
+        let mut cancelled = false;
+        loop {
+            if let Some(runs) = &mut runs {
+                match self.state()?.as_str() {
+                    "running" => **runs = true,
+                    "paused" => **runs = false,
+                    _ => {}
+                }
+            }
+            let now = self.execute("query-migrate", &json!({}))?;
+            let status = now["status"].as_str().unwrap_or_default();
+            let ram = |field: &str| now["ram"][field].as_u64().unwrap_or(0);
+            match status {
+                "failed" | "cancelled" => {
+                    bar.clear();
+                    let why =
+                        now["error-desc"].as_str().map_or(String::new(), |why| format!(": {}", plain(why)));
+                    return Ok(Followed::Ended { cancelled: status == "cancelled", why });
+                }
+                status if status == "completed" || (status == wanted && !cancelled) => {
+                    bar.clear();
+                    return Ok(Followed::There(now));
+                }
+                _ => {}
+            }
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if (interrupted.load(Ordering::SeqCst) || late) && !cancelled {
+                cancelled = true;
+                self.execute("migrate_cancel", &json!({}))?;
+            }
+            let words = if cancelled { "cancelling" } else { status };
+            bar.show(ram("total").saturating_sub(ram("remaining")), ram("total"), words.to_owned());
+            std::thread::sleep(pace);
+        }
+    }
+
+    /// It has not moved. Says whether it runs.
+    pub(super) fn stayed(&mut self, vm: &str, cancelled: bool, why: &str) -> anyhow::Error {
+        let state = self.execute("query-status", &json!({})).ok();
+        let running = state.as_ref().and_then(|state| state["running"].as_bool());
+        let remedy = match running {
+            Some(true) => "it runs here as before",
+            Some(false) => {
+                "it is here, and does not run: `cont` by its monitor lets it go on, if the other QEMU is gone"
+            }
+            None => "its monitor does not answer: see whether it runs",
+        };
+        match cancelled {
+            true => refused(format!("the move of VM {vm} was cancelled{why}"), remedy),
+            false => failed(format!("VM {vm} did not move{why}"), remedy),
+        }
+    }
+}
+
+/// Whether `query-migrate` speaks of a migration that has not ended.
+pub(super) fn is_under_way(status: &str) -> bool {
+    !matches!(status, "" | "none" | "completed" | "failed" | "cancelled")
+}

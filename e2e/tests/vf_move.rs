@@ -1,0 +1,359 @@
+//! A stock guest with a stock igbvf on a virtual function of an 82576 goes from one QEMU and one daemon to others, onto a virtual function of
+//! another card, and back, while it runs under TCP and UDP. QEMU's igb is the hardware; all of it is in one L1.
+//!
+//! ```text
+//!   L1:  peer14 -- hub -- card A: virtual function <- daemon "here"  <- QEMU "first"
+//!                    `--- card B: virtual function <- daemon "there" <- QEMU "second"     and back to a QEMU "third" on card A
+//! ```
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
+use ioplane_e2e::process::built;
+use ioplane_e2e::streams::{Counted, Driven};
+use ioplane_e2e::travel::{PORT, VM};
+use ioplane_e2e::{Inner, Job, L1, L2};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MEMORY: u64 = 256;
+/// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
+const RATE: u32 = 300;
+const BYTES: u32 = 65536;
+/// Echoes that have to come between two moves.
+const BETWEEN: u64 = 100;
+/// How the guest's machine has the function: behind a port, and interrupts go to two processors.
+const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
+
+/// A host: its daemon, and the function that is its `nic0`.
+struct Side<'a> {
+    daemon: Inner<'a>,
+    name: &'static str,
+    function: String,
+    /// Interface of the card.
+    physical: &'static str,
+}
+
+impl Side<'_> {
+    fn control(&self) -> String {
+        format!("/tmp/{}/control.sock", self.name)
+    }
+
+    fn args(&self) -> Result<String> {
+        let args = self.daemon.args_on_bus("nic0", MEMORY, "behind")?;
+        Ok(format!("{MACHINE} {args}"))
+    }
+
+    fn add(&self) -> Result<()> {
+        self.daemon.text(&format!("pci add nic0 --host {} --mode migratable", self.function)).map(drop)
+    }
+
+    /// The command that moves the VM from `first` here to `second` at the other side.
+    fn command(&self, there: &Side<'_>, first: &str, second: &str) -> String {
+        format!(
+            "move vm {VM} --to unix:/tmp/{second}.in --there {} --qmp-there /tmp/{second}.qmp --qmp /tmp/{first}.qmp",
+            there.control()
+        )
+    }
+}
+
+/// Traffic of the peer with the guest.
+struct Traffic<'a> {
+    l1: &'a L1,
+    job: Job<'a>,
+}
+
+impl<'a> Traffic<'a> {
+    const END: &'static str = "/tmp/traffic.end";
+
+    fn start(l1: &'a L1) -> Result<Self> {
+        let (program, end) = (built("ioplane-stream")?, Self::END);
+        let job = l1.start(&format!(
+            "rm -f {end}; exec {} drive {GUEST_IP}:{PORT} {RATE} {BYTES} {end}",
+            program.display()
+        ))?;
+        Ok(Traffic { l1, job })
+    }
+
+    fn answered(&self) -> u64 {
+        let said = self.job.output();
+        let last = said.lines().rev().find_map(|line| line.strip_prefix("answered ")?.parse().ok());
+        last.unwrap_or(0)
+    }
+
+    /// Waits until so many more echoes have come.
+    fn goes_on(&self, more: u64) -> Result<()> {
+        let (begun, end) = (self.answered(), Instant::now() + 3 * MINUTE);
+        while self.answered() < begun + more {
+            self.l1.still_runs()?;
+            let said = || {
+                self.job.output().lines().rev().take(5).map(|line| format!("{line}\n")).collect::<String>()
+            };
+            ensure!(Instant::now() < end && !self.job.has_ended(), "no echoes come any more: {}", said());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<Driven> {
+        self.l1.run(&format!("touch {}", Self::END), MINUTE)?;
+        let ended = self.job.wait(3 * MINUTE)?;
+        let last = ended.output.lines().last().unwrap_or_default();
+        ensure!(ended.status == 0, "the traffic ended with {}: {}", ended.status, ended.output);
+        serde_json::from_str(last).with_context(|| format!("a report: {last}"))
+    }
+}
+
+/// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.
+fn noticed(l1: &L1, qemu: &str) -> Result<String> {
+    l1.ask(
+        qemu,
+        "cd /sys/bus/pci/drivers/igbvf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors; \
+         dmesg | grep -ciE 'igbvf.*(reset|hang|link is)|NETDEV WATCHDOG|transmit queue|DMAR|AER:|irq .*nobody|do_IRQ'; true",
+    )
+}
+
+/// Frames that the function has counted (VFGPRC, past its reset in moves) less those that the driver has had: what was accepted and not seen.
+/// Nothing is under way.
+fn unseen(l1: &L1, guest: &L2<'_>, qemu: &str) -> Result<i64> {
+    let said = l1.ask(
+        qemu,
+        "cd /sys/bus/pci/drivers/igbvf/*/net/*; cat statistics/rx_packets; head -n 1 device/resource",
+    )?;
+    let mut words = said.split_whitespace();
+    let seen: i64 = words.next().and_then(|word| word.parse().ok()).with_context(|| said.clone())?;
+    let bar = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    // 82576 data sheet, 8.30.20.
+    let counter = bar.with_context(|| said.clone())? + 0xf10;
+    let counted = guest.physical(counter, 1)?;
+    Ok(i64::from(counted[0]) - seen)
+}
+
+/// One move under traffic. The QEMU that is left ends.
+fn moves<'a>(
+    l1: &'a L1,
+    from: &Side<'_>,
+    source: L2<'a>,
+    names: [&str; 2],
+    to: &Side<'_>,
+) -> Result<(L2<'a>, Value)> {
+    let destination = l1.awaits_traveller(names[1], &to.args()?)?;
+    let begun = Instant::now();
+    let moved = from.daemon.json(&from.command(to, names[0], names[1]));
+    let context = || format!("{}\nthere QEMU said {}", to.daemon.said(), destination.said());
+    let report = moved.with_context(context)?;
+    eprintln!("moved in {:.1} s: {report}", begun.elapsed().as_secs_f64());
+    ensure!(destination.qmp("query-status", &json!({}))?["status"] == "running", "{report}");
+    let left = from.daemon.json("pci show nic0")?;
+    source.kill()?;
+    ensure!(left["connected"] == true, "{left:#}");
+    let function = &report["functions"][0];
+    ensure!(function["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 1024), "{report}");
+    Ok((destination, report))
+}
+
+fn stretches(counted: &Counted) -> usize {
+    counted.missing.len()
+}
+
+#[test]
+fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() -> Result<()> {
+    let begun = Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let (l1, mut cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
+    let mut side = |name, physical| -> Result<Side<'_>> {
+        let daemon = l1.serve(name, "")?;
+        let function = cards.remove(0).remove(0);
+        let side = Side { daemon, name, function, physical };
+        side.add()?;
+        Ok(side)
+    };
+    let (here, mut there) = (side("here", "pf14")?, side("there", "pf15")?);
+    let first = l1.traveller("first", &here.args()?)?;
+    news("the guest is up");
+    let said = |there: &Side<'_>| format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said());
+    first.raise_igbvf().and_then(|()| first.depart()).with_context(|| said(&there))?;
+    let before = noticed(&l1, "first")?;
+    let unseen_before = unseen(&l1, &first, "first")?;
+    news("moves under traffic");
+    let traffic = Traffic::start(&l1)?;
+    traffic.goes_on(BETWEEN)?;
+    let (second, there_report) =
+        moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&there))?;
+    traffic.goes_on(BETWEEN).with_context(|| said(&there))?;
+    news("and back");
+    let (third, back_report) =
+        moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&there))?;
+    traffic.goes_on(BETWEEN).with_context(|| said(&there))?;
+    let driven = traffic.end()?;
+    eprintln!("{driven:#?}");
+    told(&driven, [&there_report, &back_report]);
+    right(&driven, 2)?;
+    let after = noticed(&l1, "third")?;
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    let unseen_after = unseen(&l1, &third, "third")?;
+    ensure!(
+        unseen_before == unseen_after,
+        "frames accepted and not seen: {unseen_before}, then {unseen_after}"
+    );
+    for side in [&here, &there] {
+        let faults = side.daemon.json("pci show nic0")?["hardware_faults"].clone();
+        ensure!(faults == json!({}), "{faults}");
+    }
+    news("moves that fail");
+    let traffic = Traffic::start(&l1)?;
+    traffic.goes_on(BETWEEN)?;
+    const MISHAPS: [Mishap; 5] =
+        [Mishap::Qemu, Mishap::Daemon, Mishap::Function, Mishap::Port, Mishap::Cancelled];
+    for mishap in MISHAPS {
+        news(&format!("{mishap:?}"));
+        fails(&l1, &here, "third", &mut there, mishap, &traffic)?;
+    }
+    let driven = traffic.end()?;
+    right(&driven, MISHAPS.len())?;
+    let after = noticed(&l1, "third")?;
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    news("a move while the interface is down");
+    let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&there))?;
+    fourth.kill()?;
+    news("done");
+    Ok(())
+}
+
+/// Nothing twice, nothing changed, nothing lost but what was sent while the guest had no device: one stretch of datagrams for each move, none of
+/// the guest's own.
+fn right(driven: &Driven, moves: usize) -> Result<()> {
+    let Driven { there, back, bytes_there, bytes_back, .. } = driven;
+    ensure!(there.duplicated + there.reordered + back.duplicated + back.reordered == 0, "{driven:#?}");
+    ensure!(stretches(there) <= moves && back.lost == 0, "{driven:#?}");
+    ensure!(*bytes_there > 0 && *bytes_back > 0, "{driven:#?}");
+    Ok(())
+}
+
+/// The figures, on a line of their own.
+fn told(driven: &Driven, moves: [&Value; 2]) {
+    let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
+    let line = json!({
+        "vf82576": {
+            "stop_accesses": most("stop_accesses"),
+            "replay_accesses": most("replay_accesses"),
+            "state_bytes": most("state_bytes"),
+            "pages_sent": most("pages_sent"),
+            "missed_frames": driven.back.lost,
+            "duplicated_frames": driven.there.duplicated + driven.back.duplicated,
+            "lost_while_away": driven.there.lost,
+        },
+        "longest_gap_ms": driven.gaps.first().map(|gap| gap.ms),
+        "tcp_gap_ms": driven.tcp_gap.ms,
+    });
+    eprintln!("figures: {line}");
+}
+
+/// The driver has given its interrupts back, so all vectors are masked, with nothing in their entries; QEMU has kept them wired.
+fn while_down<'a>(l1: &'a L1, here: &Side<'_>, source: L2<'a>, there: &Side<'_>) -> Result<L2<'a>> {
+    let interface = "/tmp/busybox ip link set $(ls /sys/bus/pci/drivers/igbvf/*/net)";
+    l1.ask("third", &format!("{interface} down"))?;
+    let (guest, _) = moves(l1, here, source, ["third", "fourth"], there)?;
+    let ping = format!("/tmp/busybox ping -q -c 1 -W 5 {PEER_IP} >/dev/null");
+    l1.ask(
+        "fourth",
+        &format!("{interface} up; for try in $(seq 10); do {ping} && break; done; {ping} && {ping}"),
+    )?;
+    Ok(guest)
+}
+
+/// Sends the daemon `name` this signal.
+fn signal(l1: &L1, name: &str, signal: &str) -> Result<()> {
+    l1.run(&format!("kill -{signal} $(cat /tmp/{name}/pid)"), MINUTE).map(drop)
+}
+
+/// What happens while the guest's memory is copied, and makes a move impossible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mishap {
+    /// The QEMU at the destination dies when the function here is at rest already.
+    Qemu,
+    /// The daemon at the destination does.
+    Daemon,
+    /// The function at the destination is taken away.
+    Function,
+    /// The port of its card has no link any more.
+    Port,
+    /// Whoever moves it thinks better of it.
+    Cancelled,
+}
+
+/// A move that does not come about: the source goes on with its device under the same traffic.
+fn fails<'a>(
+    l1: &'a L1,
+    here: &Side<'_>,
+    name: &str,
+    there: &mut Side<'a>,
+    mishap: Mishap,
+    traffic: &Traffic<'_>,
+) -> Result<()> {
+    let second = format!("after-{mishap:?}").to_lowercase();
+    let destination = l1.awaits_traveller(&second, &there.args()?)?;
+    let rested = || here.daemon.said().matches("stands still").count();
+    let before = rested();
+    let moving = here.daemon.start(&here.command(there, name, &second))?;
+    let end = Instant::now() + 3 * MINUTE;
+    while l1.migration_of(name)? != "active" {
+        ensure!(Instant::now() < end && !moving.has_ended(), "no memory is copied: {}", moving.output());
+    }
+    let wait_for_rest = || -> Result<()> {
+        let end = Instant::now() + 3 * MINUTE;
+        while rested() == before {
+            ensure!(
+                Instant::now() < end && !moving.has_ended(),
+                "it does not come to rest: {}",
+                moving.output()
+            );
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        Ok(())
+    };
+    let mut destination = Some(destination);
+    match mishap {
+        Mishap::Qemu => {
+            // The command waits for this daemon until the QEMU is gone.
+            signal(l1, there.name, "STOP")?;
+            wait_for_rest()?;
+            destination.take().context("it is there")?.kill()?;
+            signal(l1, there.name, "CONT")?;
+        }
+        Mishap::Daemon => {
+            signal(l1, there.name, "STOP")?;
+            wait_for_rest()?;
+            signal(l1, there.name, "KILL")?;
+        }
+        Mishap::Function => {
+            there.daemon.text("pci remove nic0 --force")?;
+        }
+        Mishap::Port => {
+            l1.run(&format!("ip link set {} down", there.physical), MINUTE)?;
+        }
+        Mishap::Cancelled => moving.interrupt()?,
+    }
+    let ended = moving.wait(3 * MINUTE)?;
+    eprintln!("{mishap:?}: {}", ended.output.lines().last().unwrap_or_default());
+    ensure!(ended.status != 0 && ended.output.contains("did not move"), "{mishap:?}: {}", ended.output);
+    traffic.goes_on(BETWEEN).with_context(|| format!("after {mishap:?}: {}", ended.output))?;
+    let still = here.daemon.json("pci show nic0")?;
+    ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
+    if let Some(destination) = destination {
+        destination.kill()?;
+    }
+    match mishap {
+        Mishap::Qemu | Mishap::Cancelled => {}
+        Mishap::Daemon => there.daemon = l1.serve(there.name, "")?,
+        Mishap::Function => there.add()?,
+        Mishap::Port => {
+            let port = there.physical;
+            l1.run(
+                &format!("ip link set {port} up; for try in $(seq 300); do [ \"$(cat /sys/class/net/{port}/carrier)\" = 1 ] && break; sleep 0.1; done"),
+                MINUTE,
+            )?;
+        }
+    }
+    Ok(())
+}
