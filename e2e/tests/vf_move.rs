@@ -22,8 +22,8 @@ const RATE: u32 = 300;
 const BYTES: u32 = 65536;
 /// Echoes that have to come between two moves.
 const BETWEEN: u64 = 100;
-/// How the guest's machine has the function: behind a port, and interrupts go to two processors.
-const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
+/// How the guest's machine has the function: behind a port.
+const MACHINE: &str = "-device pcie-root-port,id=behind,chassis=1";
 
 /// A host: its daemon, and the function that is its `nic0`.
 struct Side<'a> {
