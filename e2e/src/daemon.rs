@@ -197,6 +197,11 @@ impl Daemon {
         self.launch()
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.as_ref().context("the daemon does not run")?.signal(signal)
+    }
+
     /// Asks it to end (SIGTERM), waits, and returns whether it ended well.
     pub fn terminate(&mut self, limit: Duration) -> Result<()> {
         if let Some(successor) = self.successor.take() {

@@ -12,7 +12,8 @@ use ioplane_e2e::protocol::{Command as Net, LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_quiet, expect_right, finish, mixed, play};
 use ioplane_e2e::uplink::{HOST_MAC, Host};
 use ioplane_e2e::{Qemu, Version, Vm, network};
-use serde_json::Value;
+use rustix::process::Signal;
+use serde_json::{Value, json};
 use std::process::Output;
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ const BYTES: u64 = 8 << 20;
 const NAME: &str = "web";
 const NIC: &str = "nic0";
 const MAC: &str = "02:00:00:00:00:39";
-/// Seconds of each transfer. A move in the middle of it takes a few.
+/// Seconds of each transfer. A move in the middle of it takes a few; one that waits for a daemon that does not answer half a minute.
 const STRETCH: f64 = 14.0;
+const LONG: f64 = 50.0;
 /// Pings of 1,000 bytes in that time, and between two of them, ms.
 const PINGS: u32 = 120;
 const INTERVAL: &str = "0.1";
@@ -110,21 +112,21 @@ fn under_traffic<R>(
     stage: &Stage,
     hosts: &Hosts,
     vm: Vm,
-    port: u16,
+    (port, seconds): (u16, f64),
     act: impl FnOnce(Vm) -> Result<R>,
 ) -> Result<R> {
     let agent = vm.share_agent();
     let index = End::up(&agent, MAC)?.interface.index;
     let to = HOST_MAC.to_owned();
-    let sending = agent.begin(Net::NetSend { index, to, port, seconds: STRETCH, seed: 1, write: 0 })?;
+    let sending = agent.begin(Net::NetSend { index, to, port, seconds, seed: 1, write: 0 })?;
     let receiving = agent.begin(Net::NetReceive { index, port: port + 1 })?;
     let network = &hosts.network;
     let pings = start_pings(network)?;
     let (done, received, sent) = std::thread::scope(|scope| {
         let received = scope.spawn(|| network.within(|index| network::receive(index, port)));
-        let sent = scope.spawn(|| network.within(|index| network::send(index, MAC, port + 1, STRETCH, 2, 0)));
+        let sent = scope.spawn(|| network.within(|index| network::send(index, MAC, port + 1, seconds, 2, 0)));
         std::thread::sleep(Duration::from_secs(2));
-        let done = act(vm);
+        let done = act(vm).inspect_err(|error| stage.say(format!("{error:#}")));
         let busy = !received.is_finished() && !sent.is_finished();
         let joined = |_| anyhow::anyhow!("the host's end panicked");
         let ends = (received.join().map_err(joined), sent.join().map_err(joined));
@@ -153,7 +155,7 @@ fn a_guest_moves_with_its_nic_and_disks_under_load() -> Result<()> {
         load.progress(MINUTE)?;
         let ways = [(&stage.daemon, &hosts.other), (&hosts.other, &stage.daemon)];
         for (port, (here, there)) in [4000, 4010].into_iter().zip(ways) {
-            vm = under_traffic(stage, &hosts, vm, port, |vm| travel(stage, vm, (here, there)))?;
+            vm = under_traffic(stage, &hosts, vm, (port, STRETCH), |vm| travel(stage, vm, (here, there)))?;
             load.progress(MINUTE).map_err(|error| vm.explain(error))?;
             expect_right(&load.mark()?).map_err(|error| vm.explain(error))?;
         }
@@ -172,6 +174,8 @@ enum Trouble {
     Killed,
     /// Ctrl-C.
     Cancelled,
+    /// The other daemon answers nothing any more: QEMU sends all of the guest, and its NIC does not get its state there.
+    Hung,
 }
 
 /// Has a move wait at the switch-over, and then get into trouble. What it says.
@@ -185,16 +189,27 @@ fn troubled(
     // Slow enough to be stopped on the way.
     vm.pace(24 << 20, DOWNTIME)?;
     let moving = Move::of(vm, here, &uri, there, &next)?.begin()?;
-    vm.wait_migration(&["active"])?;
+    // The one before may have been cancelled.
+    stage.until("memory is copied", || {
+        Ok(vm.qmp().execute("query-migrate", json!({}))?["status"] == "active")
+    })?;
     moving.stop()?;
     vm.pace(BANDWIDTH, DOWNTIME)?;
     vm.wait_migration(&["pre-switchover"])?;
     match trouble {
         Trouble::Killed => next.kill(),
         Trouble::Cancelled => moving.interrupt()?,
+        Trouble::Hung => there.signal(Signal::STOP)?,
     }
     moving.go_on()?;
-    moving.refused()
+    let said = moving.refused();
+    if let Trouble::Hung = trouble {
+        there.signal(Signal::CONT)?;
+        // Told to end if it could hear it; it does not run in any case.
+        let state = next.qmp().execute("query-status", json!({}));
+        ensure!(state.as_ref().map_or(true, |state| state["running"] == false), "{state:?}");
+    }
+    said
 }
 
 #[test]
@@ -204,8 +219,9 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
         let hosts = hosts(stage)?;
         let mut vm = stage.boot(qemu(&stage.daemon)?)?;
         let ways = (&stage.daemon, &hosts.other);
-        for (port, trouble) in [(4000, Trouble::Killed), (4010, Trouble::Cancelled)] {
-            vm = under_traffic(stage, &hosts, vm, port, |mut vm| {
+        let troubles = [(Trouble::Killed, STRETCH), (Trouble::Cancelled, STRETCH), (Trouble::Hung, LONG)];
+        for (port, (trouble, seconds)) in (4000..).step_by(10).zip(troubles) {
+            vm = under_traffic(stage, &hosts, vm, (port, seconds), |mut vm| {
                 let said = troubled(stage, &mut vm, trouble, ways).map_err(|error| vm.explain(error))?;
                 stage.say(format!("{trouble:?}: {said}"));
                 ensure!(said.contains("it runs here as before") && !said.contains("not as it was"), "{said}");
@@ -217,7 +233,7 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
             );
         }
         // And then it moves.
-        vm = under_traffic(stage, &hosts, vm, 4020, |vm| travel(stage, vm, ways))?;
+        vm = under_traffic(stage, &hosts, vm, (4100, STRETCH), |vm| travel(stage, vm, ways))?;
         expect_quiet(vm.agent()).map_err(|error| vm.explain(error))?;
         vm.poweroff()?;
         stage.expect_clean()
@@ -236,17 +252,17 @@ fn what_cannot_go_along_is_found_before_anything_stops() -> Result<()> {
         let said = stage.refused(&["move", "vm", NAME, "--qmp", &monitor, "--to", &uri])?;
         ensure!(said.contains("--there SOCKET") && said.contains("--qmp-there"), "{said}");
         // Without `ioplane move` it cannot leave: it would have a dead NIC there.
-        let said = vm.qmp().execute("migrate", serde_json::json!({ "uri": uri }));
+        let said = vm.qmp().execute("migrate", json!({ "uri": uri }));
         ensure!(format!("{said:?}").contains("unmovable-nic0"), "{said:?}");
         let set = |vm: &mut Vm, capability: &str, state: bool| {
-            let one = serde_json::json!({ "capability": capability, "state": state });
-            vm.qmp().execute("migrate-set-capabilities", serde_json::json!({ "capabilities": [one] }))
+            let one = json!({ "capability": capability, "state": state });
+            vm.qmp().execute("migrate-set-capabilities", json!({ "capabilities": [one] }))
         };
         set(&mut vm, "postcopy-ram", true)?;
         let said = Move::of(&vm, here, &uri, there, &next)?.begin()?.refused()?;
         ensure!(said.contains("migrate with postcopy-ram"), "{said}");
         set(&mut vm, "postcopy-ram", false)?;
-        ensure!(vm.qmp().execute("query-status", serde_json::json!({}))?["status"] == "running", "it runs");
+        ensure!(vm.qmp().execute("query-status", json!({}))?["status"] == "running", "it runs");
         drop(next);
         vm.poweroff()?;
         stage.expect_clean()

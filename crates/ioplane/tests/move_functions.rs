@@ -33,6 +33,12 @@ struct Qemu {
     guarded: bool,
     pauses: bool,
     capability: Option<&'static str>,
+    /// It gives up at the end of the migration, and has the guest run by itself a moment later.
+    fails: bool,
+    /// Looks until then.
+    delay: u32,
+    /// Ports were written while the guest could use them.
+    misused: bool,
     /// Which command of those that it is asked is refused, and how many were.
     refuses: Option<usize>,
     asked: Vec<String>,
@@ -53,6 +59,9 @@ impl Qemu {
             guarded: true,
             pauses: false,
             capability: None,
+            fails: false,
+            delay: 0,
+            misused: false,
             refuses: None,
             asked: Vec::new(),
         }
@@ -64,6 +73,7 @@ impl Qemu {
         let (verb, port) = (words.next().unwrap(), words.next().unwrap());
         let number = |word: &str| u32::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
         let (port, value) = (number(port), words.next().map(number));
+        self.misused |= value.is_some() && self.state == "running";
         let size = match &verb[2..] {
             "b" => 1,
             "h" => 2,
@@ -117,6 +127,9 @@ fn lock(qemu: &Mutex<Qemu>) -> MutexGuard<'_, Qemu> {
 }
 
 fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qemu>) -> Value {
+    if command == "qmp_capabilities" {
+        return json!({});
+    }
     let mut qemu = lock(own);
     let line = arguments["command-line"].as_str().map(str::to_owned);
     qemu.asked.push(line.clone().unwrap_or_else(|| command.to_owned()));
@@ -125,7 +138,15 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
     }
     match command {
         "query-name" => json!({ "name": qemu.name }),
-        "query-status" => json!({ "status": qemu.state, "running": qemu.state == "running" }),
+        "query-status" => {
+            if qemu.delay > 0 {
+                qemu.delay -= 1;
+                if qemu.delay == 0 {
+                    qemu.state = "running";
+                }
+            }
+            json!({ "status": qemu.state, "running": qemu.state == "running" })
+        }
         "query-version" => json!({ "qemu": { "major": qemu.version, "minor": 1, "micro": 3 } }),
         "query-migrate" => {
             let now = qemu.migration;
@@ -135,6 +156,10 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
                 Some("active") => {
                     qemu.state = "finish-migrate";
                     Some("pre-switchover")
+                }
+                Some("device") if qemu.fails => {
+                    qemu.delay = 3;
+                    Some("failed")
                 }
                 Some("device") => {
                     qemu.state = "postmigrate";
@@ -161,6 +186,10 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             let mut all = vec![json!({ "capability": "pause-before-switchover", "state": qemu.pauses })];
             all.extend(qemu.capability.map(|name| json!({ "capability": name, "state": true })));
             json!(all)
+        }
+        "qom-get" => {
+            let nic = arguments["path"] == "/machine/peripheral/ioplane-nic0";
+            if nic { "vfio-user-pci" } else { "pcie-root-port" }.into()
         }
         "query-migrate-parameters" => json!({ "mode": "normal" }),
         "query-named-block-nodes" if qemu.guarded => {
@@ -200,6 +229,8 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             qemu.migration = Some("device");
             json!({})
         }
+        // It comes too late.
+        "migrate_cancel" if qemu.migration == Some("completed") => json!({}),
         "migrate_cancel" => {
             qemu.migration = Some("cancelled");
             if qemu.state == "finish-migrate" {
@@ -296,7 +327,7 @@ impl World {
         assert_eq!(function(&self.here)["stage"], "running", "{text}");
         let mut near = self.near();
         assert_eq!((near.state, near.command(), near.latch), ("running", SET, LATCH), "{text}");
-        assert!(near.guarded && !near.pauses, "{text}");
+        assert!(near.guarded && !near.pauses && !near.misused, "{text}");
         assert_ne!(self.far().state, "running", "{text}");
     }
 
@@ -389,20 +420,31 @@ fn whatever_the_monitors_refuse_the_guest_goes_on_with_its_nic() {
 }
 
 #[test]
-fn daemons_that_do_not_do_their_part_leave_the_guest_here() {
+fn a_guest_that_runs_by_itself_after_a_failure_is_stopped_before_anything_is_put_back() {
     let world = World::new();
-    world.there.signal("STOP");
-    let moving = {
-        let args = world.args();
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        world.here.later(&args)
+    world.near().fails = true;
+    let said = world.moves([None, None]);
+    world.is_as_before(&said, "it failed at its end");
+    assert!(
+        said.err.contains("QEMU has given it up") && said.err.contains("it runs here as before"),
+        "{}",
+        said.err
+    );
+    let asked = world.near().asked.clone();
+    let last = |words: &str| {
+        asked.iter().rposition(|asked| asked == words).unwrap_or_else(|| panic!("{words} in {asked:?}"))
     };
-    // Not even looked at.
-    let moving = std::thread::spawn(moving);
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    assert!(!world.near().asked.iter().any(|asked| asked == "migrate"));
-    world.there.signal("CONT");
-    assert_eq!(moving.join().unwrap().code, 0);
+    assert!(last("stop") < last("o/h 0xcfc 0x7") && last("o/h 0xcfc 0x7") < last("cont"), "{asked:?}");
+}
+
+#[test]
+fn a_guest_that_is_paused_meanwhile_stays_paused_there() {
+    let world = World::new();
+    world.near().state = "paused";
+    let said = world.moves([None, None]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert_eq!(world.far().state, "paused");
+    assert!(!world.far().asked.iter().any(|asked| asked == "cont"));
 }
 
 #[test]
@@ -419,6 +461,12 @@ fn what_cannot_go_along_is_found_before_anything_is_done() {
     let without: Vec<&str> = args[..7].iter().map(String::as_str).collect();
     let said = world.here.refused(&without);
     assert!(said.contains("give --there SOCKET") && said.contains("--qmp-there SOCKET"), "{said}");
+
+    let own = ["--qmp-there", "--there"].map(|option| args.iter().position(|arg| arg == option).unwrap() + 1);
+    let mut mine = args.clone();
+    mine[own[1]] = world.here.path("control.sock").display().to_string();
+    let mine: Vec<&str> = mine.iter().map(String::as_str).collect();
+    assert!(world.here.refused(&mine).contains("leads to this host's own daemon"));
 
     world.far().state = "running";
     refused("does not wait for a guest: its VM is running");

@@ -117,7 +117,7 @@ pub fn nic(nic: &NicReport, version: Version, accel: Accel, bootindex: Option<u3
 /// Since when QEMU can be the client of a vfio-user server.
 pub const VFIO_USER: Version = Version(10, 1);
 /// How long QEMU waits for an answer, ms. A function that is held answers when it is let go, which the daemon does after half of
-/// this; QEMU's own 5 s are shorter.
+/// this, unless its VM is being moved; QEMU's own 5 s are shorter.
 const ANSWER: u32 = 60_000;
 
 /// The arguments for one PCI function. QEMU migrates a guest with such a device and reports success, and the device arrives dead;
@@ -157,8 +157,8 @@ pub fn function(function: &FunctionReport, version: Version, bootindex: Option<u
     Ok(vec!["-blockdev".to_owned(), guard.to_string(), "-device".to_owned(), device.to_string()])
 }
 
-/// A name for a block node of a function's own: at most 31 characters, beginning with a letter.
-fn node(name: &str) -> String {
+/// A name for a block node of a function's own, the guard of [`function`]: at most 31 characters, beginning with a letter.
+pub fn node(name: &str) -> String {
     if name.len() <= NODE {
         return format!("unmovable-{name}");
     }

@@ -15,10 +15,10 @@ const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
 /// Registers of configuration space (the same specification, 6.1).
 pub(super) const COMMAND: u8 = 0x04;
-pub(super) const BAR0: u8 = 0x10;
-const STATUS: u8 = 0x06;
+const BAR0: u8 = 0x10;
+const BARS: u8 = 6;
 const CAPABILITIES: u8 = 0x34;
-/// There is a list of capabilities.
+/// Of the status register: there is a list of capabilities.
 const HAS_CAPABILITIES: u32 = 1 << 4;
 /// MSI-X (6.8.2): its number, and where its control, and where its table is, lie.
 const MSIX: u32 = 0x11;
@@ -84,6 +84,11 @@ fn one(device: &Value) -> Option<Found> {
     })
 }
 
+/// Whether the guest's machine has the ports. Looking does nothing to a guest that runs.
+pub(super) fn has_ports(monitor: &mut Monitor) -> Result<bool> {
+    Ok(Ports { monitor, address: None }.input(ADDRESS, Size::Long)? != u32::MAX)
+}
+
 /// Bytes of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
@@ -110,15 +115,20 @@ pub(super) struct Ports<'a> {
     address: Option<u32>,
 }
 
-/// Does `work` with the ports of a guest that stands still. What it had in the address port is there again afterwards, also after an error.
+/// Does `work` with the ports of a guest that stands still. What it had in the address port is there again afterwards, also after an error; `latch` is
+/// that, once it is known.
 pub(super) fn with_ports<R>(
     monitor: &mut Monitor,
+    latch: &mut Option<u32>,
     work: impl FnOnce(&mut Ports<'_>) -> Result<R>,
 ) -> Result<R> {
     let mut ports = Ports { monitor, address: None };
-    let latch = ports.input(ADDRESS, Size::Long)?;
+    let before = match *latch {
+        Some(before) => before,
+        None => *latch.insert(ports.input(ADDRESS, Size::Long)?),
+    };
     let done = work(&mut ports);
-    let put_back = ports.output(ADDRESS, Size::Long, latch);
+    let put_back = ports.output(ADDRESS, Size::Long, before);
     done.and_then(|done| put_back.map(|()| done))
 }
 
@@ -162,9 +172,9 @@ impl Ports<'_> {
         self.output(port, size, value)
     }
 
-    /// Where the capability of MSI-X is, if there is one.
-    pub fn msix(&mut self, place: Place) -> Result<Option<u8>> {
-        if self.read(place, STATUS, Size::Word)? & HAS_CAPABILITIES == 0 {
+    /// Where the capability of MSI-X is, if there is one, of a function with this in its status register.
+    pub fn msix(&mut self, place: Place, status: u32) -> Result<Option<u8>> {
+        if status & HAS_CAPABILITIES == 0 {
             return Ok(None);
         }
         let mut at = self.read(place, CAPABILITIES, Size::Byte)? as u8 & !3;
@@ -181,10 +191,19 @@ impl Ports<'_> {
         Ok(None)
     }
 
-    /// Guest-physical address of the MSI-X table whose capability is at `at`, with these BARs; `None` if that BAR is no memory.
-    pub fn msix_table(&mut self, place: Place, at: u8, bars: &[u32; 6]) -> Result<Option<u64>> {
+    /// Guest-physical address of the MSI-X table whose capability is at `at`; `None` if it is in no BAR of memory.
+    pub fn msix_table(&mut self, place: Place, at: u8) -> Result<Option<u64>> {
         let table = self.read(place, at + MSIX_TABLE, Size::Long)?;
-        Ok(memory_bar(bars, (table & 7) as usize).map(|bar| bar + u64::from(table & !7)))
+        let number = (table & 7) as u8;
+        if number >= BARS {
+            return Ok(None);
+        }
+        let low = self.read(place, bar_at(number), Size::Long)?;
+        let high = match has_high(low) && number + 1 < BARS {
+            true => self.read(place, bar_at(number + 1), Size::Long)?,
+            false => 0,
+        };
+        Ok(memory_at(low, high).and_then(|bar| bar.checked_add(u64::from(table & !7))))
     }
 
     /// Words of memory, or of what is there in its place, as the guest sees it.
@@ -202,14 +221,20 @@ fn words(said: &str) -> Option<Vec<u32>> {
     all.map(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect()
 }
 
-/// Address of a BAR of memory, of 32 or 64 bits.
-fn memory_bar(bars: &[u32; 6], number: usize) -> Option<u64> {
-    let low = *bars.get(number)?;
-    if low & 1 != 0 {
-        return None;
-    }
-    let high = if low >> 1 & 3 == 2 { *bars.get(number + 1)? } else { 0 };
-    Some(u64::from(high) << 32 | u64::from(low & !0xf))
+/// Where a BAR is in configuration space.
+pub(super) fn bar_at(number: u8) -> u8 {
+    BAR0 + 4 * number
+}
+
+/// Whether a BAR has 64 bits (PCI Local Bus Specification 3.0, 6.2.5.1).
+fn has_high(low: u32) -> bool {
+    low & 7 == 4
+}
+
+/// Address of a BAR of memory, whose next word is `high` if it has 64 bits.
+fn memory_at(low: u32, high: u32) -> Option<u64> {
+    let address = u64::from(high) << 32 | u64::from(low & !0xf);
+    (low & 1 == 0 && address != 0).then_some(address)
 }
 
 fn unreadable(said: &str) -> anyhow::Error {
@@ -248,11 +273,10 @@ mod tests {
 
     #[test]
     fn bars_of_memory_have_an_address() {
-        let bars = [0xfebf_0008, 0xc001, 0xe000_000c, 0x12, 0, 0x4];
-        assert_eq!(memory_bar(&bars, 0), Some(0xfebf_0000));
-        assert_eq!(memory_bar(&bars, 1), None);
-        assert_eq!(memory_bar(&bars, 2), Some(0x12_e000_0000));
-        assert_eq!((memory_bar(&bars, 5), memory_bar(&bars, 7)), (None, None));
+        assert_eq!(memory_at(0xfebf_0008, 0), Some(0xfebf_0000));
+        assert_eq!((memory_at(0xc001, 0), memory_at(4, 0)), (None, None));
+        assert_eq!(memory_at(0xe000_000c, 0x12), Some(0x12_e000_0000));
+        assert_eq!([4, 0xc, 0, 8, 1, 5].map(has_high), [true, true, false, false, false, false]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! the functions, by their monitors. Why in this order: docs/decisions/0078-a-vm-moves-with-its-functions.md.
 //!
 //! ```text
-//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed --------------------> leave
-//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X -'   `--> (VF) replay --> cont
+//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed ----------------------------------------> leave
+//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay -'    `--> cont
 //! ```
 //!
 //! Whatever fails before `leave`, the functions here go on, and the guest with them.
@@ -18,7 +18,7 @@ use ioplane_api::report::{
 };
 use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
 use ioplane_cli::client::{Client, Method};
-use ioplane_cli::output::hint;
+use ioplane_cli::output::{CommandError, hint};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ const STEP: u64 = 4000;
 /// For the other QEMU to have loaded the guest, once this one has sent it.
 const ARRIVAL: Duration = Duration::from_secs(60);
 /// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
-const MEMORY: u32 = 1 << 1;
+const WRITES: u32 = 1 << 1 | 1 << 2;
 const INTX_OFF: u32 = 1 << 10;
 /// Bits of the control of MSI-X: vectors less one, and whether it is in use.
 const VECTORS: u32 = 0x7ff;
@@ -115,6 +115,16 @@ impl Moving {
     }
 }
 
+/// What has been moved.
+pub(super) struct Moved {
+    /// What QEMU says of the migration.
+    pub ended: Value,
+    pub functions: Vec<MovedFunction>,
+    pub time: DeviceTime,
+    /// The guest ran, and does so there.
+    pub running: bool,
+}
+
 /// All of a VM's, and both hosts.
 pub(super) struct Functions<'a> {
     vm: &'a str,
@@ -125,6 +135,14 @@ pub(super) struct Functions<'a> {
     guards: Guards,
     /// `pause-before-switchover` was on before.
     paused_before: bool,
+    /// What the guest here has left in the address port of its bus, once it stands still.
+    latch: Option<u32>,
+    /// This QEMU has sent all of the guest.
+    sent: bool,
+    /// The state of the VM there, as it was seen last.
+    far_state: String,
+    /// The guest ran before it stood still for the move.
+    running: bool,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -174,7 +192,14 @@ impl<'a> Functions<'a> {
         Far { there, monitor: far }: Far<'a>,
     ) -> Result<Functions<'a>> {
         let paused_before = super::ready::settings(monitor, "here")?;
-        let guards = Guards::of(monitor)?;
+        let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
+        let guards = Guards::of(monitor, &names)?;
+        if !bus::has_ports(monitor)? {
+            return Err(refused(
+                format!("the machine of VM {vm} has no ports by which configuration space is reached"),
+                "give it a machine with PCI ports, as q35 and pc",
+            ));
+        }
         let on_bus = bus::functions(monitor)?;
         let mut all = Vec::new();
         for report in reports {
@@ -199,8 +224,23 @@ impl<'a> Functions<'a> {
                 moved,
             });
         }
-        let time = DeviceTime::default();
-        Ok(Functions { vm, here, there, far, all, guards, paused_before, gone: false, time })
+        let moving: Vec<Found> = all.iter().map(|one: &Moving| one.found.clone()).collect();
+        super::ready::no_others(monitor, &on_bus, &moving)?;
+        Ok(Functions {
+            vm,
+            here,
+            there,
+            far,
+            all,
+            guards,
+            paused_before,
+            latch: None,
+            sent: false,
+            far_state: "inmigrate".to_owned(),
+            running: false,
+            gone: false,
+            time: DeviceTime::default(),
+        })
     }
 
     /// Whether this reason against a migration goes before it begins.
@@ -208,28 +248,26 @@ impl<'a> Functions<'a> {
         self.guards.explain(why)
     }
 
-    /// Moves the VM with them to where `uri` says. What QEMU says of the migration, and what was moved.
+    /// Moves the VM, which runs if `running`, with them to where `uri` says.
     pub fn go(
         mut self,
         monitor: &mut Monitor,
         uri: &str,
         running: bool,
         interrupted: &AtomicBool,
-    ) -> Result<(Value, Vec<MovedFunction>, DeviceTime)> {
-        match self.attempt(monitor, uri, running, interrupted) {
-            Ok(ended) => Ok((ended, self.all.into_iter().map(|one| one.moved).collect(), self.time)),
-            Err(error) if self.gone => Err(self.stranded(error, running)),
-            Err(error) => Err(self.stay(monitor, error, running)),
+    ) -> Result<Moved> {
+        self.running = running;
+        match self.attempt(monitor, uri, interrupted) {
+            Ok(ended) => {
+                let functions = self.all.into_iter().map(|one| one.moved).collect();
+                Ok(Moved { ended, functions, time: self.time, running: self.running })
+            }
+            Err(error) if self.gone => Err(self.stranded(error)),
+            Err(error) => Err(self.stay(monitor, error)),
         }
     }
 
-    fn attempt(
-        &mut self,
-        monitor: &mut Monitor,
-        uri: &str,
-        running: bool,
-        interrupted: &AtomicBool,
-    ) -> Result<Value> {
+    fn attempt(&mut self, monitor: &mut Monitor, uri: &str, interrupted: &AtomicBool) -> Result<Value> {
         self.guards.remove(monitor)?;
         self.pause_before(monitor, true)?;
         // While it waits for a guest this only says that the guest is not to run by itself.
@@ -239,30 +277,47 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Logged;
         }
         monitor.execute("migrate", &json!({ "uri": uri }))?;
-        let now = followed(monitor.follow("pre-switchover", LOOK, interrupted)?)?;
+        let now = monitor.follow("pre-switchover", LOOK, interrupted, None, Some(&mut self.running))?;
+        let now = followed(now)?;
         let begun = Instant::now();
         if now["status"] != "pre-switchover" {
+            self.sent = true;
             return Err(failed(
                 "QEMU did not wait before the switch-over",
                 "set the capability pause-before-switchover by its monitor, and see whether it stays set",
             ));
         }
         self.is_awaited()?;
+        self.are_in_place(monitor)?;
         self.stand_still(monitor, interrupted)?;
         monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
         self.time.stop_ms = ms(begun);
-        // From here to `cont` it takes a moment, and is carried on to its end.
-        let ended = followed(monitor.follow("completed", LOOK, &AtomicBool::new(false))?)?;
+        let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
+        let ended = followed(ended)?;
+        self.sent = true;
         let arriving = Instant::now();
         self.arrived()?;
         self.revive()?;
+        self.replay()?;
+        not_cancelled(interrupted)?;
         self.leave();
-        let replayed = self.replay();
-        if running {
+        if self.running {
             self.far.execute("cont", &json!({}))?;
         }
         (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
-        replayed.map(|()| ended)
+        Ok(ended)
+    }
+
+    /// They are where they were before memory was copied: the guest may have rebooted meanwhile, or have been told to let go of one.
+    fn are_in_place(&self, monitor: &mut Monitor) -> Result<()> {
+        let on_bus = bus::functions(monitor)?;
+        match self.all.iter().find(|one| !on_bus.contains(&one.found)) {
+            None => Ok(()),
+            Some(one) => Err(failed(
+                format!("PCI function {} is no longer at {} in the guest", one.name, one.found.place),
+                "try again, when the guest has settled",
+            )),
+        }
     }
 
     fn pause_before(&mut self, monitor: &mut Monitor, yes: bool) -> Result<()> {
@@ -275,7 +330,8 @@ impl<'a> Functions<'a> {
 
     /// The other QEMU is there, and waits.
     fn is_awaited(&mut self) -> Result<()> {
-        match self.far.state()?.as_str() {
+        self.far_state = self.far.state()?;
+        match self.far_state.as_str() {
             "inmigrate" => Ok(()),
             state => Err(failed(
                 format!("the VM there is {state}, and not waiting for a guest any more"),
@@ -288,14 +344,21 @@ impl<'a> Functions<'a> {
     fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
         // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
         let all = &mut self.all;
-        with_ports(monitor, |ports| all.iter_mut().try_for_each(|one| note_set_up(ports, one)))?;
+        with_ports(monitor, &mut self.latch, |ports| {
+            all.iter_mut().try_for_each(|one| note_set_up(ports, one))
+        })?;
         for one in &mut self.all {
             not_cancelled(interrupted)?;
             // It may have come to rest although the answer says no, or does not come.
             one.stand = Stand::Still;
             let rested: RestedFunctionReport = one.step(self.here, "rest")?;
-            (one.moved.stop_accesses, one.moved.pages_sent) =
-                (rested.stop_accesses, rested.pages_sent.unwrap_or(0));
+            one.moved.stop_accesses = rested.stop_accesses;
+            one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
+                failed(
+                    format!("what PCI function {} has written is not logged any more", one.name),
+                    "try again",
+                )
+            })?;
             let carried: CarriedFunctionV1 = self.here.get(&one.path("carried"))?;
             one.moved.state_bytes = (carried.state.len() / 4 * 3) as u64;
             if one.direct {
@@ -310,7 +373,8 @@ impl<'a> Functions<'a> {
     fn arrived(&mut self) -> Result<()> {
         let end = Instant::now() + ARRIVAL;
         loop {
-            let state = self.far.state()?;
+            self.far_state = self.far.state()?;
+            let state = &self.far_state;
             match state.as_str() {
                 "paused" => return Ok(()),
                 "inmigrate" | "postmigrate" | "finish-migrate" if Instant::now() < end => {
@@ -347,7 +411,7 @@ impl<'a> Functions<'a> {
             }
         }
         let (there, all) = (self.there, &self.all);
-        with_ports(&mut self.far, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
+        with_ports(&mut self.far, &mut None, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
     }
 
     /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
@@ -365,31 +429,20 @@ impl<'a> Functions<'a> {
         }
     }
 
+    /// Brings back register by register those that are not loaded.
     fn replay(&mut self) -> Result<()> {
-        let mut first = Ok(());
         for one in self.all.iter_mut().filter(|one| one.direct) {
             // One that did not come to its state takes another try.
             let replay = || one.step::<ReplayedFunctionReport>(self.there, "replay");
-            match replay().or_else(|_| replay()) {
-                Ok(replayed) => one.moved.replay_accesses = replayed.replay_accesses,
-                Err(error) => {
-                    let remedy = format!(
-                        "reset the function in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest; see `ioplane pci show {}` there",
-                        one.name
-                    );
-                    let told =
-                        failed(format!("PCI function {} does not work there: {error:#}", one.name), remedy);
-                    first = first.and(Err(told));
-                }
-            }
+            one.moved.replay_accesses = replay().or_else(|_| replay())?.replay_accesses;
         }
-        first
+        Ok(())
     }
 
     /// There is no way back.
-    fn stranded(mut self, error: anyhow::Error, running: bool) -> anyhow::Error {
+    fn stranded(mut self, error: anyhow::Error) -> anyhow::Error {
         let state = self.far.state().unwrap_or_default();
-        let remedy = match (state.as_str(), running) {
+        let remedy = match (state.as_str(), self.running) {
             ("running", _) | ("paused", false) => {
                 "the guest is there: end the QEMU here, and do not let it continue"
             }
@@ -400,51 +453,14 @@ impl<'a> Functions<'a> {
         with_remedy(error, &format!("VM {} has moved", self.vm), remedy)
     }
 
-    /// The guest goes on here, with its functions. In an order that never has it run without them for longer than it takes to see that it does.
-    fn stay(mut self, monitor: &mut Monitor, error: anyhow::Error, running: bool) -> anyhow::Error {
-        let mut troubles = Vec::new();
-        let mut try_to = |what: &str, done: Result<()>| {
-            if let Err(error) = done {
-                troubles.push(format!("{what}: {error:#}"));
-            }
-        };
-        // Accesses to these wait, those of the monitor too.
-        try_to("a function here", self.go_on(false));
-        // QEMU lets the guest run by itself after a migration that has failed at its end.
-        let stopped = match monitor.state() {
-            Ok(state) if state == "running" && self.all.iter().any(|one| one.command.is_some()) => {
-                monitor.execute("stop", &json!({})).map(|_| true)
-            }
-            other => other.map(|_| false),
-        };
-        let stopped = stopped.unwrap_or_else(|error| {
-            try_to("the monitor here", Err(error));
-            false
-        });
-        try_to("a function here", self.go_on(true));
-        let all = &self.all;
-        let set_back = with_ports(monitor, |ports| {
-            all.iter().try_for_each(|one| match one.command {
-                Some(command) => ports.write(one.found.place, bus::COMMAND, Size::Word, command),
-                None => Ok(()),
-            })
-        });
-        if all.iter().any(|one| one.command.is_some()) {
-            try_to("the command register of a function", set_back);
-        }
-        try_to("the VM here", self.let_run(monitor, running, stopped));
-        for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
-            let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
-            try_to("the log of a function", ended.map(drop));
-        }
-        try_to("its migration", self.pause_before(monitor, false));
-        let guarded = self.guards.put_back(monitor);
-        try_to("what keeps it from being migrated without its functions", guarded);
+    /// The guest goes on here, with its functions.
+    fn stay(mut self, monitor: &mut Monitor, error: anyhow::Error) -> anyhow::Error {
+        let troubles = self.undo(monitor);
         for trouble in troubles {
             hint(format!("not as it was before: {trouble}"));
         }
         let runs = monitor.state().ok();
-        let remedy = match (runs.as_deref(), running) {
+        let remedy = match (runs.as_deref(), self.running) {
             (Some("running"), _) => "it runs here as before",
             (Some("paused"), false) => "it is here, paused as before",
             (Some(_), _) => {
@@ -455,39 +471,148 @@ impl<'a> Functions<'a> {
         with_remedy(error, &format!("VM {} did not move", self.vm), remedy)
     }
 
+    /// All that was done, in an order that never has two functions driven for one guest, nor the guest run here without its functions for longer than it
+    /// takes to see that. What could not be undone.
+    fn undo(&mut self, monitor: &mut Monitor) -> Vec<String> {
+        let mut troubles = Vec::new();
+        let mut note = |what: &str, done: Result<()>| {
+            if let Err(error) = done {
+                troubles.push(format!("{what}: {error:#}"));
+            }
+        };
+        // What has the states there goes first, where it may have them.
+        let mut ended = !self.sent || self.end_there();
+        // Accesses to these wait, and a monitor with them whose guest runs.
+        note("a function here", self.go_on(false));
+        let standing = self.settled(monitor);
+        if let Ok((_, true)) = standing
+            && !self.sent
+        {
+            // It was too late to cancel it.
+            ended = self.end_there();
+        }
+        let stopped = match standing {
+            Ok((stopped, _)) => stopped,
+            Err(error) => {
+                note("the monitor here", Err(error));
+                // Nothing is written under a guest that may run.
+                return troubles;
+            }
+        };
+        note("a function here", self.go_on(true));
+        if self.all.iter().any(|one| one.command.is_some()) {
+            note("the command register of a function", self.put_back_commands(monitor, stopped));
+        }
+        match ended {
+            true => note("the VM here", self.let_run(monitor, stopped)),
+            false => note(
+                "the VM here",
+                Err(failed("it may run there: it is not let run here", "see what the QEMU there does")),
+            ),
+        }
+        for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
+            let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
+            note("the log of a function", ended.map(drop));
+        }
+        note("its migration", self.pause_before(monitor, false));
+        note("what keeps it from being migrated without its functions", self.guards.put_back(monitor));
+        troubles
+    }
+
+    /// Ends the QEMU there, which has all of the guest, and takes the functions there from it. `false`: it may run.
+    fn end_there(&mut self) -> bool {
+        let ended = self.far.execute("quit", &json!({}));
+        if let Err(error) = &ended {
+            hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
+            for one in &self.all {
+                // What can be done without it. One that has no state, or no guest any more, refuses.
+                let _ = one.step::<RestedFunctionReport>(self.there, "rest");
+                let _ = self.there.ask::<DoneReport>(Method::POST, &one.path("leave"), None::<&()>);
+            }
+        }
+        // It was told not to run by itself: only somebody else could have it run.
+        ended.is_ok()
+            || matches!(self.far_state.as_str(), "inmigrate" | "paused" | "postmigrate" | "finish-migrate")
+    }
+
+    /// Waits until QEMU has settled on what becomes of the guest here, which stands still then. Says whether it had to be stopped for that, and whether all
+    /// of it was sent.
+    fn settled(&mut self, monitor: &mut Monitor) -> Result<(bool, bool)> {
+        let end = Instant::now() + ARRIVAL;
+        loop {
+            let (migration, state) = (monitor.migration()?, monitor.state()?);
+            match (is_under_way(&migration), state.as_str()) {
+                // At rest before the switch-over, and it stays so until it is cancelled; or memory is copied, and nothing was touched.
+                (true, "finish-migrate") if migration == "pre-switchover" => return Ok((false, false)),
+                (true, _) if self.all.iter().all(|one| one.command.is_none()) => return Ok((false, false)),
+                // QEMU lets it run by itself as soon as it has given up.
+                (_, "running") if self.all.iter().any(|one| one.command.is_some()) => {
+                    monitor.execute("stop", &json!({}))?;
+                    return Ok((true, false));
+                }
+                (false, "finish-migrate") | (true, _) if Instant::now() < end => {
+                    if migration == "device" {
+                        monitor.execute("migrate_cancel", &json!({}))?;
+                    }
+                    std::thread::sleep(LOOK);
+                }
+                (_, state) => return Ok((false, state == "postmigrate")),
+            }
+        }
+    }
+
     /// Those at rest go on, of one sort.
     fn go_on(&mut self, direct: bool) -> Result<()> {
         let mut first = Ok(());
         for one in self.all.iter_mut().filter(|one| one.direct == direct && one.stand == Stand::Still) {
-            match one.step::<ReplayedFunctionReport>(self.here, "replay") {
+            let replay = || one.step::<ReplayedFunctionReport>(self.here, "replay");
+            let had_not_rested = |error: &anyhow::Error| {
+                let own = format!("{}: it runs", one.name);
+                error.downcast_ref::<CommandError>().is_some_and(|CommandError(body)| body.error == own)
+            };
+            match replay() {
                 Ok(_) => one.stand = Stand::Runs,
-                // It had not come to rest.
-                Err(error) if format!("{error:#}").contains("it runs") => one.stand = Stand::Logged,
-                Err(error) => first = first.and(Err(error)),
+                Err(error) if had_not_rested(&error) => one.stand = Stand::Logged,
+                Err(_) => match replay() {
+                    Ok(_) => one.stand = Stand::Runs,
+                    Err(error) => first = first.and(Err(error)),
+                },
             }
         }
         first
     }
 
-    /// Ends the migration if it has not, and has the guest run if it did.
-    fn let_run(&mut self, monitor: &mut Monitor, running: bool, stopped: bool) -> Result<()> {
-        let migration = monitor.migration()?;
-        if is_under_way(&migration) {
+    /// The guest stands still. A function that is still held is left alone: an access would wait, and the monitor with it.
+    fn put_back_commands(&mut self, monitor: &mut Monitor, ran: bool) -> Result<()> {
+        if ran {
+            // It may have used its ports since.
+            self.latch = None;
+        }
+        let all = &self.all;
+        with_ports(monitor, &mut self.latch, |ports| {
+            let mut first = Ok(());
+            for one in all.iter().filter(|one| one.direct || one.stand != Stand::Still) {
+                if let Some(command) = one.command {
+                    first = first.and(ports.write(one.found.place, bus::COMMAND, Size::Word, command));
+                }
+            }
+            first
+        })
+    }
+
+    /// Ends the migration if it has not, and has the guest run if it did before.
+    fn let_run(&mut self, monitor: &mut Monitor, stopped: bool) -> Result<()> {
+        if is_under_way(&monitor.migration()?) {
             monitor.execute("migrate_cancel", &json!({}))?;
             let end = Instant::now() + ARRIVAL;
-            while is_under_way(&monitor.migration()?) && Instant::now() < end {
+            while (is_under_way(&monitor.migration()?) || monitor.state()? == "finish-migrate")
+                && Instant::now() < end
+            {
                 std::thread::sleep(LOOK);
             }
-            return Ok(());
         }
-        let sent = migration == "completed" && monitor.state()? == "postmigrate";
-        if sent {
-            // Nobody is to let that one run, whose functions are here.
-            if let Err(error) = self.far.execute("quit", &json!({})) {
-                hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
-            }
-        }
-        if running && (sent || stopped) {
+        let state = monitor.state()?;
+        if self.running && (state == "postmigrate" || (stopped && state == "paused")) {
             monitor.execute("cont", &json!({}))?;
         }
         Ok(())
@@ -521,18 +646,27 @@ fn put(there: &Client, one: &Moving, carried: &CarriedFunctionV1) -> Result<()> 
 /// of wires that are up, and not which function has one up.
 fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     let place = one.found.place;
-    let command = ports.read(place, bus::COMMAND, Size::Word)?;
+    let both = ports.read(place, bus::COMMAND, Size::Long)?;
+    let (command, status) = (both & 0xffff, both >> 16);
+    if both == u32::MAX {
+        return Err(failed(format!("PCI function {} does not answer at {place}", one.name), "try again"));
+    }
     one.command = Some(command);
     ports.write(place, bus::COMMAND, Size::Word, command | INTX_OFF)?;
-    let Some(at) = ports.msix(place)? else { return Ok(()) };
+    let Some(at) = ports.msix(place, status)? else { return Ok(()) };
     let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
     let mut table = Vec::new();
-    if control & MSIX_ENABLE != 0 && command & MEMORY != 0 {
-        let mut bars = [0; 6];
-        for (number, bar) in bars.iter_mut().enumerate() {
-            *bar = ports.read(place, bar_at(number), Size::Long)?;
+    if control & MSIX_ENABLE != 0 {
+        if command & WRITES != WRITES {
+            return Err(failed(
+                format!(
+                    "PCI function {} has MSI-X on, and memory or bus mastering off: nobody could set that up there",
+                    one.name
+                ),
+                "load its driver in the guest, or unload it, and try again",
+            ));
         }
-        let address = ports.msix_table(place, at, &bars)?.ok_or_else(|| {
+        let address = ports.msix_table(place, at)?.ok_or_else(|| {
             failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
         })?;
         let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
@@ -540,10 +674,6 @@ fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     }
     one.vectors = Some(Vectors { at, control, table });
     Ok(())
-}
-
-fn bar_at(number: usize) -> u8 {
-    bus::BAR0 + 4 * number as u8
 }
 
 /// An entry of an MSI-X table (PCI Local Bus Specification 3.0, 6.8.2.6 to 6.8.2.9).
@@ -559,8 +689,9 @@ fn vector(words: &[u32]) -> VectorForm {
 fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()> {
     let place: Place = one.found.place;
     let (Some(carried), Some(command)) = (&one.carried, one.command) else { return Ok(()) };
-    for (number, bar) in carried.bars.iter().enumerate() {
-        ports.write(place, bar_at(number), Size::Long, *bar)?;
+    // The others have the value that they have anyway: nobody has driven it.
+    for (number, bar) in (0..).zip(carried.bars).filter(|(_, bar)| *bar != 0) {
+        ports.write(place, bus::bar_at(number), Size::Long, bar)?;
     }
     // With the wired interrupt as the guest had it: from here on the function may raise it.
     ports.write(place, bus::COMMAND, Size::Word, command)?;
@@ -574,7 +705,7 @@ fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()
     let Vectors { control: now, table, .. } = vectors;
     let wired = |number: usize| carried.vectors.iter().any(|wired| usize::from(*wired) == number);
     let masked = |(number, vector): (usize, &VectorForm)| vector.masked && wired(number);
-    if table.iter().enumerate().any(masked) {
+    if table.iter().enumerate().any(masked) || (now & FUNCTION_MASK != 0 && !carried.vectors.is_empty()) {
         // QEMU wires only what is not masked, and keeps a wire that is masked later: so all that had one get it, and then come the masks, under that of
         // the function. A mask by itself would have QEMU ask the daemon something that waits for QEMU to write the table.
         let open =

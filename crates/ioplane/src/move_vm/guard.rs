@@ -2,14 +2,12 @@
 //! functions along, and put back if there is none.
 
 use anyhow::Result;
+use ioplane_cli::command::qemu::node;
 use serde_json::{Value, json};
 
 use super::monitor::Monitor;
 
-/// What the name of such a block node begins with.
-const NODE: &str = "unmovable-";
-
-/// The nodes of a VM, and what they are made of.
+/// Those of the functions that move, and what they are made of. A VM's other ones stay, and keep it here.
 #[derive(Debug, Default)]
 pub(super) struct Guards {
     nodes: Vec<Value>,
@@ -18,10 +16,11 @@ pub(super) struct Guards {
 
 impl Guards {
     /// Finds them.
-    pub fn of(monitor: &mut Monitor) -> Result<Guards> {
+    pub fn of(monitor: &mut Monitor, functions: &[&str]) -> Result<Guards> {
+        let own: Vec<String> = functions.iter().map(|name| node(name)).collect();
         let all = monitor.execute("query-named-block-nodes", &json!({ "flat": true }))?;
         let guard = |node: &Value| {
-            let name = node["node-name"].as_str().filter(|name| name.starts_with(NODE))?;
+            let name = node["node-name"].as_str().filter(|name| own.iter().any(|own| own == name))?;
             let file = node["file"].as_str().filter(|_| node["drv"] == "vdi")?;
             Some(json!({
                 "driver": "vdi",

@@ -29,7 +29,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(crate) use self::disks::{is_same, is_settled, may_go, remote, until};
-use self::functions::{DeviceTime, Functions, MovedFunction};
+use self::functions::{DeviceTime, Functions, Moved, MovedFunction};
 use self::monitor::Followed;
 pub(crate) use self::monitor::Monitor;
 use self::ready::Far;
@@ -77,6 +77,7 @@ fn with_remedy(error: anyhow::Error, before: &str, more: &str) -> anyhow::Error 
         Err(other) => RefusalBody::new(Code::CommandFailed, format!("{other:#}"), ""),
     };
     body.error = format!("{before}: {}", body.error);
+    body.detail.clone_from(&body.error);
     let remedies = [body.remedy.as_str(), more];
     body.remedy = remedies.into_iter().filter(|remedy| !remedy.is_empty()).collect::<Vec<_>>().join("; ");
     CommandError(body).into()
@@ -85,7 +86,9 @@ fn with_remedy(error: anyhow::Error, before: &str, more: &str) -> anyhow::Error 
 /// Moves the VM, or says why not.
 pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     let vm = args.name.as_str();
-    let devices = devices_of(client.get("/v1/status")?, vm)?;
+    let status: StatusReport = client.get("/v1/status")?;
+    let own = status.pid;
+    let devices = devices_of(status, vm)?;
     devices.disks.iter().try_for_each(may_go)?;
     devices.functions.iter().try_for_each(functions::may_go)?;
     let there = args.there.as_deref().map(Client::new).transpose()?.map(|there| there.with_patience(STEP));
@@ -102,22 +105,24 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         reports => {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
-            let far = Far::look(vm, reports, there.as_ref(), args.qmp_there.as_deref(), &version)?;
+            let far = Far::look(vm, reports, there.as_ref(), args.qmp_there.as_deref(), &version, own)?;
             Some(Functions::look(vm, reports, &steps, &mut monitor, far)?)
         }
     };
-    let running = monitor.may_go(vm, |why| moving.as_ref().is_some_and(|moving| moving.removes(why)))?;
+    let mut running = monitor.may_go(vm, |why| moving.as_ref().is_some_and(|moving| moving.removes(why)))?;
     let interrupted = interrupted()?;
     let (ended, functions, device_time) = match moving {
         None => {
             monitor.execute("migrate", &json!({ "uri": args.to }))?;
-            match monitor.follow("completed", LOOK, &interrupted)? {
+            match monitor.follow("completed", LOOK, &interrupted, None, None)? {
                 Followed::There(ended) => (ended, Vec::new(), None),
                 Followed::Ended { cancelled, why } => return Err(monitor.stayed(vm, cancelled, &why)),
             }
         }
         Some(moving) => {
-            let (ended, functions, time) = moving.go(&mut monitor, &args.to, running, &interrupted)?;
+            let Moved { ended, functions, time, running: ran } =
+                moving.go(&mut monitor, &args.to, running, &interrupted)?;
+            running = ran;
             (ended, functions, Some(time))
         }
     };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ioplane_cli::progress::ByteBar;
@@ -122,16 +122,26 @@ impl Monitor {
         Ok(state == "running")
     }
 
-    /// Shows how far it is until it has ended, or has come to `wanted`: what QEMU says of it then. Looks every `pace`.
+    /// Shows how far it is until it has ended, or has come to `wanted`: what QEMU says of it then. Looks every `pace`. It is cancelled when somebody
+    /// interrupts, or at the deadline. `runs` is whether the VM ran when that was seen last.
     pub(super) fn follow(
         &mut self,
         wanted: &str,
         pace: Duration,
         interrupted: &AtomicBool,
+        deadline: Option<Instant>,
+        mut runs: Option<&mut bool>,
     ) -> Result<Followed> {
         let bar = ByteBar::new()?;
         let mut cancelled = false;
         loop {
+            if let Some(runs) = &mut runs {
+                match self.state()?.as_str() {
+                    "running" => **runs = true,
+                    "paused" => **runs = false,
+                    _ => {}
+                }
+            }
             let now = self.execute("query-migrate", &json!({}))?;
             let status = now["status"].as_str().unwrap_or_default();
             let ram = |field: &str| now["ram"][field].as_u64().unwrap_or(0);
@@ -148,7 +158,8 @@ impl Monitor {
                 }
                 _ => {}
             }
-            if interrupted.load(Ordering::SeqCst) && !cancelled {
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if (interrupted.load(Ordering::SeqCst) || late) && !cancelled {
                 cancelled = true;
                 self.execute("migrate_cancel", &json!({}))?;
             }

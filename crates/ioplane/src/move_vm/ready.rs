@@ -29,13 +29,14 @@ pub(super) struct Far<'a> {
 }
 
 impl<'a> Far<'a> {
-    /// What was given of it, if it waits for this VM with the same functions.
+    /// What was given of it, if it waits for this VM with the same functions. `own` is the process number of the daemon here.
     pub fn look(
         vm: &str,
         functions: &[FunctionReport],
         there: Option<&'a Client>,
         monitor: Option<&Path>,
         version: &Value,
+        own: u32,
     ) -> Result<Far<'a>> {
         let (Some(there), Some(path)) = (there, monitor) else {
             return Err(refused(
@@ -45,7 +46,7 @@ impl<'a> Far<'a> {
                 "give --there SOCKET, the control socket of the daemon there, and --qmp-there SOCKET, the monitor of the QEMU there; ssh -L forwards both",
             ));
         };
-        has_the_same(there, vm, functions)?;
+        has_the_same(there, vm, functions, own)?;
         let mut monitor = Monitor::connect(path)?;
         monitor.set_patience(PATIENCE);
         monitor.is_surely_of(vm)?;
@@ -100,8 +101,17 @@ pub(super) fn settings(monitor: &mut Monitor, at: &str) -> Result<bool> {
 }
 
 /// Whether the other daemon has the same functions, each used by the QEMU that waits there.
-fn has_the_same(there: &Client, vm: &str, functions: &[FunctionReport]) -> Result<()> {
+fn has_the_same(there: &Client, vm: &str, functions: &[FunctionReport], own: u32) -> Result<()> {
     let status: StatusReport = there.get("/v1/status")?;
+    let same = |other: &FunctionReport| {
+        functions.iter().any(|function| function.socket == other.socket && function.vm == other.vm)
+    };
+    if status.pid == own && status.functions.iter().any(same) {
+        return Err(refused(
+            "--there leads to this host's own daemon",
+            "give the control socket of the other one, as ssh -L forwards it",
+        ));
+    }
     for function in functions {
         let name = &function.name;
         let Some(other) = status.functions.iter().find(|other| other.name == *name) else {
@@ -161,19 +171,46 @@ fn is_same(function: &FunctionReport, other: &FunctionReport) -> Result<()> {
     Ok(())
 }
 
+/// Whether QEMU has it by vfio-user. Of one without an `id` nobody can tell.
+fn is_ours(monitor: &mut Monitor, found: &Found) -> Result<bool> {
+    if found.id.is_empty() {
+        return Ok(false);
+    }
+    let path = format!("/machine/peripheral/{}", found.id);
+    match monitor.execute("qom-get", &json!({ "path": path, "property": "type" })) {
+        Ok(kind) => Ok(kind == DEVICE),
+        // Not one that a person has added.
+        Err(error) if format!("{error:#}").contains("not found") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the VM has functions by vfio-user besides those that move: they would arrive dead.
+pub(super) fn no_others(monitor: &mut Monitor, all: &[Found], moving: &[Found]) -> Result<()> {
+    for found in all.iter().filter(|found| !moving.contains(found)) {
+        if is_ours(monitor, found)? {
+            let error = format!(
+                "the VM's device {} at {} is no PCI function of this daemon",
+                plain(&found.id),
+                found.place
+            );
+            return Err(refused(error, "it would not go along: unplug it (device_del)"));
+        }
+    }
+    Ok(())
+}
+
 /// Which of the guest's functions is this one: by the `id` that `ioplane qemu-args` gives it, else the only one of its kind that QEMU has by vfio-user.
 pub(super) fn on_the_bus(monitor: &mut Monitor, all: &[Found], report: &FunctionReport) -> Result<Found> {
     let id = format!("ioplane-{}", report.name);
-    if let Some(found) = all.iter().find(|found| found.id == id) {
-        return Ok(found.clone());
-    }
     let mut candidates = Vec::new();
-    for found in all.iter().filter(|found| report.id.as_ref() == Some(&found.kind) && !found.id.is_empty()) {
-        let path = format!("/machine/peripheral/{}", found.id);
-        let kind = monitor.execute("qom-get", &json!({ "path": path, "property": "type" }))?;
-        if kind == DEVICE {
+    for found in all.iter().filter(|found| report.id.as_ref() == Some(&found.kind)) {
+        if is_ours(monitor, found)? {
             candidates.push(found);
         }
+    }
+    if let Some(found) = candidates.iter().find(|found| found.id == id) {
+        return Ok((*found).clone());
     }
     match candidates[..] {
         [found] => Ok(found.clone()),
