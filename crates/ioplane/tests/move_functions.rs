@@ -39,8 +39,9 @@ struct Qemu {
     delay: u32,
     /// Ports were written while the guest could use them.
     misused: bool,
-    /// Which command of those that it is asked is refused, and how many were.
+    /// Which command of those that it is asked is refused; and whether all after it are, as if the way there had broken.
     refuses: Option<usize>,
+    breaks: bool,
     asked: Vec<String>,
 }
 
@@ -63,6 +64,7 @@ impl Qemu {
             delay: 0,
             misused: false,
             refuses: None,
+            breaks: false,
             asked: Vec::new(),
         }
     }
@@ -133,7 +135,8 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
     let mut qemu = lock(own);
     let line = arguments["command-line"].as_str().map(str::to_owned);
     qemu.asked.push(line.clone().unwrap_or_else(|| command.to_owned()));
-    if qemu.refuses == Some(qemu.asked.len() - 1) {
+    let (number, breaks) = (qemu.asked.len() - 1, qemu.breaks);
+    if qemu.refuses.is_some_and(|at| number == at || (breaks && number > at)) {
         return json!({ "error": "refused by the test" });
     }
     match command {
@@ -402,11 +405,14 @@ fn whatever_the_monitors_refuse_the_guest_goes_on_with_its_nic() {
         world.again();
     }
     // The last is `cont`: then it is there.
-    for at in 0..far - 1 {
-        let said = world.moves([None, Some(at)]);
-        let what = world.far().asked[at].clone();
-        world.is_as_before(&said, &format!("{at}, {what} there"));
-        world.again();
+    for breaks in [false, true] {
+        world.far().breaks = breaks;
+        for at in 0..far - 1 {
+            let said = world.moves([None, Some(at)]);
+            let what = world.far().asked[at].clone();
+            world.is_as_before(&said, &format!("{at}, {what} there, breaks: {breaks}"));
+            world.again();
+        }
     }
     let said = world.moves([None, Some(far - 1)]);
     assert!(

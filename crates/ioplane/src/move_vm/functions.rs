@@ -34,6 +34,8 @@ const LOOK: Duration = Duration::from_millis(5);
 const STEP: u64 = 4000;
 /// For the other QEMU to have loaded the guest, once this one has sent it.
 const ARRIVAL: Duration = Duration::from_secs(60);
+/// For an answer from there when the guest is to go on here.
+const LAST_WORD: Duration = Duration::from_secs(4);
 /// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
 const WRITES: u32 = 1 << 1 | 1 << 2;
 const INTX_OFF: u32 = 1 << 10;
@@ -521,13 +523,18 @@ impl<'a> Functions<'a> {
 
     /// Ends the QEMU there, which has all of the guest, and takes the functions there from it. `false`: it may run.
     fn end_there(&mut self) -> bool {
+        // The guest stands still meanwhile, and whoever did not answer before may not do so now.
+        self.far.set_patience(LAST_WORD);
         let ended = self.far.execute("quit", &json!({}));
         if let Err(error) = &ended {
             hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
-            for one in &self.all {
-                // What can be done without it. One that has no state, or no guest any more, refuses.
-                let _ = one.step::<RestedFunctionReport>(self.there, "rest");
-                let _ = self.there.ask::<DoneReport>(Method::POST, &one.path("leave"), None::<&()>);
+            // What can be done without it. One that has no state, or no guest any more, refuses.
+            let there = Client::new(self.there.socket()).map(|there| there.with_patience(LAST_WORD));
+            for (one, there) in self.all.iter().zip(there.iter().cycle()) {
+                let rested = one.step::<RestedFunctionReport>(there, "rest");
+                if rested.is_ok() {
+                    let _ = there.ask::<DoneReport>(Method::POST, &one.path("leave"), None::<&()>);
+                }
             }
         }
         // It was told not to run by itself: only somebody else could have it run.

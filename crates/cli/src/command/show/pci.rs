@@ -111,7 +111,8 @@ pub fn function(function: &FunctionReport) -> String {
     } else if function.stage == Stage::Held {
         line(
             "held",
-            "for a move of its VM, until that has ended; if nobody moves it any more: docs/guide/move.md".to_owned(),
+            "for a move of its VM, until that has ended; if nobody moves it any more: docs/guide/move.md"
+                .to_owned(),
         );
     }
     if let Some(watch) = &function.watch {
