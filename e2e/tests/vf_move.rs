@@ -22,8 +22,8 @@ const RATE: u32 = 300;
 const BYTES: u32 = 65536;
 /// Echoes that have to come between two moves.
 const BETWEEN: u64 = 100;
-/// How the guest's machine has the function: behind a port.
-const MACHINE: &str = "-device pcie-root-port,id=behind,chassis=1";
+/// How the guest's machine has the function: behind a port, and interrupts go to two processors.
+const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
 
 /// A host: its daemon, and the function that is its `nic0`.
 struct Side<'a> {
@@ -186,7 +186,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&there))?;
     traffic.goes_on(BETWEEN).with_context(|| said(&there))?;
     let driven = traffic.end()?;
-    eprintln!("{driven:#?}");
+    eprintln!("{}", serde_json::to_string(&driven)?);
     told(&driven, [&there_report, &back_report]);
     right(&driven, 2)?;
     let after = noticed(&l1, "third")?;
@@ -335,14 +335,13 @@ fn fails<'a>(
         Mishap::Cancelled => moving.interrupt()?,
     }
     let ended = moving.wait(3 * MINUTE)?;
-    eprintln!("{mishap:?}: {}", ended.output.lines().last().unwrap_or_default());
+    eprintln!("{mishap:?}: {}", ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("did not move"), "{mishap:?}: {}", ended.output);
     traffic.goes_on(BETWEEN).with_context(|| format!("after {mishap:?}: {}", ended.output))?;
     let still = here.daemon.json("pci show nic0")?;
     ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
-    if let Some(destination) = destination {
-        destination.kill()?;
-    }
+    // One whose daemon is gone, or that was told to, has ended by itself.
+    let _ = destination.map(L2::kill);
     match mishap {
         Mishap::Qemu | Mishap::Cancelled => {}
         Mishap::Daemon => there.daemon = l1.serve(there.name, "")?,
