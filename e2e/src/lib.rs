@@ -5,6 +5,7 @@
 //!   Daemon (the ioplane binary) --qemu-args--^                 `--qmp()--> Qmp (hot-plug, query, quit)
 //!   L1 (a KVM host in a VM) --run(script)--> whatever was built outside, on a real KVM with real tracepoints
 //!    |   `--boot_with_nics(...): with physical NICs, an IOMMU, and somebody at the other end of each cable
+//!    |   `--boot_with_igbs(...): with 82576s and virtual functions of them; a guest of those goes from one to another (`travel`, `streams`)
 //!    `--debian(...)--> L2, a Debian guest on that KVM
 //!   StorageDaemon (qemu-storage-daemon, the peer) --^
 //! ```

@@ -47,7 +47,10 @@ fn ways(name: &str) -> String {
 impl L1 {
     /// Boots a guest that can leave; more arguments for QEMU.
     pub fn traveller(&self, name: &str, args: &str) -> Result<L2<'_>> {
-        self.debian_by(Version::Newer, name, &format!("{args} {}", ways(name)), "")
+        let guest = self.debian_by(Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
+        // fq_codel drops what waits for long, and here everything does.
+        guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
+        Ok(guest)
     }
 
     /// Starts a QEMU where such a guest can arrive, at `/tmp/NAME.in`; it stands still there until somebody lets it go on.

@@ -168,25 +168,27 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         side.add()?;
         Ok(side)
     };
-    let (here, mut there) = (side("here", "pf14")?, side("there", "pf15")?);
+    let (mut here, there) = (side("here", "pf14")?, side("there", "pf15")?);
     let first = l1.traveller("first", &here.args()?)?;
     news("the guest is up");
-    let said = |there: &Side<'_>| format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said());
-    first.raise_igbvf().and_then(|()| first.depart()).with_context(|| said(&there))?;
+    let said = |here: &Side<'_>, there: &Side<'_>| {
+        format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said())
+    };
+    first.raise_igbvf().and_then(|()| first.depart()).with_context(|| said(&here, &there))?;
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;
     news("moves under traffic");
     let traffic = Traffic::start(&l1)?;
     traffic.goes_on(BETWEEN)?;
     let (second, there_report) =
-        moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&there))?;
-    traffic.goes_on(BETWEEN).with_context(|| said(&there))?;
+        moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&here, &there))?;
+    traffic.goes_on(BETWEEN).with_context(|| said(&here, &there))?;
     news("and back");
     let (third, back_report) =
-        moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&there))?;
-    traffic.goes_on(BETWEEN).with_context(|| said(&there))?;
+        moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&here, &there))?;
+    traffic.goes_on(BETWEEN).with_context(|| said(&here, &there))?;
     let driven = traffic.end()?;
-    eprintln!("{driven:#?}");
+    eprintln!("{}", serde_json::to_string(&driven)?);
     told(&driven, [&there_report, &back_report]);
     right(&driven, 2)?;
     let after = noticed(&l1, "third")?;
@@ -200,21 +202,22 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         let faults = side.daemon.json("pci show nic0")?["hardware_faults"].clone();
         ensure!(faults == json!({}), "{faults}");
     }
+    news("a move while the interface is down");
+    let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&here, &there))?;
     news("moves that fail");
+    let before = noticed(&l1, "fourth")?;
     let traffic = Traffic::start(&l1)?;
     traffic.goes_on(BETWEEN)?;
     const MISHAPS: [Mishap; 5] =
-        [Mishap::Qemu, Mishap::Daemon, Mishap::Function, Mishap::Port, Mishap::Cancelled];
+        [Mishap::Qemu, Mishap::Daemon, Mishap::Function, Mishap::Cancelled, Mishap::Port];
     for mishap in MISHAPS {
         news(&format!("{mishap:?}"));
-        fails(&l1, &here, "third", &mut there, mishap, &traffic)?;
+        fails(&l1, &there, "fourth", &mut here, mishap, &traffic).with_context(|| said(&here, &there))?;
     }
     let driven = traffic.end()?;
     right(&driven, MISHAPS.len())?;
-    let after = noticed(&l1, "third")?;
+    let after = noticed(&l1, "fourth")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
-    news("a move while the interface is down");
-    let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&there))?;
     fourth.kill()?;
     news("done");
     Ok(())
@@ -335,25 +338,24 @@ fn fails<'a>(
         Mishap::Cancelled => moving.interrupt()?,
     }
     let ended = moving.wait(3 * MINUTE)?;
-    eprintln!("{mishap:?}: {}", ended.output.lines().last().unwrap_or_default());
+    eprintln!("{mishap:?}: {}", ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("did not move"), "{mishap:?}: {}", ended.output);
+    if mishap == Mishap::Port {
+        let port = there.physical;
+        l1.run(
+            &format!("ip link set {port} up; for try in $(seq 300); do [ \"$(cat /sys/class/net/{port}/carrier)\" = 1 ] && break; sleep 0.1; done"),
+            MINUTE,
+        )?;
+    }
     traffic.goes_on(BETWEEN).with_context(|| format!("after {mishap:?}: {}", ended.output))?;
     let still = here.daemon.json("pci show nic0")?;
     ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
-    if let Some(destination) = destination {
-        destination.kill()?;
-    }
+    // One whose daemon is gone, or that was told to, has ended by itself.
+    let _ = destination.map(L2::kill);
     match mishap {
-        Mishap::Qemu | Mishap::Cancelled => {}
+        Mishap::Qemu | Mishap::Cancelled | Mishap::Port => {}
         Mishap::Daemon => there.daemon = l1.serve(there.name, "")?,
         Mishap::Function => there.add()?,
-        Mishap::Port => {
-            let port = there.physical;
-            l1.run(
-                &format!("ip link set {port} up; for try in $(seq 300); do [ \"$(cat /sys/class/net/{port}/carrier)\" = 1 ] && break; sleep 0.1; done"),
-                MINUTE,
-            )?;
-        }
     }
     Ok(())
 }
