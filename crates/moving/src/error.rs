@@ -7,7 +7,7 @@ use ioplane_pci::WireError;
 /// Most bytes of a saved state.
 pub const MOST: usize = 1024;
 /// The version that is written, and the only one that is read.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Why a device was not moved. None of them leaves the guest's memory changed.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum MovingError {
     /// The function that has the port refused what it had accepted on the source.
     #[error(
         "the physical function refuses message {message}: on this host its administrator has to allow it (for an address: `ip link set … \
-         vf … mac`, the guest's, or trust on)"
+         vf … mac`, the guest's, or trust on), or its driver is older"
     )]
     Refused {
         /// The message's name.

@@ -14,9 +14,30 @@ pub(super) struct Kept {
     last: Vec<(u8, Vec<u32>)>,
     /// Kind, the bits that add, and the values.
     each: Vec<(u8, u32, Vec<u32>)>,
+    /// Kind, and the elements in their order: the words after the first.
+    lists: Vec<(u8, Vec<Vec<u32>>)>,
 }
 
 impl Kept {
+    /// Whether a message could be kept, should the other side accept it.
+    pub(super) fn takes(&self, mailbox: &MailboxTable, place: usize, said: &[u32]) -> bool {
+        let Some(message) = mailbox.messages.get(place) else { return false };
+        let first = said.first().copied().unwrap_or(0);
+        match message.keep {
+            KeepRule::Each { word, field, adds, most } => {
+                let value = said.get(usize::from(word)).copied().unwrap_or(0) & field;
+                let found = self.each.iter().find(|(own, ..)| usize::from(*own) == place);
+                let values = found.map_or(&[][..], |(.., values)| values);
+                first & adds == 0 || values.contains(&value) || values.len() < usize::from(most)
+            }
+            KeepRule::List { number, most } => {
+                let found = self.lists.iter().find(|(own, _)| usize::from(*own) == place);
+                index(first, number) <= 1 || found.is_none_or(|(_, list)| list.len() < usize::from(most))
+            }
+            _ => true,
+        }
+    }
+
     /// A message was accepted with this answer.
     pub(super) fn accepted(&mut self, mailbox: &MailboxTable, place: usize, said: &[u32], answer: &[u32]) {
         let Some(message) = mailbox.messages.get(place) else { return };
@@ -48,6 +69,24 @@ impl Kept {
                     values.push(value);
                 }
             }
+            KeepRule::List { number, most } => {
+                let index = index(word(said, 0), number);
+                if index <= 1 {
+                    self.lists.retain(|(own, _)| *own != place);
+                }
+                if index == 0 {
+                    return;
+                }
+                let found = self.lists.iter().position(|(own, _)| *own == place);
+                let found = found.unwrap_or_else(|| {
+                    self.lists.push((place, Vec::new()));
+                    self.lists.len() - 1
+                });
+                let (_, list) = &mut self.lists[found];
+                if list.len() < usize::from(most) {
+                    list.push(said.iter().copied().take(message.words.into()).skip(1).collect());
+                }
+            }
         }
     }
 
@@ -67,6 +106,13 @@ impl Kept {
                     words[usize::from(word)] = *value;
                     words[0] |= message.kind | bits;
                     said.push((message, words));
+                }
+            }
+            for (own, list) in &self.lists {
+                let KeepRule::List { number, .. } = message.keep else { continue };
+                for (at, element) in (1..).zip(list).filter(|_| usize::from(*own) == place) {
+                    let first = message.kind | at << number.trailing_zeros() & number;
+                    said.push((message, [&[first], &element[..]].concat()));
                 }
             }
         }
@@ -123,9 +169,27 @@ impl Kept {
                 return Err(format!("{} values that cannot be kept", values.len()));
             }
         }
+        for (place, list) in &self.lists {
+            let fits = mailbox.messages.get(usize::from(*place)).is_some_and(|message| {
+                let most = match message.keep {
+                    KeepRule::List { most, .. } => most,
+                    _ => 0,
+                };
+                list.len() <= usize::from(most)
+                    && list.iter().all(|element| element.len() + 1 == usize::from(message.words))
+            });
+            if !fits || !once(*place, &mut seen) {
+                return Err(format!("a list of {} that cannot be kept", list.len()));
+            }
+        }
         if !self.begun && *self != Kept::default() {
             return Err("messages that were accepted before the first".to_owned());
         }
         Ok(())
     }
+}
+
+/// The number of an element of a list.
+fn index(first: u32, number: u32) -> u32 {
+    (first & number).checked_shr(number.trailing_zeros()).unwrap_or(0)
 }

@@ -30,12 +30,14 @@ mod movable;
 mod plan;
 mod replay;
 mod state;
+mod intel;
 pub mod vf82576;
+pub mod vf82599;
 mod written;
 
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};
-pub use replay::Surroundings;
+pub use replay::{FillFrames, Surroundings};
 pub use state::{check, seal};
 pub use written::{PAGE, PageSet};

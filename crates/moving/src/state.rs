@@ -16,7 +16,7 @@ const HEADER: usize = 12;
 
 /// A ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RingStateV1 {
+pub(super) struct RingStateV2 {
     pub(super) on: bool,
     pub(super) head: u32,
     pub(super) tail: u32,
@@ -24,13 +24,15 @@ pub(super) struct RingStateV1 {
 
 /// All of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct DirectStateV1 {
+pub(super) struct DirectStateV2 {
     pub(super) model: String,
     /// Values in the order of the plan.
     pub(super) registers: Vec<u32>,
-    pub(super) rings: Vec<RingStateV1>,
+    pub(super) rings: Vec<RingStateV2>,
     /// What the guest sees.
-    pub(super) counters: Vec<u32>,
+    pub(super) counters: Vec<u64>,
+    /// The guest has read the low half of this counter, and is to find this high half.
+    pub(super) half: Option<(u8, u32)>,
     pub(super) mailbox: GuestMailbox,
     pub(super) kept: Kept,
 }
@@ -55,7 +57,7 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-impl DirectStateV1 {
+impl DirectStateV2 {
     pub(super) fn encode(&self) -> Result<Vec<u8>, DirectStateError> {
         let body = postcard::to_stdvec(self).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
         let bytes = seal(&body);
@@ -109,6 +111,17 @@ impl DirectStateV1 {
         for (register, value) in plan.saved.iter().zip(&self.registers) {
             if value & !register.mask != 0 {
                 return Err(format!("{} holds {value:#x}", register.name));
+            }
+        }
+        for (counter, value) in plan.counters.iter().zip(&self.counters) {
+            if value & !counter.mask != 0 {
+                return Err(format!("a counter of {value:#x}"));
+            }
+        }
+        if let Some((at, high)) = self.half {
+            let counter = plan.counters.get(usize::from(at));
+            if counter.is_none_or(|counter| counter.high.is_none() || u64::from(high) & !(counter.mask >> 32) != 0) {
+                return Err(format!("half a counter {at} of {high:#x}"));
             }
         }
         for at in 0..self.rings.len() {
@@ -184,6 +197,6 @@ impl Geometry {
 /// Whether a stranger's bytes are a state that `table` could take, for a guest with that memory. Touches nothing: what a host asks
 /// before anything is stopped, and what the fuzz target calls.
 pub fn check(table: &'static DirectModel, memory: &GuestMap, bytes: &[u8]) -> Result<(), MovingError> {
-    DirectStateV1::load(&MovePlan::new(table)?, memory, bytes)?;
+    DirectStateV2::load(&MovePlan::new(table)?, memory, bytes)?;
     Ok(())
 }
