@@ -56,6 +56,12 @@ pub enum MovingError {
         /// The message's name.
         message: &'static str,
     },
+    /// A queue that the guest uses does not take where its ring is.
+    #[error("ring {ring} does not take its place: the physical function gives this function fewer queues than the guest uses")]
+    NoRing {
+        /// Its name.
+        ring: &'static str,
+    },
     /// Frames for moving a head did not come.
     #[error("frames to the virtual function cannot be sent from its physical function: {0}")]
     Fill(std::io::Error),

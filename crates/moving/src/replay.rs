@@ -252,6 +252,9 @@ impl<H: Hardware> Movable<H> {
             return Ok(());
         }
         let geometry = self.geometry(at)?;
+        if geometry != state.geometry(&self.plan, at) {
+            return Err(MovingError::NoRing { ring: ring.table.name });
+        }
         let bytes = saved.head as usize * usize::from(geometry.size);
         if !inside(view.map(), geometry.base, geometry.length.into()) || saved.head >= geometry.count() {
             let why = format!("ring {} lies outside of the guest's memory", ring.table.name);

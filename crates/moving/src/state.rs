@@ -134,6 +134,20 @@ impl DirectStateV2 {
         self.kept.doubt(mailbox)
     }
 
+    /// Where a ring is.
+    pub(super) fn geometry(&self, plan: &MovePlan, at: usize) -> Geometry {
+        let ring = &plan.rings[at];
+        let value = |offset: u64| {
+            let found = plan.saved.iter().position(|register| register.offset == offset);
+            found.map_or(0, |at| self.registers[at])
+        };
+        Geometry {
+            base: u64::from(value(ring.base.0)) | u64::from(value(ring.base.1)) << 32,
+            length: value(ring.length),
+            size: ring.table.size,
+        }
+    }
+
     fn doubt_ring(&self, plan: &MovePlan, memory: &GuestMap, at: usize) -> Result<(), String> {
         let (ring, state) = (&plan.rings[at], &self.rings[at]);
         if !state.on {
@@ -143,15 +157,7 @@ impl DirectStateV2 {
                 Err(format!("ring {} is off and has a head", ring.table.name))
             };
         }
-        let value = |offset: u64| {
-            let found = plan.saved.iter().position(|register| register.offset == offset);
-            found.map_or(0, |at| self.registers[at])
-        };
-        let geometry = Geometry {
-            base: u64::from(value(ring.base.0)) | u64::from(value(ring.base.1)) << 32,
-            length: value(ring.length),
-            size: ring.table.size,
-        };
+        let geometry = self.geometry(plan, at);
         let count = geometry.count();
         if count == 0 || count > ring.table.most || state.head >= count || state.tail >= count {
             return Err(format!(

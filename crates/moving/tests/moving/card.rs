@@ -36,6 +36,8 @@ pub trait Card: Sized + 'static {
     fn complete(driver: &mut Driver<Self>);
     /// What it looks at now and then, beside counters.
     fn look(driver: &mut Driver<Self>);
+    /// It wants frames to its own address only: where an administrator has set that, others are refused.
+    fn one_address(_: &mut Driver<Self>) {}
     /// Says and switches on what the driver usually does not.
     fn fill(driver: &mut Driver<Self>);
 }
@@ -164,6 +166,10 @@ impl Card for Ixgbevf {
         let word = driver.world.read(VFMBMEM);
         driver.world.write(VFMAILBOX, ACK);
         assert_ne!(word & MESSAGE_CTS, 0, "the physical function listens: {word:#x}");
+    }
+
+    fn one_address(driver: &mut Driver<Self>) {
+        driver.say(&[vf82599::spec::MESSAGE_MACVLAN, 0, 0]);
     }
 
     fn fill(driver: &mut Driver<Self>) {

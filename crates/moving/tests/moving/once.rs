@@ -83,6 +83,7 @@ fn without_a_link_what_was_not_sent_is_sent_elsewhere<C: Card>() {
 /// The address was set by an administrator of the other host.
 fn an_address_that_is_refused_is_said_and_the_first_host_goes_on<C: Card>() {
     let mut driver = busy::<C>();
+    C::one_address(&mut driver);
     assert!(driver.world.host.stop(Unsent::Wait));
     let state = driver.world.host.movable.save().expect("it stands still");
     let mut fixed = vf();

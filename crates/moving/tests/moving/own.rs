@@ -8,6 +8,7 @@ use crate::card::Ixgbevf;
 use crate::driver::Driver;
 use crate::hardware::{Host, frame};
 use crate::once::{busy, other, vf};
+use crate::world::{Plan, World};
 
 /// Its device stands still, and this is its state.
 fn saved(driver: &mut Driver<Ixgbevf>) -> Vec<u8> {
@@ -100,7 +101,7 @@ fn fewer_queues_are_not_enough() {
     let memory = there.memory();
     there.movable.load(&state, &there.view).expect("a state");
     let outcome = there.replay().expect_err("it has no second queue");
-    assert!(outcome.to_string().contains("ring transmit 1 is switched on"), "{outcome}");
+    assert!(matches!(outcome, MovingError::NoRing { ring: "transmit 1" }), "{outcome}");
     assert!(there.memory() == memory);
     driver.world.host.replay().expect("the first host has it still");
     driver.work();
@@ -139,11 +140,12 @@ fn both_queues_are_brought_to_where_they_were() {
 /// A counter of 36 bits in two registers: the halves belong together, whatever lies between their reads.
 #[test]
 fn the_high_half_of_a_counter_is_that_of_its_low_half() {
-    let mut driver = busy::<Ixgbevf>();
-    let world = &mut driver.world;
-    // Below a carry from the low half: counters of functions begin anywhere, and go on from what the guest saw.
-    let low = world.read(VFGORC_LSB);
-    let high = world.read(VFGORC_MSB);
+    let mut driver = Driver::<Ixgbevf>::new(World::new(Plan::at([])));
+    // From here on the monitor answers: counters go on from what the guest saw.
+    move_to(&mut driver, vf());
+    let low = driver.world.read(VFGORC_LSB);
+    let high = driver.world.read(VFGORC_MSB);
+    assert_eq!((low, high), (0xffff_ff00, 0xf), "a frame below a carry");
     let mut now = u64::from(high) << 32 | u64::from(low);
     let mut carries = 0;
     for number in 0..200 {
@@ -214,10 +216,10 @@ fn a_frame_of_the_second_queue_comes_once() {
     driver.drain();
     move_to(&mut driver, vf());
     let mac = driver.world.mac;
-    let taken: usize = (1..40)
-        .filter(|number| driver.world.host.silicon.vf().receive(&frame(mac, 4 * number + 1 + 4000, 80)))
+    let taken: usize = (4000..4060)
+        .filter(|number| driver.world.host.silicon.vf().receive(&frame(mac, *number, 80)))
         .count();
-    assert!(taken > 20, "{taken} have room");
+    assert!(taken > 15, "{taken} have room: more than one queue has");
     let before = driver.received.len();
     driver.run(4);
     assert_eq!(driver.received.len(), before + taken);

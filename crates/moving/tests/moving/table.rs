@@ -4,7 +4,7 @@ use ioplane_model::draw;
 use ioplane_model::verify::verify_direct;
 use ioplane_model::{Counter, DirectModel, KeepRule, PageRule, Replay, Restore, StateModel};
 
-use ioplane_moving::catalog;
+use ioplane_moving::{catalog, vf82599};
 use ioplane_moving::vf82576::{DIRECT, MODEL};
 
 fn all(direct: &DirectModel) -> String {
@@ -35,6 +35,19 @@ fn with_model(change: impl FnOnce(&mut StateModel)) -> String {
     let mut model = MODEL.clone();
     change(&mut model);
     all(&DirectModel { model: Box::leak(Box::new(model)), ..DIRECT.clone() })
+}
+
+/// A bit of a set says whether a register is hooked, and a set has 128.
+#[test]
+fn only_the_first_registers_can_be_hooked() {
+    let mut model = vf82599::MODEL.clone();
+    let mut registers = model.registers.to_vec();
+    registers.reverse();
+    model.registers = registers.leak();
+    let found = all(&DirectModel { model: Box::leak(Box::new(model)), ..vf82599::DIRECT.clone() });
+    says(&found, &["VFCTRL is hooked and none of the first 128"]);
+    let many = with_model(|model| model.registers = model.registers.repeat(6).leak());
+    says(&many, &["registers", "have 1 to 250"]);
 }
 
 #[test]
