@@ -54,6 +54,10 @@ pub struct Movable<H: Hardware> {
     pub(crate) half: Option<(u8, u32)>,
     /// No counter was read since the function began anew.
     pub(crate) unread: bool,
+    /// Rings that the guest has told to end: they read as on until they have.
+    ending: Vec<bool>,
+    /// The guest had the rings' pages until now, and may just have told one to end.
+    unsure: bool,
     pub(crate) copying: Option<Copying>,
     pub(crate) phase: Phase,
 }
@@ -77,6 +81,8 @@ impl<H: Hardware> Movable<H> {
             offsets: vec![0; plan.counters.len()],
             half: None,
             unread: true,
+            ending: vec![false; plan.rings.len()],
+            unsure: false,
             copying: None,
             phase: Phase::Running,
             plan,
@@ -271,6 +277,7 @@ impl<H: Hardware> Movable<H> {
         self.latched = Latched::default();
         self.kept = Kept::default();
         (self.half, self.unread, self.over) = (None, true, false);
+        self.ending.fill(false);
         for ring in 0..self.plan.rings.len() {
             self.retire(ring);
         }
@@ -383,6 +390,7 @@ impl<H: Hardware> Movable<H> {
         self.running()?;
         let logs = (0..self.plan.rings.len()).map(|_| None).collect();
         self.copying = Some(Copying { view, logs, written: PageSet::new(), late: PageSet::new() });
+        self.unsure = true;
         for at in 0..self.plan.rings.len() {
             let ring = self.plan.rings[at];
             if self.get(ring.control)? & ring.enable != 0 {
@@ -447,6 +455,9 @@ impl<H: Hardware> Movable<H> {
             return Ok(());
         };
         let ring = self.plan.rings[at];
+        if offset == ring.control {
+            self.ending[at] = value & ring.enable == 0;
+        }
         if offset == ring.control && value & ring.enable == 0 {
             self.retire(at);
             return Ok(());
@@ -493,14 +504,15 @@ impl<H: Hardware> Movable<H> {
     pub fn stop(&mut self, unsent: Unsent) -> Result<bool, MovingError> {
         if matches!(self.phase, Phase::Running) {
             self.turn()?;
-            if !self.machine.reusable() || unsent == Unsent::Wait && !self.sent()? {
+            let unsure = std::mem::take(&mut self.unsure);
+            if unsure || !self.machine.reusable() || self.ends()? || unsent == Unsent::Wait && !self.sent()? {
                 return Ok(false);
             }
-            let state = self.look()?;
+            let (state, enabled) = self.look()?;
             for at in 0..self.plan.halt.len() {
                 let (offset, value) = self.plan.halt[at];
                 let ring = self.plan.rings.iter().position(|ring| ring.control == offset);
-                if ring.is_none_or(|at| state.rings[at].on) {
+                if ring.is_none_or(|at| enabled[at]) {
                     self.put(offset, value)?;
                 }
             }
@@ -530,6 +542,15 @@ impl<H: Hardware> Movable<H> {
         Ok(true)
     }
 
+    /// Whether a ring is yet to end that the guest has told to.
+    fn ends(&mut self) -> Result<bool, MovingError> {
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            self.ending[at] = self.ending[at] && self.get(ring.control)? & ring.enable != 0;
+        }
+        Ok(self.ending.contains(&true))
+    }
+
     /// Whether every frame that was given to the device has left.
     fn sent(&mut self) -> Result<bool, MovingError> {
         for at in 0..self.plan.rings.len() {
@@ -547,21 +568,25 @@ impl<H: Hardware> Movable<H> {
         (0..self.offsets.len()).map(|at| self.counter(at)).collect()
     }
 
-    /// Everything that is saved, before the queues are switched off.
-    fn look(&mut self) -> Result<DirectStateV2, MovingError> {
+    /// Everything that is saved, before the queues are switched off; and which of them read as on. One without a length does nothing:
+    /// a reset may leave it so.
+    fn look(&mut self) -> Result<(DirectStateV2, Vec<bool>), MovingError> {
         let mut registers = Vec::with_capacity(self.plan.saved.len());
         for at in 0..self.plan.saved.len() {
             let register = self.plan.saved[at];
             registers.push(self.get(register.offset)? & register.mask);
         }
         let mut rings = Vec::with_capacity(self.plan.rings.len());
+        let mut enabled = Vec::with_capacity(self.plan.rings.len());
         for at in 0..self.plan.rings.len() {
             let ring = self.plan.rings[at];
-            let on = self.get(ring.control)? & ring.enable != 0;
+            enabled.push(self.get(ring.control)? & ring.enable != 0);
+            let length = self.plan.saved.iter().position(|register| register.offset == ring.length);
+            let on = enabled[at] && length.is_some_and(|at| registers[at] > 0);
             let (head, tail) = if on { (self.get(ring.head)?, self.get(ring.tail)?) } else { (0, 0) };
             rings.push(RingStateV2 { on, head, tail });
         }
-        Ok(DirectStateV2 {
+        let state = DirectStateV2 {
             model: self.plan.table.model.name.to_owned(),
             registers,
             rings,
@@ -569,7 +594,8 @@ impl<H: Hardware> Movable<H> {
             half: self.half,
             mailbox: self.mailbox.clone(),
             kept: self.kept.clone(),
-        })
+        };
+        Ok((state, enabled))
     }
 
     /// The state of a device that was stopped, at most [`MOST`] bytes.

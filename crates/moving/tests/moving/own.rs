@@ -224,3 +224,20 @@ fn a_frame_of_the_second_queue_comes_once() {
     driver.run(4);
     assert_eq!(driver.received.len(), before + taken);
 }
+
+/// A guest that reboots has its function reset as it runs: queues read as on, and are nowhere.
+#[test]
+fn a_function_that_was_reset_as_it_ran_is_moved() {
+    let mut driver = busy::<Ixgbevf>();
+    driver.world.host.silicon.vf().reset();
+    driver.world.host.movable.was_reset();
+    let mut control = [0; 4];
+    driver.world.host.silicon.vf().read(RX + DCTL, &mut control);
+    assert_ne!(u32::from_le_bytes(control) & ENABLE, 0, "it reads as on");
+    let state = saved(&mut driver);
+    let mut there = other(&driver, vf());
+    there.movable.load(&state, &there.view).expect("a state");
+    there.replay().expect("a host");
+    assert_eq!(there.movable.read(RX + DCTL).expect("hardware that works") & ENABLE, 0);
+    assert_eq!(there.silicon.vf().violations(), []);
+}

@@ -169,7 +169,7 @@ impl<C: Card> World<C> {
         let mut at_rest = false;
         let mut plain = Vec::new();
         for _ in 0..200 {
-            if plain.is_empty() || self.host.movable.busy().is_some() {
+            if !self.host.movable.is_stopping() {
                 plain = self.plain();
             }
             at_rest = self.host.movable.stop(self.plan.unsent).expect("hardware that works");
