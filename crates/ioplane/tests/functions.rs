@@ -570,7 +570,9 @@ fn models_are_shown_and_drawn_without_a_daemon() {
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg:.100}");
         assert!(daemon.cli(&["model", "show", name, "--dot"]).out.starts_with("digraph"));
     }
-    assert!(daemon.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139, vf82576, vf82599"));
+    assert!(
+        daemon.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139, vf82576, vf82599")
+    );
 }
 
 #[test]

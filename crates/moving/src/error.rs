@@ -57,7 +57,9 @@ pub enum MovingError {
         message: &'static str,
     },
     /// A queue that the guest uses does not take where its ring is.
-    #[error("ring {ring} does not take its place: the physical function gives this function fewer queues than the guest uses")]
+    #[error(
+        "ring {ring} does not take its place: the physical function gives this function fewer queues than the guest uses"
+    )]
     NoRing {
         /// Its name.
         ring: &'static str,

@@ -24,13 +24,13 @@
 pub mod catalog;
 mod error;
 mod guarded;
+mod intel;
 mod kept;
 mod mailbox;
 mod movable;
 mod plan;
 mod replay;
 mod state;
-mod intel;
 pub mod vf82576;
 pub mod vf82599;
 mod written;

@@ -292,7 +292,8 @@ impl<H: Hardware> Movable<H> {
                 let [a, b, ..] = state.kept.address.map(u32::to_le_bytes);
                 let address = [a[0], a[1], a[2], a[3], b[0], b[1]];
                 let filled = self.fill(at, saved.head, address, flows, around);
-                let filled = filled.and_then(|()| self.until_done(at, geometry.at(saved.head - 1), view, around));
+                let filled =
+                    filled.and_then(|()| self.until_done(at, geometry.at(saved.head - 1), view, around));
                 let filled = self.given_up(filled);
                 self.hardware.unmap(iova, DUMMY_LEN)?;
                 filled
@@ -365,12 +366,7 @@ impl<H: Hardware> Movable<H> {
     }
 
     /// Waits until a head is there.
-    fn until_head(
-        &mut self,
-        at: usize,
-        head: u32,
-        around: &mut dyn Surroundings,
-    ) -> Result<(), MovingError> {
+    fn until_head(&mut self, at: usize, head: u32, around: &mut dyn Surroundings) -> Result<(), MovingError> {
         let ring = self.plan.rings[at];
         while self.get(ring.head)? != head {
             wait(around, || format!("the head of ring {} comes to {head}", ring.table.name))?;

@@ -120,7 +120,9 @@ impl DirectStateV2 {
         }
         if let Some((at, high)) = self.half {
             let counter = plan.counters.get(usize::from(at));
-            if counter.is_none_or(|counter| counter.high.is_none() || u64::from(high) & !(counter.mask >> 32) != 0) {
+            if counter
+                .is_none_or(|counter| counter.high.is_none() || u64::from(high) & !(counter.mask >> 32) != 0)
+            {
                 return Err(format!("half a counter {at} of {high:#x}"));
             }
         }

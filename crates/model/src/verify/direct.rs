@@ -108,7 +108,11 @@ impl Look<'_> {
             self.say(&place, "enable and done are not one bit each", "name one bit");
         }
         if ring.in_hand == 0 || ring.in_hand > ring.most {
-            self.say(&place, format!("it has {} descriptors in hand", ring.in_hand), "name as many as the cache has");
+            self.say(
+                &place,
+                format!("it has {} descriptors in hand", ring.in_hand),
+                "name as many as the cache has",
+            );
         }
         if ring.done.0 + 4 > ring.size || !ring.size.is_multiple_of(4) || ring.most == 0 {
             self.say(
@@ -188,7 +192,11 @@ impl Look<'_> {
             self.say(place, "its bits are not one bit each", "name seven bits");
         }
         if mailbox.refused == 0 || mailbox.refused & (mailbox.kind | mailbox.accepted) != 0 {
-            self.say(place, "an answer that refuses looks like another", "name bits that no other answer has");
+            self.say(
+                place,
+                "an answer that refuses looks like another",
+                "name bits that no other answer has",
+            );
         }
         if mailbox.latched & !all != 0 {
             self.say(place, "reading clears bits that nobody knows", "name bits of the control register");
@@ -214,8 +222,13 @@ impl Look<'_> {
                 KeepRule::Begins { address } | KeepRule::Address { word: address } => address + 2,
                 KeepRule::Nothing | KeepRule::Last | KeepRule::List { .. } => 1,
             };
-            if matches!(message.keep, KeepRule::List { number, .. } if number == 0 || number & mailbox.kind != 0) {
-                self.say(place, format!("the number of {} is not beside its kind", message.name), "correct it");
+            if matches!(message.keep, KeepRule::List { number, .. } if number == 0 || number & mailbox.kind != 0)
+            {
+                self.say(
+                    place,
+                    format!("the number of {} is not beside its kind", message.name),
+                    "correct it",
+                );
             }
             if message.words > words || last > message.words || message.kind & !mailbox.kind != 0 {
                 self.say(
@@ -244,7 +257,11 @@ impl Look<'_> {
             }
         }
         if times(&Replay::Off) > 1 || at(&Replay::Off) > at(&Replay::Registers) {
-            self.say(place, "rings are switched off after registers are written", "list Off once, before Registers");
+            self.say(
+                place,
+                "rings are switched off after registers are written",
+                "list Off once, before Registers",
+            );
         }
         for ring in direct.rings {
             let (on, tail) = (Replay::Ring(ring.name), Replay::Tail(ring.name));

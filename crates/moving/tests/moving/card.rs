@@ -52,8 +52,7 @@ impl Card for Igbvf {
     const RELEARNS: bool = false;
     const RECEIVE: u32 = 0x0004_0808;
     const TRANSMIT: u32 = 0x0101_0800;
-    const PLAIN: &'static [u64] =
-        &[0x0f04, 0x0f0c, 0x152c, 0x1530, 0x1680, 0x1684, 0x1688, 0x1700, 0x1740];
+    const PLAIN: &'static [u64] = &[0x0f04, 0x0f0c, 0x152c, 0x1530, 0x1680, 0x1684, 0x1688, 0x1700, 0x1740];
     const PROMISCUOUS: [u32; 2] = [vf82576::spec::MESSAGE_PROMISC | 3 << 16, 0];
     const VLANS: u32 = 32;
     /// 34 registers, 9 counters, 16 words and 8 heads and tails take at most 5 bytes each: less than that more than here.

@@ -208,9 +208,8 @@ impl<C: Card> Driver<C> {
         }
         let interrupts = self.layout.interrupts;
         let entry = |queue: usize, transmit: bool| IVAR_VALID | C::vector(queue, transmit) as u32;
-        let ivar = (0..C::QUEUES).fold(0, |ivar, queue| {
-            ivar | (entry(queue, true) << 8 | entry(queue, false)) << (16 * queue)
-        });
+        let ivar = (0..C::QUEUES)
+            .fold(0, |ivar, queue| ivar | (entry(queue, true) << 8 | entry(queue, false)) << (16 * queue));
         self.world.write(interrupts.queues, ivar);
         self.world.write(interrupts.misc, IVAR_VALID | 2);
         for vector in 0..3 {
@@ -407,7 +406,13 @@ impl<C: Card> Driver<C> {
             let bits = if place.high.is_some() { 36 } else { 32 };
             // A counter that has fallen is taken for one that has wrapped.
             let more = now[at].wrapping_sub(self.last[at]) & ((1 << bits) - 1);
-            assert!(more < 1 << 24, "counter {:#x} fell from {:#x} to {:#x}", place.low, self.last[at], now[at]);
+            assert!(
+                more < 1 << 24,
+                "counter {:#x} fell from {:#x} to {:#x}",
+                place.low,
+                self.last[at],
+                now[at]
+            );
             self.total[at] += more;
         }
         self.last = now;

@@ -96,12 +96,10 @@ fn whatever_a_stranger_seals_is_refused_or_harmless<C: Card>() {
             let refused = matches!(
                 outcome,
                 Ok(())
-                    | Err(
-                        MovingError::Refused { .. }
-                            | MovingError::Deadline { .. }
-                            | MovingError::NoRing { .. }
-                            | MovingError::State(_)
-                    )
+                    | Err(MovingError::Refused { .. }
+                        | MovingError::Deadline { .. }
+                        | MovingError::NoRing { .. }
+                        | MovingError::State(_))
             );
             assert!(refused, "byte {at} as {value:#x}: {outcome:?}");
             let vf = there.silicon.vf();

@@ -60,7 +60,11 @@ fn the_version_is_agreed_upon_before_what_needs_it() {
     let mut driver = busy::<Ixgbevf>();
     let before = driver.world.host.silicon.vf().pf().clone();
     assert_eq!((before.api, before.promiscuous), (API_1_4, XCAST_MULTI));
-    assert_eq!(before.more, [[2, 0x99, 0, 0, 8, 0], [2, 0x99, 0, 0, 9, 0]], "a list begins anew with number one");
+    assert_eq!(
+        before.more,
+        [[2, 0x99, 0, 0, 8, 0], [2, 0x99, 0, 0, 9, 0]],
+        "a list begins anew with number one"
+    );
     move_to(&mut driver, vf());
     let now = driver.world.host.silicon.vf().pf().clone();
     assert_eq!((now.api, now.promiscuous, &now.more), (API_1_4, XCAST_MULTI, &before.more));

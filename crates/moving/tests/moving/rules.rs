@@ -91,7 +91,11 @@ fn what_the_82599_does_otherwise() {
     assert!(!vf.receive(&[0xff; 60]), "nothing is received before RESET was answered");
     vf.reset();
     (0..4).for_each(|_| vf.step());
-    assert_eq!([RX + BAL, RX + LEN, RX + TAIL].map(|offset| get(&mut vf, offset)), [0, 0, 5], "what a reset leaves");
+    assert_eq!(
+        [RX + BAL, RX + LEN, RX + TAIL].map(|offset| get(&mut vf, offset)),
+        [0, 0, 5],
+        "what a reset leaves"
+    );
     assert_ne!(get(&mut vf, RX + DCTL) & ENABLE, 0, "also a queue that is on");
     // The PF reads what was asked, also from a driver that goes on holding the mailbox, and answers once that lets go.
     put(&mut vf, VFMAILBOX, VFU);
@@ -108,6 +112,9 @@ fn what_the_82599_does_otherwise() {
     assert_eq!(vf.violations(), [], "registers of queues that it does not have take nothing");
     put(&mut vf, RX + TAIL, 3);
     put(&mut vf, VFGORC_MSB, 0);
-    let broken = [SiliconViolation::TailOutside { offset: RX + TAIL, value: 3 }, SiliconViolation::ReadOnly { offset: VFGORC_MSB }];
+    let broken = [
+        SiliconViolation::TailOutside { offset: RX + TAIL, value: 3 },
+        SiliconViolation::ReadOnly { offset: VFGORC_MSB },
+    ];
     assert_eq!(vf.violations(), broken);
 }

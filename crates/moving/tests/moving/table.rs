@@ -4,8 +4,8 @@ use ioplane_model::draw;
 use ioplane_model::verify::verify_direct;
 use ioplane_model::{Counter, DirectModel, KeepRule, PageRule, Replay, Restore, StateModel};
 
-use ioplane_moving::{catalog, vf82599};
 use ioplane_moving::vf82576::{DIRECT, MODEL};
+use ioplane_moving::{catalog, vf82599};
 
 fn all(direct: &DirectModel) -> String {
     verify_direct(direct).iter().map(|finding| format!("{finding}\n")).collect()
@@ -116,11 +116,11 @@ fn a_message_of_no_kind_and_a_counter_that_is_none_are_found() {
     messages[5].kind = messages[4].kind;
     direct.counters = const {
         &[
-        Counter::word("STATUS"),
-        Counter::word("CTRL"),
-        Counter::word("RQDPC0"),
-        Counter::wide("VFGPRC", "VFGORC", 6),
-    ]
+            Counter::word("STATUS"),
+            Counter::word("CTRL"),
+            Counter::word("RQDPC0"),
+            Counter::wide("VFGPRC", "VFGORC", 6),
+        ]
     };
     direct.mailbox.refused = 0x8000_0000;
     messages[2].keep = KeepRule::List { number: 0xff, most: 2 };

@@ -298,8 +298,7 @@ fn steps_out_of_order_change_nothing<C: Moved>() {
     guest.device.suspend().expect("suspended");
     assert!(matches!(guest.device.leave(), Err(CarryError::Held)));
     let (_, hardware) = Silicon::<C>::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
-    let migratable =
-        ioplane_passthrough::Migratable::new(hardware, C::DIRECT).expect("sound");
+    let migratable = ioplane_passthrough::Migratable::new(hardware, C::DIRECT).expect("sound");
     let mut nobodys = ioplane_passthrough::Passthrough::new("nic0", migratable, None).expect("it works");
     assert!(matches!(nobodys.load_carried(&carried), Err(CarryError::NoGuest)));
     assert!(matches!(nobodys.rest(), Err(CarryError::NoGuest)));
