@@ -184,6 +184,8 @@ pub enum KeepRule {
     Address {
         /// First word of the address.
         word: u8,
+        /// Messages of the same kind that are about further addresses.
+        further: Option<FurtherAddresses>,
     },
     /// The last one.
     Last,
@@ -205,6 +207,17 @@ pub enum KeepRule {
         /// Most that are kept.
         most: u8,
     },
+}
+
+/// How a message with an address says that it is about a further one, by all bits of either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FurtherAddresses {
+    /// Of the first word: all of them are taken away.
+    pub clear: u32,
+    /// Of the first word: this one is added.
+    pub add: u32,
+    /// Most that are kept.
+    pub most: u8,
 }
 
 /// A step of bringing it back.

@@ -1,6 +1,6 @@
 //! What tables of Intel's virtual functions have in common: bits of registers, descriptors, and the states of function and mailbox.
 
-use ioplane_model::{Buffers, Dummy, Flow, Reads, Register, TailRing, Writes};
+use ioplane_model::{Buffers, Dummy, Flow, MailboxTable, Reads, Register, TailRing, Writes};
 
 /// Of the control register.
 pub(crate) const RST: u32 = 1 << 26;
@@ -15,9 +15,6 @@ pub(crate) const RSTI: u32 = 0x40;
 pub(crate) const RSTD: u32 = 0x80;
 /// Of the first word of a message: what it adds, by number or as a flag.
 pub(crate) const INFO: u32 = 0x00ff_0000;
-/// Of the first word of an answer: accepted; refused, and the other side listens.
-pub(crate) const ACCEPTED: u32 = 0x8000_0000;
-pub(crate) const REFUSED: u32 = 0x6000_0000;
 /// Of RXDCTL and TXDCTL.
 pub(crate) const ENABLE: u32 = 1 << 25;
 /// Of the first half of a descriptor's last word but one (receive) or last (transmit): done.
@@ -61,6 +58,24 @@ pub(crate) const BUFFERS: Buffers = Buffers {
         let split = shape >> 25 & 7 >= 2;
         [packet, if split { (shape >> 8 & 0x3f) << 6 } else { 0 }]
     },
+};
+
+/// The mailbox's bits. An answer that refuses says as well that the other side listens.
+pub(crate) const PF_MAILBOX: MailboxTable = MailboxTable {
+    memory: "",
+    control: "",
+    request: REQ,
+    acknowledge: ACK,
+    hold: VFU,
+    held: PFU,
+    message: PFSTS,
+    taken: PFACK,
+    ready: RSTD,
+    latched: RSTD | PFACK | PFSTS,
+    kind: 0xffff,
+    accepted: 0x8000_0000,
+    refused: 0x6000_0000,
+    messages: &[],
 };
 
 pub(crate) const MAILBOX_BITS: &[(&str, u32)] = &[

@@ -30,12 +30,18 @@ impl Kept {
                 let values = found.map_or(&[][..], |(.., values)| values);
                 first & adds == 0 || values.contains(&value) || values.len() < usize::from(most)
             }
-            KeepRule::List { number, most } => {
-                let found = self.lists.iter().find(|(own, _)| usize::from(*own) == place);
-                index(first, number) <= 1 || found.is_none_or(|(_, list)| list.len() < usize::from(most))
+            KeepRule::List { number, most } => index(first, number) <= 1 || self.has_room(place, most),
+            KeepRule::Address { further: Some(further), .. } => {
+                let adds = first & (further.clear | further.add) == further.add;
+                !adds || self.has_room(place, further.most)
             }
             _ => true,
         }
+    }
+
+    fn has_room(&self, place: usize, most: u8) -> bool {
+        let found = self.lists.iter().find(|(own, _)| usize::from(*own) == place);
+        found.is_none_or(|(_, list)| list.len() < usize::from(most))
     }
 
     /// A message was accepted with this answer.
@@ -49,7 +55,17 @@ impl Kept {
             KeepRule::Begins { address: at } => {
                 *self = Kept { begun: true, address: address(answer, at), ..Kept::default() };
             }
-            KeepRule::Address { word: at } => self.address = address(said, at),
+            KeepRule::Address { word: at, further } => {
+                let bits = further.map_or(0, |further| word(said, 0) & (further.clear | further.add));
+                match further {
+                    Some(further) if bits == further.clear => self.lists.retain(|(own, _)| *own != place),
+                    Some(further) if bits == further.add => {
+                        let element = said.iter().copied().take(message.words.into()).skip(1).collect();
+                        self.add(place, element, further.most);
+                    }
+                    _ => self.address = address(said, at),
+                }
+            }
             KeepRule::Last => {
                 self.last.retain(|(own, _)| *own != place);
                 self.last.push((place, said.iter().copied().take(message.words.into()).collect()));
@@ -77,16 +93,22 @@ impl Kept {
                 if index == 0 {
                     return;
                 }
-                let found = self.lists.iter().position(|(own, _)| *own == place);
-                let found = found.unwrap_or_else(|| {
-                    self.lists.push((place, Vec::new()));
-                    self.lists.len() - 1
-                });
-                let (_, list) = &mut self.lists[found];
-                if list.len() < usize::from(most) {
-                    list.push(said.iter().copied().take(message.words.into()).skip(1).collect());
-                }
+                let element = said.iter().copied().take(message.words.into()).skip(1).collect();
+                self.add(place, element, most);
             }
+        }
+    }
+
+    /// Adds an element to a list.
+    fn add(&mut self, place: u8, element: Vec<u32>, most: u8) {
+        let found = self.lists.iter().position(|(own, _)| *own == place);
+        let found = found.unwrap_or_else(|| {
+            self.lists.push((place, Vec::new()));
+            self.lists.len() - 1
+        });
+        let (_, list) = &mut self.lists[found];
+        if list.len() < usize::from(most) {
+            list.push(element);
         }
     }
 
@@ -109,10 +131,13 @@ impl Kept {
                 }
             }
             for (own, list) in &self.lists {
-                let KeepRule::List { number, .. } = message.keep else { continue };
                 for (at, element) in (1..).zip(list).filter(|_| usize::from(*own) == place) {
-                    let first = message.kind | at << number.trailing_zeros() & number;
-                    said.push((message, [&[first], &element[..]].concat()));
+                    let bits = match message.keep {
+                        KeepRule::List { number, .. } => at << number.trailing_zeros() & number,
+                        KeepRule::Address { further: Some(further), .. } => further.add,
+                        _ => continue,
+                    };
+                    said.push((message, [&[message.kind | bits], &element[..]].concat()));
                 }
             }
         }
@@ -125,7 +150,7 @@ impl Kept {
         mailbox: &'static MailboxTable,
     ) -> Option<(&'static MessageKind, Vec<u32>)> {
         mailbox.messages.iter().find_map(|message| {
-            let KeepRule::Address { word } = message.keep else { return None };
+            let KeepRule::Address { word, .. } = message.keep else { return None };
             let mut words = vec![0; message.words.into()];
             words[0] = message.kind;
             words.iter_mut().skip(word.into()).zip(self.address).for_each(|(place, word)| *place = word);
@@ -173,6 +198,7 @@ impl Kept {
             let fits = mailbox.messages.get(usize::from(*place)).is_some_and(|message| {
                 let most = match message.keep {
                     KeepRule::List { most, .. } => most,
+                    KeepRule::Address { further: Some(further), .. } => further.most,
                     _ => 0,
                 };
                 list.len() <= usize::from(most)

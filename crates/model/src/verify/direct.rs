@@ -219,9 +219,18 @@ impl Look<'_> {
         for (at, message) in mailbox.messages.iter().enumerate() {
             let last = match message.keep {
                 KeepRule::Each { word, .. } => word + 1,
-                KeepRule::Begins { address } | KeepRule::Address { word: address } => address + 2,
+                KeepRule::Begins { address } | KeepRule::Address { word: address, .. } => address + 2,
                 KeepRule::Nothing | KeepRule::Last | KeepRule::List { .. } => 1,
             };
+            if let KeepRule::Address { further: Some(further), .. } = message.keep
+                && (further.clear == 0
+                    || further.add == 0
+                    || further.clear & further.add != 0
+                    || (further.clear | further.add) & mailbox.kind != 0)
+            {
+                let what = format!("further addresses of {} cannot be told from its own", message.name);
+                self.say(place, what, "name bits beside its kind");
+            }
             if matches!(message.keep, KeepRule::List { number, .. } if number == 0 || number & mailbox.kind != 0)
             {
                 self.say(

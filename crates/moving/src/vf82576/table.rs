@@ -1,9 +1,9 @@
 //! The table.
 
 use ioplane_model::{
-    ANY, Buffers, Counter, DirectModel, Id, Interrupts, KeepRule, MailboxTable, MessageKind, On, PageRule,
-    RESET, Reads, Region, Register, Replay, Reset, Restore, STAY, State, StateModel, TailRing, Transition,
-    Way, Writes,
+    ANY, Buffers, Counter, DirectModel, FurtherAddresses, Id, Interrupts, KeepRule, MailboxTable,
+    MessageKind, On, PageRule, RESET, Reads, Region, Register, Replay, Reset, Restore, STAY, State,
+    StateModel, TailRing, Transition, Way, Writes,
 };
 
 use crate::intel::*;
@@ -81,20 +81,18 @@ pub static DIRECT: DirectModel = DirectModel {
     mailbox: MailboxTable {
         memory: "VMBMEM",
         control: "V2PMAILBOX",
-        request: REQ,
-        acknowledge: ACK,
-        hold: VFU,
-        held: PFU,
-        message: PFSTS,
-        taken: PFACK,
-        ready: RSTD,
-        latched: RSTD | PFACK | PFSTS,
-        kind: 0xffff,
-        accepted: ACCEPTED,
-        refused: REFUSED,
         messages: &[
             MessageKind { name: "RESET", kind: 1, words: 3, keep: KeepRule::Begins { address: 1 } },
-            MessageKind { name: "SET_MAC_ADDR", kind: 2, words: 3, keep: KeepRule::Address { word: 1 } },
+            // igbvf clears and adds further addresses by the same kind.
+            MessageKind {
+                name: "SET_MAC_ADDR",
+                kind: 2,
+                words: 3,
+                keep: KeepRule::Address {
+                    word: 1,
+                    further: Some(FurtherAddresses { clear: 1 << 16, add: 2 << 16, most: 16 }),
+                },
+            },
             MessageKind { name: "SET_MULTICAST", kind: 3, words: 16, keep: KeepRule::Last },
             MessageKind {
                 name: "SET_VLAN",
@@ -105,6 +103,7 @@ pub static DIRECT: DirectModel = DirectModel {
             MessageKind { name: "SET_LPE", kind: 5, words: 2, keep: KeepRule::Last },
             MessageKind { name: "SET_PROMISC", kind: 6, words: 1, keep: KeepRule::Last },
         ],
+        ..PF_MAILBOX
     },
     counters: &[
         Counter::word("VFGPRC"),

@@ -37,21 +37,15 @@ pub static DIRECT: DirectModel = DirectModel {
     mailbox: MailboxTable {
         memory: "VFMBMEM",
         control: "VFMAILBOX",
-        request: REQ,
-        acknowledge: ACK,
-        hold: VFU,
-        held: PFU,
-        message: PFSTS,
-        taken: PFACK,
-        ready: RSTD,
-        latched: RSTD | PFACK | PFSTS,
-        kind: 0xffff,
-        accepted: ACCEPTED,
-        refused: REFUSED,
         // What is not listed is refused: IPSEC_ADD and IPSEC_DEL, whose handles another card does not know.
         messages: &[
             MessageKind { name: "RESET", kind: 1, words: 3, keep: KeepRule::Begins { address: 1 } },
-            MessageKind { name: "SET_MAC_ADDR", kind: 2, words: 3, keep: KeepRule::Address { word: 1 } },
+            MessageKind {
+                name: "SET_MAC_ADDR",
+                kind: 2,
+                words: 3,
+                keep: KeepRule::Address { word: 1, further: None },
+            },
             // Before whatever needs more than version 1.0.
             MessageKind { name: "API_NEGOTIATE", kind: 8, words: 2, keep: KeepRule::Last },
             MessageKind { name: "SET_MULTICAST", kind: 3, words: 16, keep: KeepRule::Last },
@@ -74,6 +68,7 @@ pub static DIRECT: DirectModel = DirectModel {
             MessageKind { name: "GET_RSS_KEY", kind: 0xb, words: 1, keep: KeepRule::Nothing },
             MessageKind { name: "GET_LINK_STATE", kind: 0x10, words: 1, keep: KeepRule::Nothing },
         ],
+        ..PF_MAILBOX
     },
     counters: &[
         Counter::word("VFGPRC"),

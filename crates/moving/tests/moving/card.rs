@@ -37,7 +37,7 @@ pub trait Card: Sized + 'static {
     /// What it looks at now and then, beside counters.
     fn look(driver: &mut Driver<Self>);
     /// It wants frames to its own address only: where an administrator has set that, others are refused.
-    fn one_address(_: &mut Driver<Self>) {}
+    fn one_address(driver: &mut Driver<Self>);
     /// Says and switches on what the driver usually does not.
     fn fill(driver: &mut Driver<Self>);
 }
@@ -78,8 +78,15 @@ impl Card for Igbvf {
         driver.set_mac(mac);
     }
 
+    /// igbvf_set_rx_mode, igbvf_restore_vlan.
     fn filters(driver: &mut Driver<Self>) {
+        use vf82576::spec::*;
         driver.multicast_and_vlans();
+        for last in [1, 2] {
+            driver.say(&[MESSAGE_MAC | MAC_FILTER_CLR << 16, 0, 0]);
+            driver.say(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 0x0000_7602, last]);
+            driver.say(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 0x0000_7602, last + 2]);
+        }
     }
 
     fn complete(_: &mut Driver<Self>) {}
@@ -88,7 +95,19 @@ impl Card for Igbvf {
         driver.v2p();
     }
 
-    fn fill(_: &mut Driver<Self>) {}
+    fn one_address(driver: &mut Driver<Self>) {
+        use vf82576::spec::*;
+        driver.say(&[MESSAGE_MAC | MAC_FILTER_CLR << 16, 0, 0]);
+    }
+
+    fn fill(driver: &mut Driver<Self>) {
+        use vf82576::spec::*;
+        for more in 3..=16 {
+            driver.say(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 0xfeff_fff2, 0xff00 | more]);
+        }
+        let answer = driver.ask(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 2, 1]);
+        assert_eq!(answer[0] & MESSAGE_ACK, 0, "there is no room for more");
+    }
 }
 
 /// ixgbevf: names of its steps are ixgbevf's.

@@ -2,7 +2,9 @@
 
 use ioplane_model::draw;
 use ioplane_model::verify::verify_direct;
-use ioplane_model::{Counter, DirectModel, KeepRule, PageRule, Replay, Restore, StateModel};
+use ioplane_model::{
+    Counter, DirectModel, FurtherAddresses, KeepRule, PageRule, Replay, Restore, StateModel,
+};
 
 use ioplane_moving::vf82576::{DIRECT, MODEL};
 use ioplane_moving::{catalog, vf82599};
@@ -123,6 +125,8 @@ fn a_message_of_no_kind_and_a_counter_that_is_none_are_found() {
         ]
     };
     direct.mailbox.refused = 0x8000_0000;
+    let further = FurtherAddresses { clear: 3 << 16, add: 1 << 16, most: 2 };
+    messages[1].keep = KeepRule::Address { word: 1, further: Some(further) };
     messages[2].keep = KeepRule::List { number: 0xff, most: 2 };
     direct.mailbox.messages = messages[1..].to_vec().leak();
     says(
@@ -134,6 +138,7 @@ fn a_message_of_no_kind_and_a_counter_that_is_none_are_found() {
             "CTRL is not 32 bits that only the hardware writes",
             "RQDPC0 lies on a page",
             "VFGORC has no low bits",
+            "further addresses of SET_MAC_ADDR cannot be told from its own",
             "an answer that refuses looks like another",
             "the number of SET_MULTICAST is not beside its kind",
         ],

@@ -16,6 +16,9 @@ pub type Vf82576 = VirtualFunction<Chip82576>;
 /// Most VLANs: the 82576 has 32 filters.
 const VLANS: usize = 32;
 
+/// Most further addresses.
+const MORE: usize = 16;
+
 /// The chip.
 #[derive(Debug, Clone, Copy)]
 pub enum Chip82576 {}
@@ -96,6 +99,17 @@ impl Chip for Chip82576 {
                 true
             }
             _ if !pf.clear_to_send => false,
+            MESSAGE_MAC if silicon::info(message) == MAC_FILTER_CLR => {
+                pf.more.clear();
+                true
+            }
+            MESSAGE_MAC if silicon::info(message) == MAC_FILTER_ADD => {
+                let room = !pf.mac_is_set && pf.more.len() < MORE;
+                if room {
+                    pf.more.push(silicon::address(message, 1));
+                }
+                room
+            }
             MESSAGE_MAC if !pf.mac_is_set => {
                 pf.has_address(silicon::address(message, 1));
                 true

@@ -16,6 +16,9 @@ pub const V2PMAILBOX: u64 = 0x0c40;
 
 /// Of the first word of a message.
 pub const MESSAGE_PROMISC: u32 = 6;
+/// What SET_MAC_ADDR adds to its kind.
+pub const MAC_FILTER_CLR: u32 = 1;
+pub const MAC_FILTER_ADD: u32 = 2;
 
 pub const PBACL: u64 = 0x0f04;
 pub const PSRTYPE: u64 = 0x0f0c;
