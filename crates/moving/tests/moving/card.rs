@@ -82,10 +82,9 @@ impl Card for Igbvf {
     fn filters(driver: &mut Driver<Self>) {
         use vf82576::spec::*;
         driver.multicast_and_vlans();
+        driver.say(&[MESSAGE_MAC | MAC_FILTER_CLR << 16, 0, 0]);
         for last in [1, 2] {
-            driver.say(&[MESSAGE_MAC | MAC_FILTER_CLR << 16, 0, 0]);
             driver.say(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 0x0000_7602, last]);
-            driver.say(&[MESSAGE_MAC | MAC_FILTER_ADD << 16, 0x0000_7602, last + 2]);
         }
     }
 
@@ -161,8 +160,8 @@ impl Card for Ixgbevf {
         use vf82599::spec::*;
         driver.say(&[MESSAGE_XCAST, XCAST_MULTI]);
         driver.multicast_and_vlans();
-        for (index, last) in [(1, 5), (2, 6), (3, 7), (1, 8), (2, 9)] {
-            driver.say(&[MESSAGE_MACVLAN | index << 16, 0x0000_9902, last]);
+        for index in [1, 2] {
+            driver.say(&[MESSAGE_MACVLAN | index << 16, 0x0000_9902, index]);
         }
         driver.world.write(VFPSRTYPE, 1 << 29 | 0x1330);
     }

@@ -58,6 +58,9 @@ fn a_port_without_long_frames_refuses() {
 #[test]
 fn the_version_is_agreed_upon_before_what_needs_it() {
     let mut driver = busy::<Ixgbevf>();
+    for (index, last) in [(3, 7), (1, 8), (2, 9)] {
+        driver.say(&[MESSAGE_MACVLAN | index << 16, 0x0000_9902, last]);
+    }
     let before = driver.world.host.silicon.vf().pf().clone();
     assert_eq!((before.api, before.promiscuous), (API_1_4, XCAST_MULTI));
     assert_eq!(

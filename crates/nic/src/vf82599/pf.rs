@@ -86,7 +86,7 @@ fn accept(pf: &mut PfState, message: &[u32; MAILBOX_WORDS], reply: &mut [u32; MA
         }
         // 128 entries of two bits, dealt out in turn.
         MESSAGE_RETA if pf.api >= API_1_2 => {
-            let entry = |at: u32| at % u32::from(pf.queues) & 3;
+            let entry = |at: u32| (at % u32::from(pf.queues)) & 3;
             let word = (0..16).fold(0, |word, at| word | entry(at) << (2 * at));
             reply[1..9].fill(word);
             true
