@@ -23,5 +23,5 @@ pub use hardware::{Hardware, HardwareError};
 pub use inventory::Found;
 pub use ioplane_api::spec::PciAddress;
 pub use lease::{Lease, LeaseError};
-pub use physical::PhysicalFunction;
+pub use physical::{PhysicalFunction, flow_frame};
 pub use vfio::Vfio;

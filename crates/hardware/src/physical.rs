@@ -1,5 +1,5 @@
-//! Frames from the physical function that a virtual one belongs to: an 82576 hands what its physical function sends to one of its
-//! virtual functions to that one, without the cable.
+//! Frames from the physical function that a virtual one belongs to: the card hands what its physical function sends to one of its virtual
+//! functions to that one, without the cable.
 #![allow(unsafe_code)]
 // UNSAFETY: rustix has no addresses of packet sockets: a socket is made and frames are sent by libc.
 
@@ -19,6 +19,31 @@ const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 const UP: u32 = 1;
 /// The shortest frame, without its check sum.
 const SHORTEST: usize = 60;
+
+/// A frame with nothing in it. Hardware that shares frames out to queues by their addresses keeps those of a flow together. Flow 0 is no
+/// IPv4: it goes to the first queue.
+pub fn flow_frame(to: [u8; 6], from: [u8; 6], flow: u32) -> [u8; SHORTEST] {
+    let mut frame = [0; SHORTEST];
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    if flow == 0 {
+        frame[12..14].copy_from_slice(&ETHERTYPE);
+        return frame;
+    }
+    // 198.18.0.0/15 is for tests of network devices (RFC 2544), and protocol 253 for experiments (RFC 3692).
+    let host = flow.wrapping_mul(0x9e37_79b1);
+    let source = 198 << 24 | 18 << 16 | host >> 15;
+    let target = 198 << 24 | 18 << 16 | host & 0x1_ffff;
+    let header = &mut frame[14..34];
+    (header[0], header[3], header[8], header[9]) = (0x45, 46, 1, 253);
+    header[12..16].copy_from_slice(&source.to_be_bytes());
+    header[16..20].copy_from_slice(&target.to_be_bytes());
+    let sum = header.as_chunks().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum::<u32>();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    header[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame
+}
 
 /// The network interface of a physical function.
 #[derive(Debug)]
@@ -66,12 +91,9 @@ impl PhysicalFunction {
         &self.interface
     }
 
-    /// Sends so many frames with nothing in them. Some may be lost where its queue is full.
-    pub fn send(&self, to: [u8; 6], count: u32) -> io::Result<()> {
-        let mut frame = [0; SHORTEST];
-        frame[..6].copy_from_slice(&to);
-        frame[6..12].copy_from_slice(&self.address);
-        frame[12..14].copy_from_slice(&ETHERTYPE);
+    /// Sends so many frames of a flow with nothing in them. Some may be lost where its queue is full.
+    pub fn send(&self, to: [u8; 6], flow: u32, count: u32) -> io::Result<()> {
+        let frame = flow_frame(to, self.address, flow);
         // SAFETY: integers and bytes, for which zero is a value.
         let mut place: libc::sockaddr_ll = unsafe { mem::zeroed() };
         place.sll_family = libc::AF_PACKET as u16;
@@ -105,6 +127,23 @@ impl PhysicalFunction {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flows_differ_in_their_addresses() {
+        let plain = flow_frame([2; 6], [4; 6], 0);
+        assert_eq!(plain[..14], [2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 0x88, 0xb5]);
+        let mut seen = std::collections::BTreeSet::new();
+        for flow in 1..64 {
+            let frame = flow_frame([2; 6], [4; 6], flow);
+            assert_eq!((&frame[12..15], frame[17], frame[23]), (&[8, 0, 0x45][..], 46, 253), "flow {flow}");
+            for address in [&frame[26..30], &frame[30..34]] {
+                assert_eq!((address[0], address[1] & 0xfe), (198, 18), "flow {flow}");
+            }
+            let words = frame[14..34].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+            assert_eq!(words.sum::<u32>() % 0xffff, 0, "the check sum of flow {flow}");
+            assert!(seen.insert(frame[26..34].to_vec()), "flow {flow} is another's");
+        }
+    }
 
     #[test]
     fn what_has_no_physical_function_is_said() {

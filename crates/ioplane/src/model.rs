@@ -6,7 +6,8 @@ use ioplane_cli::args::ModelCommand;
 use ioplane_cli::command::table::Table;
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_model::{StateModel, draw};
-use ioplane_passthrough::catalog;
+use ioplane_moving::catalog as moving;
+use ioplane_passthrough::catalog as mediated;
 use serde::Serialize;
 
 /// One model, in short.
@@ -14,6 +15,8 @@ use serde::Serialize;
 struct ModelReport {
     name: &'static str,
     title: &'static str,
+    /// The mode in which functions are added for it.
+    mode: &'static str,
     /// Vendor, device and revisions that it fits.
     fits: Vec<String>,
     registers: usize,
@@ -22,8 +25,8 @@ struct ModelReport {
     states: usize,
 }
 
-impl From<&StateModel> for ModelReport {
-    fn from(model: &StateModel) -> Self {
+impl ModelReport {
+    fn new(mode: &'static str, model: &StateModel) -> Self {
         let fits = model.ids.iter().map(|id| {
             let which = format!("{:04x}:{:04x}", id.vendor, id.device);
             let revisions = id.revisions.map(|(first, last)| format!(" revisions {first:02x} to {last:02x}"));
@@ -32,6 +35,7 @@ impl From<&StateModel> for ModelReport {
         ModelReport {
             name: model.name,
             title: model.title,
+            mode,
             fits: fits.collect(),
             registers: model.registers.len(),
             regions: model.regions.len(),
@@ -45,8 +49,8 @@ pub fn run(command: ModelCommand, json: bool) -> Result<()> {
     match command {
         ModelCommand::List => print(json, &all(), |models| list(models)),
         ModelCommand::Show { name, svg, dot } => {
-            let Some(model) = catalog::named(&name) else {
-                let names: Vec<&str> = catalog::models().iter().map(|model| model.name).collect();
+            let Some((_, model)) = models().find(|(_, model)| model.name == name) else {
+                let names: Vec<&str> = models().map(|(_, model)| model.name).collect();
                 let remedy = format!("name one of {}", names.join(", "));
                 let error = format!("there is no model {name}");
                 return Err(CommandError::new(Code::NotFound, error, remedy).into());
@@ -60,15 +64,22 @@ pub fn run(command: ModelCommand, json: bool) -> Result<()> {
     }
 }
 
+/// All models, with the mode in which functions are added for each.
+fn models() -> impl Iterator<Item = (&'static str, &'static StateModel)> {
+    let mediated = mediated::models().iter().map(|model| ("mediated", *model));
+    mediated.chain(moving::movable().iter().map(|direct| ("migratable", direct.model)))
+}
+
 fn all() -> Vec<ModelReport> {
-    catalog::models().iter().map(|model| ModelReport::from(*model)).collect()
+    models().map(|(mode, model)| ModelReport::new(mode, model)).collect()
 }
 
 fn list(models: &[ModelReport]) -> String {
-    let mut table = Table::new(&["NAME", "FITS", "REGISTERS", "REGIONS", "STATES", "WHAT IT IS"]);
+    let mut table = Table::new(&["NAME", "MODE", "FITS", "REGISTERS", "REGIONS", "STATES", "WHAT IT IS"]);
     for model in models {
         table.row(vec![
             model.name.to_owned(),
+            model.mode.to_owned(),
             model.fits.join(", "),
             model.registers.to_string(),
             model.regions.to_string(),

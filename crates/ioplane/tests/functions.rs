@@ -570,7 +570,7 @@ fn models_are_shown_and_drawn_without_a_daemon() {
     let models = daemon.json(&["model", "list"]);
     let names: Vec<&str> =
         models.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["ne2000", "rtl8139"]);
+    assert_eq!(names, ["ne2000", "rtl8139", "vf82576", "vf82599"]);
     for name in names {
         assert_eq!(daemon.json(&["model", "show", name])["name"], name);
         let text = daemon.cli(&["model", "show", name]).out;
@@ -579,7 +579,9 @@ fn models_are_shown_and_drawn_without_a_daemon() {
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg:.100}");
         assert!(daemon.cli(&["model", "show", name, "--dot"]).out.starts_with("digraph"));
     }
-    assert!(daemon.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139"));
+    assert!(
+        daemon.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139, vf82576, vf82599")
+    );
 }
 
 #[test]

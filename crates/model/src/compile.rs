@@ -117,7 +117,7 @@ impl Compiled {
                 self.reusable |= u64::from(state.reusable) << number;
                 for (register, way) in state.hooks {
                     if let Some(id) = id(model, register) {
-                        self.hooks[number][*way as usize] |= 1 << id.0;
+                        self.hooks[number][*way as usize] |= 1u128.checked_shl(id.0.into()).unwrap_or(0);
                     }
                 }
                 let fitting = region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from));
@@ -302,8 +302,10 @@ fn always(model: &StateModel) -> [u128; 2] {
             Hook::Writes => (false, true),
             Hook::Both => (true, true),
         };
-        always[Way::Read as usize] |= u128::from(reads) << at;
-        always[Way::Write as usize] |= u128::from(writes) << at;
+        // Of those beyond the first 128 none is: `verify` sees to it.
+        let bit = 1u128.checked_shl(at as u32).unwrap_or(0);
+        always[Way::Read as usize] |= u128::from(reads) * bit;
+        always[Way::Write as usize] |= u128::from(writes) * bit;
     }
     always
 }

@@ -20,8 +20,8 @@ pub struct DirectModel {
     pub rings: &'static [TailRing],
     /// How it talks to the function that has the port.
     pub mailbox: MailboxTable,
-    /// Counters that only the hardware writes, 32 bits, that wrap. A guest sees them go on where they were.
-    pub counters: &'static [&'static str],
+    /// Counters that only the hardware writes and that wrap. A guest sees them go on where they were.
+    pub counters: &'static [Counter],
     /// How it is brought back, in this order.
     pub replay: &'static [Replay],
 }
@@ -35,6 +35,38 @@ pub enum PageRule {
     Mapped,
     /// The hardware, and the monitor while the device is being moved: what it writes tells which memory the device may write.
     MappedAtRest,
+    /// The same, and the monitor after a move as well, until the driver has reset the device: counters lie on the page, and the
+    /// hardware's own are not those that the driver has seen.
+    MappedUntilMoved,
+}
+
+/// A counter of 32 bits, or of more in two registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counter {
+    /// The register, or the one of the low half.
+    pub low: &'static str,
+    /// The register of the high half and the bits that it has.
+    pub high: Option<(&'static str, u32)>,
+}
+
+impl Counter {
+    /// One of 32 bits.
+    pub const fn word(register: &'static str) -> Counter {
+        Counter { low: register, high: None }
+    }
+
+    /// One whose high half has these bits.
+    pub const fn wide(low: &'static str, high: &'static str, bits: u32) -> Counter {
+        Counter { low, high: Some((high, bits)) }
+    }
+
+    /// All bits of it.
+    pub const fn mask(&self) -> u64 {
+        match self.high {
+            Some((_, bits)) => (bits as u64) << 32 | 0xffff_ffff,
+            None => 0xffff_ffff,
+        }
+    }
 }
 
 /// A ring that the hardware follows from its head to a tail that the driver writes. The head is only ever written as zero, while
@@ -59,6 +91,8 @@ pub struct TailRing {
     pub size: u16,
     /// Most descriptors.
     pub most: u32,
+    /// Most descriptors that the hardware has taken and not yet written back.
+    pub in_hand: u32,
     /// Where the hardware says that it has done with a descriptor: the word's offset, and the bit.
     pub done: (u16, u32),
     /// Its buffers; none where the hardware only reads.
@@ -83,7 +117,8 @@ pub struct Buffers {
 pub enum Dummy {
     /// A descriptor that sends nothing and interrupts nobody, as it stands in memory.
     Descriptor([u32; 4]),
-    /// A frame from outside, taken into a buffer that is nobody's. The descriptor has the buffer's address first.
+    /// A frame from outside, taken into a buffer that is nobody's. The descriptor has the buffer's address first. Hardware that shares
+    /// frames out to several rings keeps those of a flow together: flows are tried until one comes to this ring.
     Frame,
 }
 
@@ -114,6 +149,9 @@ pub struct MailboxTable {
     pub kind: u32,
     /// Of an answer: it was accepted.
     pub accepted: u32,
+    /// Bits of an answer that refuses. The monitor gives it itself to messages that are of no kind of these, or of which no more can be
+    /// kept: what the other side accepts has to be said again on another function.
+    pub refused: u32,
     /// The kinds.
     pub messages: &'static [MessageKind],
 }
@@ -146,6 +184,8 @@ pub enum KeepRule {
     Address {
         /// First word of the address.
         word: u8,
+        /// Messages of the same kind that are about further addresses.
+        further: Option<FurtherAddresses>,
     },
     /// The last one.
     Last,
@@ -160,6 +200,24 @@ pub enum KeepRule {
         /// Most that are kept.
         most: u8,
     },
+    /// A list, one element in a message, in their order. A number in bits of the first word says where it begins anew.
+    List {
+        /// The number: zero empties the list, one begins it anew with this element, others add theirs.
+        number: u32,
+        /// Most that are kept.
+        most: u8,
+    },
+}
+
+/// How a message with an address says that it is about a further one, by all bits of either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FurtherAddresses {
+    /// Of the first word: all of them are taken away.
+    pub clear: u32,
+    /// Of the first word: this one is added.
+    pub add: u32,
+    /// Most that are kept.
+    pub most: u8,
 }
 
 /// A step of bringing it back.
@@ -167,6 +225,8 @@ pub enum KeepRule {
 pub enum Replay {
     /// Say the kept messages.
     Messages,
+    /// Switch every ring off and wait until it is: where a reset leaves them as they were.
+    Off,
     /// Write [`StateModel::restore`].
     Registers,
     /// Switch a ring on, if it was, and bring its head to where it was.

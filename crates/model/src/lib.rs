@@ -32,7 +32,8 @@ pub mod verify;
 pub mod words;
 
 pub use direct::{
-    Buffers, DirectModel, Dummy, KeepRule, MailboxTable, MessageKind, PageRule, Replay, TailRing,
+    Buffers, Counter, DirectModel, Dummy, FurtherAddresses, KeepRule, MailboxTable, MessageKind, PageRule,
+    Replay, TailRing,
 };
 pub use fault::{ModelFault, TableFlaw};
 pub use functions::{Condition, DataPort, PortStep, Transfer};

@@ -135,10 +135,11 @@ impl Machine {
 
     /// Whether the model has to be told of an access.
     pub fn hooked(&self, id: RegisterId, way: Way) -> bool {
-        self.hooked[way as usize] >> (u32::from(id.0) % 128) & 1 == 1
+        self.hooked[way as usize].checked_shr(id.0.into()).unwrap_or(0) & 1 == 1
     }
 
-    /// Everything that is hooked now, one bit a register by [`RegisterId::index`]: to see cheaply whether it has changed.
+    /// Everything that is hooked now, one bit a register by [`RegisterId::index`]: to see cheaply whether it has changed. No register
+    /// beyond the first 128 is ever hooked.
     pub fn hooks(&self, way: Way) -> u128 {
         self.hooked[way as usize]
     }

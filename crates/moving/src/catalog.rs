@@ -2,11 +2,11 @@
 
 use ioplane_model::DirectModel;
 
-use crate::vf82576;
+use crate::{vf82576, vf82599};
 
 /// All of them, by name.
 pub fn movable() -> &'static [&'static DirectModel] {
-    static MOVABLE: [&DirectModel; 1] = [&vf82576::DIRECT];
+    static MOVABLE: [&DirectModel; 2] = [&vf82576::DIRECT, &vf82599::DIRECT];
     &MOVABLE
 }
 

@@ -7,7 +7,7 @@ use ioplane_pci::WireError;
 /// Most bytes of a saved state.
 pub const MOST: usize = 1024;
 /// The version that is written, and the only one that is read.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Why a device was not moved. None of them leaves the guest's memory changed.
 #[derive(Debug, thiserror::Error)]
@@ -50,11 +50,19 @@ pub enum MovingError {
     /// The function that has the port refused what it had accepted on the source.
     #[error(
         "the physical function refuses message {message}: on this host its administrator has to allow it (for an address: `ip link set … \
-         vf … mac`, the guest's, or trust on)"
+         vf … mac`, the guest's, or trust on), or its driver is older"
     )]
     Refused {
         /// The message's name.
         message: &'static str,
+    },
+    /// A queue that the guest uses does not take where its ring is.
+    #[error(
+        "ring {ring} does not take its place: the physical function gives this function fewer queues than the guest uses"
+    )]
+    NoRing {
+        /// Its name.
+        ring: &'static str,
     },
     /// Frames for moving a head did not come.
     #[error("frames to the virtual function cannot be sent from its physical function: {0}")]

@@ -14,9 +14,36 @@ pub(super) struct Kept {
     last: Vec<(u8, Vec<u32>)>,
     /// Kind, the bits that add, and the values.
     each: Vec<(u8, u32, Vec<u32>)>,
+    /// Kind, and the elements in their order: the words after the first.
+    lists: Vec<(u8, Vec<Vec<u32>>)>,
 }
 
 impl Kept {
+    /// Whether a message could be kept, should the other side accept it.
+    pub(super) fn takes(&self, mailbox: &MailboxTable, place: usize, said: &[u32]) -> bool {
+        let Some(message) = mailbox.messages.get(place) else { return false };
+        let first = said.first().copied().unwrap_or(0);
+        match message.keep {
+            KeepRule::Each { word, field, adds, most } => {
+                let value = said.get(usize::from(word)).copied().unwrap_or(0) & field;
+                let found = self.each.iter().find(|(own, ..)| usize::from(*own) == place);
+                let values = found.map_or(&[][..], |(.., values)| values);
+                first & adds == 0 || values.contains(&value) || values.len() < usize::from(most)
+            }
+            KeepRule::List { number, most } => index(first, number) <= 1 || self.has_room(place, most),
+            KeepRule::Address { further: Some(further), .. } => {
+                let adds = first & (further.clear | further.add) == further.add;
+                !adds || self.has_room(place, further.most)
+            }
+            _ => true,
+        }
+    }
+
+    fn has_room(&self, place: usize, most: u8) -> bool {
+        let found = self.lists.iter().find(|(own, _)| usize::from(*own) == place);
+        found.is_none_or(|(_, list)| list.len() < usize::from(most))
+    }
+
     /// A message was accepted with this answer.
     pub(super) fn accepted(&mut self, mailbox: &MailboxTable, place: usize, said: &[u32], answer: &[u32]) {
         let Some(message) = mailbox.messages.get(place) else { return };
@@ -28,7 +55,17 @@ impl Kept {
             KeepRule::Begins { address: at } => {
                 *self = Kept { begun: true, address: address(answer, at), ..Kept::default() };
             }
-            KeepRule::Address { word: at } => self.address = address(said, at),
+            KeepRule::Address { word: at, further } => {
+                let bits = further.map_or(0, |further| word(said, 0) & (further.clear | further.add));
+                match further {
+                    Some(further) if bits == further.clear => self.lists.retain(|(own, _)| *own != place),
+                    Some(further) if bits == further.add => {
+                        let element = said.iter().copied().take(message.words.into()).skip(1).collect();
+                        self.add(place, element, further.most);
+                    }
+                    _ => self.address = address(said, at),
+                }
+            }
             KeepRule::Last => {
                 self.last.retain(|(own, _)| *own != place);
                 self.last.push((place, said.iter().copied().take(message.words.into()).collect()));
@@ -48,6 +85,30 @@ impl Kept {
                     values.push(value);
                 }
             }
+            KeepRule::List { number, most } => {
+                let index = index(word(said, 0), number);
+                if index <= 1 {
+                    self.lists.retain(|(own, _)| *own != place);
+                }
+                if index == 0 {
+                    return;
+                }
+                let element = said.iter().copied().take(message.words.into()).skip(1).collect();
+                self.add(place, element, most);
+            }
+        }
+    }
+
+    /// Adds an element to a list.
+    fn add(&mut self, place: u8, element: Vec<u32>, most: u8) {
+        let found = self.lists.iter().position(|(own, _)| *own == place);
+        let found = found.unwrap_or_else(|| {
+            self.lists.push((place, Vec::new()));
+            self.lists.len() - 1
+        });
+        let (_, list) = &mut self.lists[found];
+        if list.len() < usize::from(most) {
+            list.push(element);
         }
     }
 
@@ -69,6 +130,16 @@ impl Kept {
                     said.push((message, words));
                 }
             }
+            for (own, list) in &self.lists {
+                for (at, element) in (1..).zip(list).filter(|_| usize::from(*own) == place) {
+                    let bits = match message.keep {
+                        KeepRule::List { number, .. } => at << number.trailing_zeros() & number,
+                        KeepRule::Address { further: Some(further), .. } => further.add,
+                        _ => continue,
+                    };
+                    said.push((message, [&[message.kind | bits], &element[..]].concat()));
+                }
+            }
         }
         said
     }
@@ -79,7 +150,7 @@ impl Kept {
         mailbox: &'static MailboxTable,
     ) -> Option<(&'static MessageKind, Vec<u32>)> {
         mailbox.messages.iter().find_map(|message| {
-            let KeepRule::Address { word } = message.keep else { return None };
+            let KeepRule::Address { word, .. } = message.keep else { return None };
             let mut words = vec![0; message.words.into()];
             words[0] = message.kind;
             words.iter_mut().skip(word.into()).zip(self.address).for_each(|(place, word)| *place = word);
@@ -123,9 +194,28 @@ impl Kept {
                 return Err(format!("{} values that cannot be kept", values.len()));
             }
         }
+        for (place, list) in &self.lists {
+            let fits = mailbox.messages.get(usize::from(*place)).is_some_and(|message| {
+                let most = match message.keep {
+                    KeepRule::List { most, .. } => most,
+                    KeepRule::Address { further: Some(further), .. } => further.most,
+                    _ => 0,
+                };
+                list.len() <= usize::from(most)
+                    && list.iter().all(|element| element.len() + 1 == usize::from(message.words))
+            });
+            if !fits || !once(*place, &mut seen) {
+                return Err(format!("a list of {} that cannot be kept", list.len()));
+            }
+        }
         if !self.begun && *self != Kept::default() {
             return Err("messages that were accepted before the first".to_owned());
         }
         Ok(())
     }
+}
+
+/// The number of an element of a list.
+fn index(first: u32, number: u32) -> u32 {
+    (first & number).checked_shr(number.trailing_zeros()).unwrap_or(0)
 }

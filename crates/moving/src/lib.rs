@@ -24,6 +24,7 @@
 pub mod catalog;
 mod error;
 mod guarded;
+mod intel;
 mod kept;
 mod mailbox;
 mod movable;
@@ -31,11 +32,12 @@ mod plan;
 mod replay;
 mod state;
 pub mod vf82576;
+pub mod vf82599;
 mod written;
 
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};
-pub use replay::Surroundings;
+pub use replay::{FillFrames, Surroundings};
 pub use state::{check, seal};
 pub use written::{PAGE, PageSet};

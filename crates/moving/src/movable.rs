@@ -7,8 +7,8 @@ use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdic
 use crate::error::MovingError;
 use crate::kept::Kept;
 use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
-use crate::plan::MovePlan;
-use crate::state::{DirectStateV1, Geometry, RingStateV1};
+use crate::plan::{CounterPlan, MovePlan};
+use crate::state::{DirectStateV2, Geometry, RingStateV2};
 use crate::written::{PageSet, RingLog};
 
 /// What [`Movable::stop`] does about frames that the guest has given to the device and the device has not sent.
@@ -33,8 +33,8 @@ pub(crate) struct Copying {
 pub(crate) enum Phase {
     Running,
     /// Told to stop; the queues end what they have in hand. Values as they were before that.
-    Stopping(Box<DirectStateV1>),
-    Stopped(Box<DirectStateV1>),
+    Stopping(Box<DirectStateV2>),
+    Stopped(Box<DirectStateV2>),
 }
 
 /// A function, its model, and the guest's view of what is trapped.
@@ -46,8 +46,18 @@ pub struct Movable<H: Hardware> {
     pub(crate) sending: Sending,
     pub(crate) latched: Latched,
     pub(crate) kept: Kept,
+    /// The guest has asked and goes on holding its mailbox until it knows that it was heard: the answer may come nevertheless.
+    over: bool,
     /// What is added to each counter of the hardware for the guest.
-    pub(crate) offsets: Vec<u32>,
+    pub(crate) offsets: Vec<u64>,
+    /// The high half that goes with the low half that the guest has read last: which counter, and its value.
+    pub(crate) half: Option<(u8, u32)>,
+    /// No counter was read since the function began anew.
+    pub(crate) unread: bool,
+    /// Rings that the guest has told to end: they read as on until they have.
+    ending: Vec<bool>,
+    /// The guest had the rings' pages until now, and may just have told one to end.
+    unsure: bool,
     pub(crate) copying: Option<Copying>,
     pub(crate) phase: Phase,
 }
@@ -67,7 +77,12 @@ impl<H: Hardware> Movable<H> {
             sending: Sending::Nothing,
             latched: Latched::default(),
             kept: Kept::default(),
+            over: false,
             offsets: vec![0; plan.counters.len()],
+            half: None,
+            unread: true,
+            ending: vec![false; plan.rings.len()],
+            unsure: false,
             copying: None,
             phase: Phase::Running,
             plan,
@@ -84,12 +99,15 @@ impl<H: Hardware> Movable<H> {
         &mut self.hardware
     }
 
-    /// Whether the guest's accesses to a page of registers come here. It changes with [`Movable::begin_copy`] and
-    /// [`Movable::end_copy`]; a page that is neither in the table is trapped.
+    /// Whether the guest's accesses to a page of registers come here. It changes with [`Movable::begin_copy`],
+    /// [`Movable::end_copy`], a replay and [`Movable::counters_anew`]; a page that is not in the table is trapped.
     pub fn trapped(&self, page: usize) -> bool {
         match self.plan.table.pages.get(page) {
             Some(PageRule::Mapped) => false,
             Some(PageRule::MappedAtRest) => self.copying.is_some(),
+            Some(PageRule::MappedUntilMoved) => {
+                self.copying.is_some() || self.offsets.iter().any(|offset| *offset != 0)
+            }
             Some(PageRule::Trapped) | None => true,
         }
     }
@@ -132,9 +150,61 @@ impl<H: Hardware> Movable<H> {
         if !self.known(Way::Read, offset) {
             return Ok(0);
         }
-        let value = self.get(offset)?;
-        let counter = self.plan.counters.iter().position(|own| *own == offset);
-        Ok(counter.map_or(value, |at| value.wrapping_add(self.offsets[at])))
+        let of = |counter: &CounterPlan| counter.low == offset || counter.high == Some(offset);
+        match self.plan.counters.iter().position(of) {
+            Some(at) => self.counter_read(at, offset),
+            None => self.get(offset),
+        }
+    }
+
+    /// The guest reads a counter. The high half is the one of the moment at which the low one was read.
+    fn counter_read(&mut self, at: usize, offset: u64) -> Result<u32, MovingError> {
+        self.unread = false;
+        let counter = self.plan.counters[at];
+        let place = at as u8;
+        if counter.low != offset
+            && let Some((_, high)) = self.half.take_if(|(own, _)| *own == place)
+        {
+            return Ok(high);
+        }
+        let value = self.counter(at)?;
+        let high = (value >> 32) as u32;
+        if counter.low != offset {
+            return Ok(high);
+        }
+        if counter.high.is_some() {
+            self.half = Some((place, high));
+        }
+        Ok(value as u32)
+    }
+
+    /// A counter as the guest sees it.
+    fn counter(&mut self, at: usize) -> Result<u64, MovingError> {
+        let value = self.hardware_counter(at)?;
+        Ok(value.wrapping_add(self.offsets[at]) & self.plan.counters[at].mask)
+    }
+
+    /// A counter of the hardware. Halves that do not belong together are read again.
+    pub(crate) fn hardware_counter(&mut self, at: usize) -> Result<u64, MovingError> {
+        let counter = self.plan.counters[at];
+        let Some(high) = counter.high else { return Ok(self.get(counter.low)?.into()) };
+        let before = self.get(high)?;
+        let mut low = self.get(counter.low)?;
+        let now = self.get(high)?;
+        if now != before {
+            low = self.get(counter.low)?;
+        }
+        Ok((u64::from(now) << 32 | u64::from(low)) & counter.mask)
+    }
+
+    /// The driver has reset the device and has read no counter since: from here on it sees the hardware's own where
+    /// [`PageRule::MappedUntilMoved`] is, and whoever maps pages may map them again. `false`: it has read some, and nothing has changed.
+    pub fn counters_anew(&mut self) -> bool {
+        if self.unread {
+            let counters = self.plan.counters.iter().zip(&mut self.offsets);
+            counters.filter(|(counter, _)| counter.mapped).for_each(|(_, offset)| *offset = 0);
+        }
+        self.unread
     }
 
     /// The guest writes one. What the model does not know, and what is only read, takes no writes.
@@ -206,6 +276,8 @@ impl<H: Hardware> Movable<H> {
         self.sending = Sending::Nothing;
         self.latched = Latched::default();
         self.kept = Kept::default();
+        (self.half, self.unread, self.over) = (None, true, false);
+        self.ending.fill(false);
         for ring in 0..self.plan.rings.len() {
             self.retire(ring);
         }
@@ -218,9 +290,18 @@ impl<H: Hardware> Movable<H> {
 
     fn mailbox_written(&mut self, value: u32) -> Result<(), MovingError> {
         let table = &self.plan.table.mailbox;
+        let mut refused = false;
         // Whoever asks again before the answer has to wait for the first one's: the other side may be reading it.
         if value & table.request != 0 && !matches!(self.sending, Sending::Asked(_)) {
-            self.sending = Sending::Waits(self.mailbox.words);
+            let words = self.mailbox.words;
+            let place = self.plan.message(words[0]).map(|(place, _)| place);
+            self.sending = if place.is_some_and(|place| self.kept.takes(table, place, &words)) {
+                Sending::Waits(words)
+            } else {
+                Sending::Nothing
+            };
+            refused = matches!(self.sending, Sending::Nothing);
+            self.over = value & table.hold != 0;
         }
         if value & (table.acknowledge | table.request) != 0 {
             self.mailbox.unread = false;
@@ -229,6 +310,12 @@ impl<H: Hardware> Movable<H> {
             self.mailbox.bits |= table.hold;
         } else {
             self.mailbox.bits &= !table.hold;
+            self.over = false;
+        }
+        if refused {
+            self.mailbox.words[0] |= table.refused;
+            self.mailbox.bits |= table.taken | table.message;
+            self.mailbox.unread = true;
         }
         self.turn()
     }
@@ -246,7 +333,7 @@ impl<H: Hardware> Movable<H> {
         // A message waits until the guest has taken the last one and does not write one itself.
         if self.latched.message
             && !self.mailbox.unread
-            && self.mailbox.bits & table.hold == 0
+            && (self.mailbox.bits & table.hold == 0 || self.over)
             && let Some(words) = self.line().take()?
         {
             self.arrived(words);
@@ -303,6 +390,7 @@ impl<H: Hardware> Movable<H> {
         self.running()?;
         let logs = (0..self.plan.rings.len()).map(|_| None).collect();
         self.copying = Some(Copying { view, logs, written: PageSet::new(), late: PageSet::new() });
+        self.unsure = true;
         for at in 0..self.plan.rings.len() {
             let ring = self.plan.rings[at];
             if self.get(ring.control)? & ring.enable != 0 {
@@ -367,6 +455,9 @@ impl<H: Hardware> Movable<H> {
             return Ok(());
         };
         let ring = self.plan.rings[at];
+        if offset == ring.control {
+            self.ending[at] = value & ring.enable == 0;
+        }
         if offset == ring.control && value & ring.enable == 0 {
             self.retire(at);
             return Ok(());
@@ -413,14 +504,15 @@ impl<H: Hardware> Movable<H> {
     pub fn stop(&mut self, unsent: Unsent) -> Result<bool, MovingError> {
         if matches!(self.phase, Phase::Running) {
             self.turn()?;
-            if !self.machine.reusable() || unsent == Unsent::Wait && !self.sent()? {
+            let unsure = std::mem::take(&mut self.unsure);
+            if unsure || !self.machine.reusable() || self.ends()? || unsent == Unsent::Wait && !self.sent()? {
                 return Ok(false);
             }
-            let state = self.look()?;
+            let (state, enabled) = self.look()?;
             for at in 0..self.plan.halt.len() {
                 let (offset, value) = self.plan.halt[at];
                 let ring = self.plan.rings.iter().position(|ring| ring.control == offset);
-                if ring.is_none_or(|at| state.rings[at].on) {
+                if ring.is_none_or(|at| enabled[at]) {
                     self.put(offset, value)?;
                 }
             }
@@ -450,6 +542,15 @@ impl<H: Hardware> Movable<H> {
         Ok(true)
     }
 
+    /// Whether a ring is yet to end that the guest has told to.
+    fn ends(&mut self) -> Result<bool, MovingError> {
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            self.ending[at] = self.ending[at] && self.get(ring.control)? & ring.enable != 0;
+        }
+        Ok(self.ending.contains(&true))
+    }
+
     /// Whether every frame that was given to the device has left.
     fn sent(&mut self) -> Result<bool, MovingError> {
         for at in 0..self.plan.rings.len() {
@@ -463,36 +564,38 @@ impl<H: Hardware> Movable<H> {
     }
 
     /// The counters as the guest sees them.
-    fn counted(&mut self) -> Result<Vec<u32>, MovingError> {
-        let mut counters = Vec::with_capacity(self.offsets.len());
-        for at in 0..self.offsets.len() {
-            counters.push(self.get(self.plan.counters[at])?.wrapping_add(self.offsets[at]));
-        }
-        Ok(counters)
+    fn counted(&mut self) -> Result<Vec<u64>, MovingError> {
+        (0..self.offsets.len()).map(|at| self.counter(at)).collect()
     }
 
-    /// Everything that is saved, before the queues are switched off.
-    fn look(&mut self) -> Result<DirectStateV1, MovingError> {
+    /// Everything that is saved, before the queues are switched off; and which of them read as on. One without a length does nothing:
+    /// a reset may leave it so.
+    fn look(&mut self) -> Result<(DirectStateV2, Vec<bool>), MovingError> {
         let mut registers = Vec::with_capacity(self.plan.saved.len());
         for at in 0..self.plan.saved.len() {
             let register = self.plan.saved[at];
             registers.push(self.get(register.offset)? & register.mask);
         }
         let mut rings = Vec::with_capacity(self.plan.rings.len());
+        let mut enabled = Vec::with_capacity(self.plan.rings.len());
         for at in 0..self.plan.rings.len() {
             let ring = self.plan.rings[at];
-            let on = self.get(ring.control)? & ring.enable != 0;
+            enabled.push(self.get(ring.control)? & ring.enable != 0);
+            let length = self.plan.saved.iter().position(|register| register.offset == ring.length);
+            let on = enabled[at] && length.is_some_and(|at| registers[at] > 0);
             let (head, tail) = if on { (self.get(ring.head)?, self.get(ring.tail)?) } else { (0, 0) };
-            rings.push(RingStateV1 { on, head, tail });
+            rings.push(RingStateV2 { on, head, tail });
         }
-        Ok(DirectStateV1 {
+        let state = DirectStateV2 {
             model: self.plan.table.model.name.to_owned(),
             registers,
             rings,
             counters: Vec::new(),
+            half: self.half,
             mailbox: self.mailbox.clone(),
             kept: self.kept.clone(),
-        })
+        };
+        Ok((state, enabled))
     }
 
     /// The state of a device that was stopped, at most [`MOST`] bytes.
@@ -506,7 +609,7 @@ impl<H: Hardware> Movable<H> {
     /// Takes the state of another function, a stranger's, for a guest with this memory. It is taken whole, or refused and nothing
     /// has changed. The hardware is not touched before [`Movable::replay`].
     pub fn load(&mut self, bytes: &[u8], view: &GuestView) -> Result<(), MovingError> {
-        self.phase = Phase::Stopped(Box::new(DirectStateV1::load(&self.plan, view.map(), bytes)?));
+        self.phase = Phase::Stopped(Box::new(DirectStateV2::load(&self.plan, view.map(), bytes)?));
         Ok(())
     }
 }

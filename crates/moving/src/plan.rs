@@ -1,9 +1,10 @@
 //! What a table's names mean: offsets, looked up once.
 
 use ioplane_model::verify::verify_direct;
-use ioplane_model::{Buffers, DirectModel, Flow, MessageKind, Replay, Restore, TailRing};
+use ioplane_model::{Buffers, DirectModel, Flow, MessageKind, PageRule, Replay, Restore, TailRing};
 
 use crate::error::MovingError;
+use crate::written::PAGE;
 
 /// A ring, by offsets.
 #[derive(Debug, Clone, Copy)]
@@ -32,10 +33,22 @@ pub(super) struct SavedRegister {
     pub(super) mask: u32,
 }
 
+/// A counter, by offsets.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CounterPlan {
+    pub(super) low: u64,
+    pub(super) high: Option<u64>,
+    /// Its bits.
+    pub(super) mask: u64,
+    /// It lies on a page that the guest maps again after a reset.
+    pub(super) mapped: bool,
+}
+
 /// A step, by numbers.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Step {
     Messages,
+    Off,
     /// Those of [`MovePlan::saved`] before this place.
     Registers(usize),
     Ring(usize),
@@ -53,7 +66,7 @@ pub(super) struct MovePlan {
     pub(super) table: &'static DirectModel,
     pub(super) bar: u8,
     pub(super) rings: Vec<RingPlan>,
-    pub(super) counters: Vec<u64>,
+    pub(super) counters: Vec<CounterPlan>,
     pub(super) memory: u64,
     pub(super) words: usize,
     pub(super) control: u64,
@@ -89,6 +102,13 @@ impl MovePlan {
                 },
             })
         };
+        let counter = |counter: &ioplane_model::Counter| -> Result<CounterPlan, MovingError> {
+            let low = at(counter.low)?;
+            let high = counter.high.map(|(name, _)| at(name)).transpose()?;
+            let page = usize::try_from(low / PAGE).ok().and_then(|page| table.pages.get(page));
+            let mapped = page == Some(&PageRule::MappedUntilMoved);
+            Ok(CounterPlan { low, high, mask: counter.mask(), mapped })
+        };
         let mut saved = Vec::new();
         for step in model.restore {
             match *step {
@@ -106,6 +126,7 @@ impl MovePlan {
         for step in table.replay {
             steps.push(match *step {
                 Replay::Messages => Step::Messages,
+                Replay::Off => Step::Off,
                 Replay::Registers => Step::Registers(restored),
                 Replay::Ring(name) => Step::Ring(place(name)?),
                 Replay::Counters => Step::Counters,
@@ -128,7 +149,7 @@ impl MovePlan {
             table,
             bar: model.bar,
             rings: table.rings.iter().map(ring).collect::<Result<_, _>>()?,
-            counters: table.counters.iter().map(|name| at(name)).collect::<Result<_, _>>()?,
+            counters: table.counters.iter().map(counter).collect::<Result<_, _>>()?,
             memory: at(table.mailbox.memory)?,
             words: usize::from(register(table.mailbox.memory)?.width) / 4,
             control: at(table.mailbox.control)?,

@@ -12,13 +12,15 @@ use crate::error::{DirectStateError, MovingError};
 use crate::mailbox::{GuestMailbox, Latched, Sending};
 use crate::movable::{Movable, Phase};
 use crate::plan::Step;
-use crate::state::{DirectStateV1, Geometry, inside};
+use crate::state::{DirectStateV2, inside};
 
 /// Where dummy frames go: 64 KiB above all guest memory, and above 60 GiB.
 const DUMMY_FROM: u64 = 60 << 30;
 const DUMMY_LEN: u64 = 64 << 10;
 /// How often the end of a reset is looked for. VFIO has waited for it already, as PCI Express wants it (100 ms after FLR).
 const RESET_LOOKS: u32 = 200;
+/// Flows that are tried for a ring.
+const FLOWS: u32 = 64;
 /// Bytes of the ring that are changed at a time.
 const CHUNK: usize = 4096;
 
@@ -27,8 +29,24 @@ pub trait Surroundings {
     /// Lets some time pass. `false`: the deadline has passed.
     fn wait(&mut self) -> bool;
 
-    /// Sends frames from the physical function to this address; up to `count` are needed, and it is asked again until they came.
-    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()>;
+    /// Sends frames from the physical function, and is asked again until enough have come. `false`: none were sent, since those of
+    /// before may still come.
+    fn fill(&mut self, frames: &FillFrames) -> std::io::Result<bool>;
+}
+
+/// Frames that move the head of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FillFrames {
+    /// Whom they are sent to.
+    pub address: [u8; 6],
+    /// Hardware that shares frames out to several queues keeps a flow together, and another flow apart from it.
+    pub flow: u32,
+    /// How many are still missing.
+    pub missing: u32,
+    /// How many of them are to be sent now.
+    pub count: u32,
+    /// No frames were sent for this ring yet.
+    pub first: bool,
 }
 
 /// The bytes of a guest's ring, put back when they are no longer needed: whatever went wrong in between.
@@ -78,7 +96,7 @@ impl<H: Hardware> Movable<H> {
 
     fn bring(
         &mut self,
-        state: &DirectStateV1,
+        state: &DirectStateV2,
         view: &GuestView,
         around: &mut dyn Surroundings,
     ) -> Result<(), MovingError> {
@@ -94,19 +112,21 @@ impl<H: Hardware> Movable<H> {
             wait(around, || "the function resets".to_owned())?;
         }
         self.hardware.master(true)?;
+        let mut flows = Vec::new();
         for at in 0..self.plan.steps.len() {
             match self.plan.steps[at] {
                 Step::Messages => self.say_all(state, around)?,
+                Step::Off => self.switch_off(around)?,
                 Step::Registers(count) => {
                     for (at, value) in state.registers.iter().enumerate().take(count) {
                         self.put(self.plan.saved[at].offset, *value)?;
                     }
                 }
-                Step::Ring(ring) => self.bring_ring(ring, state, view, around)?,
+                Step::Ring(ring) => self.bring_ring(ring, state, view, &mut flows, around)?,
                 Step::Counters => {
                     for at in 0..self.offsets.len() {
-                        let now = self.get(self.plan.counters[at])?;
-                        self.offsets[at] = state.counters[at].wrapping_sub(now);
+                        let now = self.hardware_counter(at)?;
+                        self.offsets[at] = state.counters[at].wrapping_sub(now) & self.plan.counters[at].mask;
                     }
                 }
                 Step::Tail(ring) if state.rings[ring].on => {
@@ -128,10 +148,11 @@ impl<H: Hardware> Movable<H> {
     }
 
     /// The guest's view is as it was; the states of the model are derived from it.
-    fn adopt(&mut self, state: &DirectStateV1) {
+    fn adopt(&mut self, state: &DirectStateV2) {
         self.kept = state.kept.clone();
         self.mailbox = GuestMailbox { ..state.mailbox.clone() };
         self.sending = Sending::Nothing;
+        (self.half, self.unread) = (state.half, false);
         self.machine.reset();
         let table = &self.plan.table.mailbox;
         let Some(register) = self.machine.find(table.control) else { return };
@@ -149,7 +170,7 @@ impl<H: Hardware> Movable<H> {
     }
 
     /// Says the kept messages through the function's own mailbox.
-    fn say_all(&mut self, state: &DirectStateV1, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+    fn say_all(&mut self, state: &DirectStateV2, around: &mut dyn Surroundings) -> Result<(), MovingError> {
         let table = &self.plan.table.mailbox;
         if !state.kept.begun {
             return Ok(());
@@ -202,12 +223,28 @@ impl<H: Hardware> Movable<H> {
         }
     }
 
+    /// Switches every ring off that a reset has left on.
+    fn switch_off(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            let control = self.get(ring.control)?;
+            if control & ring.enable != 0 {
+                self.put(ring.control, control & !ring.enable)?;
+            }
+            while self.get(ring.control)? & ring.enable != 0 {
+                wait(around, || format!("ring {} is switched off", ring.table.name))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Switches a ring on and brings its head to where it was.
     fn bring_ring(
         &mut self,
         at: usize,
-        state: &DirectStateV1,
+        state: &DirectStateV2,
         view: &GuestView,
+        flows: &mut Vec<u32>,
         around: &mut dyn Surroundings,
     ) -> Result<(), MovingError> {
         let (ring, saved) = (self.plan.rings[at], state.rings[at]);
@@ -215,6 +252,9 @@ impl<H: Hardware> Movable<H> {
             return Ok(());
         }
         let geometry = self.geometry(at)?;
+        if geometry != state.geometry(&self.plan, at) {
+            return Err(MovingError::NoRing { ring: ring.table.name });
+        }
         let bytes = saved.head as usize * usize::from(geometry.size);
         if !inside(view.map(), geometry.base, geometry.length.into()) || saved.head >= geometry.count() {
             let why = format!("ring {} lies outside of the guest's memory", ring.table.name);
@@ -235,7 +275,7 @@ impl<H: Hardware> Movable<H> {
             Dummy::Descriptor(words) => {
                 borrowed.fill(&words.map(u32::to_le_bytes).concat())?;
                 let moved = self.put(ring.tail, saved.head);
-                let moved = moved.and_then(|()| self.until_head(at, saved.head, None, around));
+                let moved = moved.and_then(|()| self.until_head(at, saved.head, around));
                 self.given_up(moved)
             }
             Dummy::Frame => {
@@ -249,7 +289,11 @@ impl<H: Hardware> Movable<H> {
                 }
                 borrowed.fill(&descriptor)?;
                 self.hardware.map(iova, &region)?;
-                let filled = self.fill(at, geometry, &saved, state.kept.address, view, around);
+                let [a, b, ..] = state.kept.address.map(u32::to_le_bytes);
+                let address = [a[0], a[1], a[2], a[3], b[0], b[1]];
+                let filled = self.fill(at, saved.head, address, flows, around);
+                let filled =
+                    filled.and_then(|()| self.until_done(at, geometry.at(saved.head - 1), view, around));
                 let filled = self.given_up(filled);
                 self.hardware.unmap(iova, DUMMY_LEN)?;
                 filled
@@ -266,51 +310,68 @@ impl<H: Hardware> Movable<H> {
         outcome
     }
 
-    /// Lets frames come until the head is where it was and the last one was written back.
+    /// Lets frames come until the head is where it was. `flows` are those that other rings get.
     fn fill(
         &mut self,
         at: usize,
-        geometry: Geometry,
-        saved: &crate::state::RingStateV1,
-        address: [u32; 2],
-        view: &GuestView,
-        around: &mut dyn Surroundings,
-    ) -> Result<(), MovingError> {
-        let ring = self.plan.rings[at];
-        let [a, b, c, d] = address[0].to_le_bytes();
-        let [e, f, ..] = address[1].to_le_bytes();
-        self.put(ring.tail, saved.head)?;
-        // More frames than are needed find no buffer.
-        self.until_head(at, saved.head, Some([a, b, c, d, e, f]), around)?;
-        let (word, bit) = ring.table.done;
-        loop {
-            let last: [u8; 4] = view.bytes(geometry.at(saved.head - 1) + u64::from(word))?;
-            if u32::from_le_bytes(last) & bit != 0 {
-                return Ok(());
-            }
-            wait(around, || format!("dummy frames of ring {} are written", ring.table.name))?;
-        }
-    }
-
-    /// Waits until a head is there, with frames to this address for what is left.
-    fn until_head(
-        &mut self,
-        at: usize,
         head: u32,
-        frames: Option<[u8; 6]>,
+        address: [u8; 6],
+        flows: &mut Vec<u32>,
         around: &mut dyn Surroundings,
     ) -> Result<(), MovingError> {
         let ring = self.plan.rings[at];
+        // More frames than are needed find no buffer.
+        self.put(ring.tail, head)?;
+        let mut flow = 0;
+        let mut stood = None;
         loop {
             let now = self.get(ring.head)?;
             if now == head {
+                flows.push(flow);
                 return Ok(());
             }
-            if let Some(address) = frames {
-                around.fill(address, head.saturating_sub(now)).map_err(MovingError::Fill)?;
+            // One frame tells whether its flow comes to this ring. If nothing came of those that were sent, another is tried.
+            let comes = stood.is_some_and(|before| before != now);
+            let mut next = if stood == Some(now) { flow + 1 } else { flow } % FLOWS;
+            while !comes && flows.contains(&next) && flows.len() < FLOWS as usize {
+                next = (next + 1) % FLOWS;
+            }
+            let missing = head.saturating_sub(now);
+            let count = if comes { missing } else { 1 };
+            let frames = FillFrames { address, flow: next, missing, count, first: stood.is_none() };
+            if around.fill(&frames).map_err(MovingError::Fill)? {
+                (flow, stood) = (next, Some(now));
             }
             wait(around, || format!("the head of ring {} comes to {head}", ring.table.name))?;
         }
+    }
+
+    /// Waits until a descriptor was written back.
+    fn until_done(
+        &mut self,
+        at: usize,
+        descriptor: u64,
+        view: &GuestView,
+        around: &mut dyn Surroundings,
+    ) -> Result<(), MovingError> {
+        let table = self.plan.rings[at].table;
+        let (word, bit) = table.done;
+        loop {
+            let last: [u8; 4] = view.bytes(descriptor + u64::from(word))?;
+            if u32::from_le_bytes(last) & bit != 0 {
+                return Ok(());
+            }
+            wait(around, || format!("dummy frames of ring {} are written", table.name))?;
+        }
+    }
+
+    /// Waits until a head is there.
+    fn until_head(&mut self, at: usize, head: u32, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        let ring = self.plan.rings[at];
+        while self.get(ring.head)? != head {
+            wait(around, || format!("the head of ring {} comes to {head}", ring.table.name))?;
+        }
+        Ok(())
     }
 }
 

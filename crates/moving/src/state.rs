@@ -16,7 +16,7 @@ const HEADER: usize = 12;
 
 /// A ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RingStateV1 {
+pub(super) struct RingStateV2 {
     pub(super) on: bool,
     pub(super) head: u32,
     pub(super) tail: u32,
@@ -24,13 +24,15 @@ pub(super) struct RingStateV1 {
 
 /// All of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct DirectStateV1 {
+pub(super) struct DirectStateV2 {
     pub(super) model: String,
     /// Values in the order of the plan.
     pub(super) registers: Vec<u32>,
-    pub(super) rings: Vec<RingStateV1>,
+    pub(super) rings: Vec<RingStateV2>,
     /// What the guest sees.
-    pub(super) counters: Vec<u32>,
+    pub(super) counters: Vec<u64>,
+    /// The guest has read the low half of this counter, and is to find this high half.
+    pub(super) half: Option<(u8, u32)>,
     pub(super) mailbox: GuestMailbox,
     pub(super) kept: Kept,
 }
@@ -55,7 +57,7 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-impl DirectStateV1 {
+impl DirectStateV2 {
     pub(super) fn encode(&self) -> Result<Vec<u8>, DirectStateError> {
         let body = postcard::to_stdvec(self).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
         let bytes = seal(&body);
@@ -111,6 +113,19 @@ impl DirectStateV1 {
                 return Err(format!("{} holds {value:#x}", register.name));
             }
         }
+        for (counter, value) in plan.counters.iter().zip(&self.counters) {
+            if value & !counter.mask != 0 {
+                return Err(format!("a counter of {value:#x}"));
+            }
+        }
+        if let Some((at, high)) = self.half {
+            let counter = plan.counters.get(usize::from(at));
+            if counter
+                .is_none_or(|counter| counter.high.is_none() || u64::from(high) & !(counter.mask >> 32) != 0)
+            {
+                return Err(format!("half a counter {at} of {high:#x}"));
+            }
+        }
         for at in 0..self.rings.len() {
             self.doubt_ring(plan, memory, at)?;
         }
@@ -119,6 +134,20 @@ impl DirectStateV1 {
             return Err(format!("mailbox bits {:#x}", self.mailbox.bits));
         }
         self.kept.doubt(mailbox)
+    }
+
+    /// Where a ring is.
+    pub(super) fn geometry(&self, plan: &MovePlan, at: usize) -> Geometry {
+        let ring = &plan.rings[at];
+        let value = |offset: u64| {
+            let found = plan.saved.iter().position(|register| register.offset == offset);
+            found.map_or(0, |at| self.registers[at])
+        };
+        Geometry {
+            base: u64::from(value(ring.base.0)) | u64::from(value(ring.base.1)) << 32,
+            length: value(ring.length),
+            size: ring.table.size,
+        }
     }
 
     fn doubt_ring(&self, plan: &MovePlan, memory: &GuestMap, at: usize) -> Result<(), String> {
@@ -130,15 +159,7 @@ impl DirectStateV1 {
                 Err(format!("ring {} is off and has a head", ring.table.name))
             };
         }
-        let value = |offset: u64| {
-            let found = plan.saved.iter().position(|register| register.offset == offset);
-            found.map_or(0, |at| self.registers[at])
-        };
-        let geometry = Geometry {
-            base: u64::from(value(ring.base.0)) | u64::from(value(ring.base.1)) << 32,
-            length: value(ring.length),
-            size: ring.table.size,
-        };
+        let geometry = self.geometry(plan, at);
         let count = geometry.count();
         if count == 0 || count > ring.table.most || state.head >= count || state.tail >= count {
             return Err(format!(
@@ -184,6 +205,6 @@ impl Geometry {
 /// Whether a stranger's bytes are a state that `table` could take, for a guest with that memory. Touches nothing: what a host asks
 /// before anything is stopped, and what the fuzz target calls.
 pub fn check(table: &'static DirectModel, memory: &GuestMap, bytes: &[u8]) -> Result<(), MovingError> {
-    DirectStateV1::load(&MovePlan::new(table)?, memory, bytes)?;
+    DirectStateV2::load(&MovePlan::new(table)?, memory, bytes)?;
     Ok(())
 }

@@ -20,8 +20,6 @@ use crate::state::Geometry;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// Most descriptors that a device has taken and not yet written back: the 82576's cache is smaller.
-const IN_HAND: u32 = 64;
 
 /// Guest pages, by number (address / [`PAGE`]).
 pub type PageSet = BTreeSet<u64>;
@@ -79,7 +77,7 @@ impl RingLog {
         let mut log = RingLog { plan, geometry, sizes, posted: vec![None; count as usize], tail };
         // What the device has taken and not yet written back is behind the head. The slot at the tail is never one of them: a driver
         // leaves one free.
-        let most = if used { IN_HAND.min((head + count - tail - 1) % count) } else { 0 };
+        let most = if used { plan.table.in_hand.min((head + count - tail - 1) % count) } else { 0 };
         let taken = (1..=most).take_while(|back| !log.done((head + count - back) % count, view)).last();
         let from = (head + count - taken.unwrap_or(0)) % count;
         for slot in slots(count, from, tail) {

@@ -25,7 +25,9 @@ mod counts;
 mod frame;
 pub mod ne2000;
 pub mod rtl8139;
+pub mod silicon;
 pub mod vf82576;
+pub mod vf82599;
 mod wake;
 
 pub use counts::{ChipCounts, Drops};

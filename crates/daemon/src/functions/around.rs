@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::spec::PciAddress;
 use ioplane_hardware::PhysicalFunction;
-use ioplane_moving::Surroundings;
+use ioplane_moving::{FillFrames, Surroundings};
 
 use super::SYSFS;
 use crate::refusal::Refusal;
@@ -20,13 +20,42 @@ pub(super) struct Here {
     physical: PhysicalFunction,
     patience: Duration,
     deadline: Option<Instant>,
-    /// How many frames were missing when some were sent last, and when.
-    asked: Option<(u32, Instant)>,
+    sent: Option<SentFrames>,
+}
+
+/// Frames that were sent and may still come.
+#[derive(Debug, Clone, Copy)]
+struct SentFrames {
+    /// So many have not come.
+    out: u32,
+    /// How many were missing at the last look.
+    missing: u32,
+    /// When they were sent, or the last one came.
+    at: Instant,
+}
+
+/// How many frames to send now: not before those that were sent had their time to come. No more are sent than are needed: one too many
+/// would reach the guest.
+fn due(sent: &mut Option<SentFrames>, frames: &FillFrames, now: Instant) -> u32 {
+    if frames.first {
+        *sent = None;
+    }
+    if let Some(sent) = sent {
+        let come = sent.missing.saturating_sub(frames.missing);
+        if come > 0 {
+            (sent.out, sent.missing, sent.at) = (sent.out.saturating_sub(come), frames.missing, now);
+        }
+        if sent.out > 0 && now < sent.at + AGAIN {
+            return 0;
+        }
+    }
+    *sent = Some(SentFrames { out: frames.count, missing: frames.missing, at: now });
+    frames.count
 }
 
 impl Here {
     pub(super) fn new(physical: PhysicalFunction, patience: Duration) -> Self {
-        Here { physical, patience, deadline: None, asked: None }
+        Here { physical, patience, deadline: None, sent: None }
     }
 }
 
@@ -38,21 +67,12 @@ impl Surroundings for Here {
         Instant::now() < deadline
     }
 
-    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()> {
-        let now = Instant::now();
-        if let Some((missing, at)) = &mut self.asked
-            && *missing >= count
-        {
-            // Some have come since, or are on their way: no more are sent than are needed.
-            if *missing > count {
-                (*missing, *at) = (count, now);
-            }
-            if now < *at + AGAIN {
-                return Ok(());
-            }
+    fn fill(&mut self, frames: &FillFrames) -> std::io::Result<bool> {
+        let count = due(&mut self.sent, frames, Instant::now());
+        if count > 0 {
+            self.physical.send(frames.address, frames.flow, count)?;
         }
-        self.asked = Some((count, now));
-        self.physical.send(address, count)
+        Ok(count > 0)
     }
 }
 
@@ -64,4 +84,36 @@ pub(super) fn physical(of: PciAddress) -> Result<PhysicalFunction, Refusal> {
             "the card's physical function has to be driven by this host, with its interface up",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(flow: u32, missing: u32, count: u32, first: bool) -> FillFrames {
+        FillFrames { address: [2; 6], flow, missing, count, first }
+    }
+
+    #[test]
+    fn no_more_frames_are_sent_than_are_needed() {
+        let (mut sent, start) = (None, Instant::now());
+        let ms = |ms| start + Duration::from_millis(ms);
+        let mut at = |now, missing, count, first| due(&mut sent, &frames(0, missing, count, first), now);
+        assert_eq!(at(start, 25, 1, true), 1, "one tells whether they come");
+        assert_eq!(at(ms(1), 25, 1, false), 0, "it is on its way");
+        assert_eq!(at(ms(2), 24, 24, false), 24, "it came, and so will the others");
+        assert_eq!(at(ms(3), 24, 1, false), 0);
+        assert_eq!(at(ms(15), 10, 10, false), 0, "some have come");
+        assert_eq!(at(ms(34), 10, 10, false), 0, "others may still come");
+        assert_eq!(at(ms(35), 10, 10, false), 10, "they were lost");
+        assert_eq!(at(ms(36), 4, 4, true), 4, "of another ring");
+    }
+
+    #[test]
+    fn a_flow_that_does_not_come_is_given_up_after_its_time() {
+        let (mut sent, start) = (None, Instant::now());
+        assert_eq!(due(&mut sent, &frames(0, 5, 1, true), start), 1);
+        assert_eq!(due(&mut sent, &frames(1, 5, 1, false), start + AGAIN / 2), 0);
+        assert_eq!(due(&mut sent, &frames(1, 5, 1, false), start + AGAIN), 1);
+    }
 }

@@ -17,18 +17,14 @@ pub fn verify_direct(direct: &DirectModel) -> Vec<TableFlaw> {
         look.tail_ring(direct, ring);
     }
     look.mailbox(direct);
-    for name in direct.counters {
-        let counts = |register: &&crate::Register| {
-            register.writes == Writes::Never && register.width == 4 && register.reads == Reads::Alive
-        };
-        if look.named("counters", name).is_some_and(|register| !counts(&register)) {
-            look.say(
-                "counters",
-                format!("{name} is not 32 bits that only the hardware writes"),
-                "take it off the list",
-            );
+    for counter in direct.counters {
+        look.counter(direct, counter.low);
+        if let Some((high, bits)) = counter.high {
+            look.counter(direct, high);
+            if bits == 0 || bits & bits.wrapping_add(1) != 0 {
+                look.say("counters", format!("{high} has no low bits"), "name its bits from the first on");
+            }
         }
-        look.trapped(direct, "counters", name);
     }
     look.replay(direct);
     look.findings
@@ -43,6 +39,22 @@ impl Look<'_> {
     fn trapped(&mut self, direct: &DirectModel, place: &str, name: &str) {
         if self.named(place, name).is_some() && self.page(direct, name) != Some(PageRule::Trapped) {
             self.say(place, format!("{name} lies on a page that the guest maps"), "trap the page");
+        }
+    }
+
+    fn counter(&mut self, direct: &DirectModel, name: &str) {
+        let counts = |register: &&crate::Register| {
+            register.writes == Writes::Never && register.width == 4 && register.reads == Reads::Alive
+        };
+        if self.named("counters", name).is_some_and(|register| !counts(&register)) {
+            self.say(
+                "counters",
+                format!("{name} is not 32 bits that only the hardware writes"),
+                "take it off the list",
+            );
+        }
+        if self.page(direct, name) != Some(PageRule::MappedUntilMoved) {
+            self.trapped(direct, "counters", name);
         }
     }
 
@@ -94,6 +106,13 @@ impl Look<'_> {
         self.bits(&place, ring.enable.0, ring.enable.1, ring.enable.1);
         if ring.enable.1.count_ones() != 1 || ring.done.1.count_ones() != 1 {
             self.say(&place, "enable and done are not one bit each", "name one bit");
+        }
+        if ring.in_hand == 0 || ring.in_hand > ring.most {
+            self.say(
+                &place,
+                format!("it has {} descriptors in hand", ring.in_hand),
+                "name as many as the cache has",
+            );
         }
         if ring.done.0 + 4 > ring.size || !ring.size.is_multiple_of(4) || ring.most == 0 {
             self.say(
@@ -172,6 +191,13 @@ impl Look<'_> {
         if bits.iter().any(|bit| bit.count_ones() != 1) || all.count_ones() != bits.len() as u32 {
             self.say(place, "its bits are not one bit each", "name seven bits");
         }
+        if mailbox.refused == 0 || mailbox.refused & (mailbox.kind | mailbox.accepted) != 0 {
+            self.say(
+                place,
+                "an answer that refuses looks like another",
+                "name bits that no other answer has",
+            );
+        }
         if mailbox.latched & !all != 0 {
             self.say(place, "reading clears bits that nobody knows", "name bits of the control register");
         }
@@ -193,9 +219,26 @@ impl Look<'_> {
         for (at, message) in mailbox.messages.iter().enumerate() {
             let last = match message.keep {
                 KeepRule::Each { word, .. } => word + 1,
-                KeepRule::Begins { address } | KeepRule::Address { word: address } => address + 2,
-                KeepRule::Nothing | KeepRule::Last => 1,
+                KeepRule::Begins { address } | KeepRule::Address { word: address, .. } => address + 2,
+                KeepRule::Nothing | KeepRule::Last | KeepRule::List { .. } => 1,
             };
+            if let KeepRule::Address { further: Some(further), .. } = message.keep
+                && (further.clear == 0
+                    || further.add == 0
+                    || further.clear & further.add != 0
+                    || (further.clear | further.add) & mailbox.kind != 0)
+            {
+                let what = format!("further addresses of {} cannot be told from its own", message.name);
+                self.say(place, what, "name bits beside its kind");
+            }
+            if matches!(message.keep, KeepRule::List { number, .. } if number == 0 || number & mailbox.kind != 0)
+            {
+                self.say(
+                    place,
+                    format!("the number of {} is not beside its kind", message.name),
+                    "correct it",
+                );
+            }
             if message.words > words || last > message.words || message.kind & !mailbox.kind != 0 {
                 self.say(
                     place,
@@ -221,6 +264,13 @@ impl Look<'_> {
             if times(&step) != 1 {
                 self.say(place, format!("{step:?} is done {} times", times(&step)), "do it once");
             }
+        }
+        if times(&Replay::Off) > 1 || at(&Replay::Off) > at(&Replay::Registers) {
+            self.say(
+                place,
+                "rings are switched off after registers are written",
+                "list Off once, before Registers",
+            );
         }
         for ring in direct.rings {
             let (on, tail) = (Replay::Ring(ring.name), Replay::Tail(ring.name));

@@ -18,13 +18,18 @@ mod restore;
 
 pub use direct::verify_direct;
 
-use crate::limits::{REGIONS, REGISTERS, STATES};
+use crate::limits::{DIRECT_REGISTERS, REGIONS, REGISTERS, STATES};
 use crate::{Check, Hook, Interrupts, On, Register, StateModel, TableFlaw};
 
 /// Everything that is wrong with a table; empty if it is sound.
 pub fn verify(model: &StateModel) -> Vec<TableFlaw> {
     let mut look = Look { model, findings: Vec::new() };
-    look.most("registers", model.registers.len(), REGISTERS);
+    let direct = model.interrupts == Interrupts::PAST_THE_MONITOR;
+    look.most("registers", model.registers.len(), if direct { DIRECT_REGISTERS } else { REGISTERS });
+    for register in model.registers.iter().skip(REGISTERS).filter(|register| register.hook != Hook::ByState) {
+        let what = format!("{} is hooked and none of the first {REGISTERS}", register.name);
+        look.say("registers", what, "list it further up");
+    }
     look.most("regions", model.regions.len(), REGIONS);
     let states: usize = model.regions.iter().map(|region| region.states.len()).sum();
     if states > STATES {

@@ -1,6 +1,7 @@
 //! States and edges.
 
 use super::{Look, MOST_EDGES, refused, subject};
+use crate::limits::REGISTERS;
 use crate::{ANY, Given, Hook, On, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
 
 impl Look<'_> {
@@ -44,6 +45,10 @@ impl Look<'_> {
         }
         for (register, way) in state.hooks {
             let Some(register) = self.named(&place, register) else { continue };
+            if self.model.registers.iter().take(REGISTERS).all(|own| own.name != register.name) {
+                let what = format!("{} is hooked and none of the first {REGISTERS}", register.name);
+                self.say(&place, what, "list it further up");
+            }
             if hooked_always(register.hook, *way) {
                 self.say(
                     &place,

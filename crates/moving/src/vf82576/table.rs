@@ -1,10 +1,12 @@
 //! The table.
 
 use ioplane_model::{
-    ANY, Buffers, DirectModel, Dummy, Flow, Id, Interrupts, KeepRule, MailboxTable, MessageKind, On,
-    PageRule, RESET, Reads, Region, Register, Replay, Reset, Restore, STAY, State, StateModel, TailRing,
-    Transition, Way, Writes,
+    ANY, Buffers, Counter, DirectModel, FurtherAddresses, Id, Interrupts, KeepRule, MailboxTable,
+    MessageKind, On, PageRule, RESET, Reads, Region, Register, Replay, Reset, Restore, STAY, State,
+    StateModel, TailRing, Transition, Way, Writes,
 };
+
+use crate::intel::*;
 
 /// Registers and states.
 pub static MODEL: StateModel = StateModel {
@@ -79,19 +81,18 @@ pub static DIRECT: DirectModel = DirectModel {
     mailbox: MailboxTable {
         memory: "VMBMEM",
         control: "V2PMAILBOX",
-        request: REQ,
-        acknowledge: ACK,
-        hold: VFU,
-        held: PFU,
-        message: PFSTS,
-        taken: PFACK,
-        ready: RSTD,
-        latched: RSTD | PFACK | PFSTS,
-        kind: 0xffff,
-        accepted: 0x8000_0000,
         messages: &[
             MessageKind { name: "RESET", kind: 1, words: 3, keep: KeepRule::Begins { address: 1 } },
-            MessageKind { name: "SET_MAC_ADDR", kind: 2, words: 3, keep: KeepRule::Address { word: 1 } },
+            // igbvf clears and adds further addresses by the same kind.
+            MessageKind {
+                name: "SET_MAC_ADDR",
+                kind: 2,
+                words: 3,
+                keep: KeepRule::Address {
+                    word: 1,
+                    further: Some(FurtherAddresses { clear: 1 << 16, add: 2 << 16, most: 16 }),
+                },
+            },
             MessageKind { name: "SET_MULTICAST", kind: 3, words: 16, keep: KeepRule::Last },
             MessageKind {
                 name: "SET_VLAN",
@@ -102,9 +103,18 @@ pub static DIRECT: DirectModel = DirectModel {
             MessageKind { name: "SET_LPE", kind: 5, words: 2, keep: KeepRule::Last },
             MessageKind { name: "SET_PROMISC", kind: 6, words: 1, keep: KeepRule::Last },
         ],
+        ..PF_MAILBOX
     },
     counters: &[
-        "VFGPRC", "VFGPTC", "VFGORC", "VFGOTC", "VFMPRC", "VFGPRLBC", "VFGPTLBC", "VFGORLBC", "VFGOTLBC",
+        Counter::word("VFGPRC"),
+        Counter::word("VFGPTC"),
+        Counter::word("VFGORC"),
+        Counter::word("VFGOTC"),
+        Counter::word("VFMPRC"),
+        Counter::word("VFGPRLBC"),
+        Counter::word("VFGPTLBC"),
+        Counter::word("VFGORLBC"),
+        Counter::word("VFGOTLBC"),
     ],
     replay: &[
         Replay::Messages,
@@ -124,79 +134,6 @@ pub static DIRECT: DirectModel = DirectModel {
         Replay::Vectors,
     ],
 };
-
-/// Of CTRL.
-const RST: u32 = 1 << 26;
-/// Of V2PMAILBOX.
-const REQ: u32 = 0x01;
-const ACK: u32 = 0x02;
-const VFU: u32 = 0x04;
-const PFU: u32 = 0x08;
-const PFSTS: u32 = 0x10;
-const PFACK: u32 = 0x20;
-const RSTI: u32 = 0x40;
-const RSTD: u32 = 0x80;
-/// Of the first word of a message: what it adds, by number or as a flag.
-const INFO: u32 = 0x00ff_0000;
-/// Of RXDCTL and TXDCTL.
-const ENABLE: u32 = 1 << 25;
-/// Of the first half of a descriptor's last word but one (receive) or last (transmit): done.
-const DD: u32 = 1;
-
-/// Section 7.1.5: the status of a receive descriptor is its third word. Rings are up to 32,768 descriptors of 16 bytes.
-const RECEIVE: TailRing = TailRing {
-    name: "",
-    base: ("", ""),
-    length: "",
-    head: "",
-    tail: "",
-    enable: ("", 0),
-    flow: Flow::Receive,
-    size: 16,
-    most: 32_768,
-    done: (8, DD),
-    buffers: None,
-    dummy: Dummy::Frame,
-};
-
-/// Section 7.2.2: the status of a transmit descriptor is its fourth word. A context descriptor sends nothing, and without RS nothing is
-/// written back for it.
-const TRANSMIT: TailRing = TailRing {
-    flow: Flow::Transmit,
-    done: (12, DD),
-    dummy: Dummy::Descriptor([0, 0, 0x2020_0000, 0]),
-    ..RECEIVE
-};
-
-/// SRRCTL: the packet's buffer in units of 1 KiB (none: 2 KiB), the header's in units of 64 bytes where the descriptor's type has one.
-const BUFFERS: Buffers = Buffers {
-    shape: "",
-    addresses: &[0, 8],
-    sizes: |shape| {
-        let packet = match shape & 0x7f {
-            0 => 2048,
-            kilobytes => kilobytes << 10,
-        };
-        let split = shape >> 25 & 7 >= 2;
-        [packet, if split { (shape >> 8 & 0x3f) << 6 } else { 0 }]
-    },
-};
-
-const MAILBOX_BITS: &[(&str, u32)] = &[
-    ("REQ", REQ),
-    ("ACK", ACK),
-    ("VFU", VFU),
-    ("PFU", PFU),
-    ("PFSTS", PFSTS),
-    ("PFACK", PFACK),
-    ("RSTI", RSTI),
-    ("RSTD", RSTD),
-];
-
-/// A row of the register table: all but the mailbox's memory are 32 bits.
-const fn row(name: &'static str, offset: u16, reads: Reads, writes: Writes) -> Register {
-    Register::new(name, offset, 4, reads, writes)
-}
 
 /// Section 8.26 and the tables of the VF's space (8.28). Where the chip offers more than drivers use, there is nothing for guests.
 #[rustfmt::skip]
@@ -268,39 +205,7 @@ const REGISTERS: &[Register] = &[
     row("TDWBAH1",    0x393c, Reads::Plain, Writes::Plain),
 ];
 
-/// Whether the function is there. Rings are not followed: pages 2 and 3 are the guest's.
-const FUNCTION: Region = Region {
-    name: "function",
-    states: &[
-        State::busy("Reset", "the function resets; V2PMAILBOX.RSTD ends that"),
-        State::reusable("Ready", "it runs, whatever its rings do"),
-    ],
-    transitions: &[
-        Transition::new(ANY, On::write("CTRL", RST, RST), RESET),
-        Transition::new("Reset", On::became("V2PMAILBOX", RSTD, RSTD), "Ready"),
-        // QEMU's igb sets RSTD when its PF has reset, and not for a reset of a virtual function. One that answers is not resetting.
-        Transition::new("Reset", On::became("V2PMAILBOX", PFSTS, PFSTS), "Ready"),
-    ],
-};
-
-/// The mailbox. Its words and bits are the monitor's: a message goes to the PF when all of it is there.
-const MAILBOX: Region = Region {
-    name: "mailbox",
-    states: &[
-        State::reusable("Free", "nobody uses it"),
-        State::reusable("Held", "the driver writes or reads words"),
-        State::busy("Asked", "the PF has a message and has not answered"),
-        State::reusable("Answered", "the answer is there, the driver has not taken it"),
-    ],
-    transitions: &[
-        Transition::new(ANY, On::write("V2PMAILBOX", REQ, REQ), "Asked"),
-        Transition::new("Asked", On::became("V2PMAILBOX", PFSTS, PFSTS), "Answered"),
-        Transition::new("Answered", On::write("V2PMAILBOX", ACK, ACK), "Free"),
-        Transition::new("Answered", On::written("V2PMAILBOX"), STAY),
-        Transition::new("Free", On::write("V2PMAILBOX", VFU, VFU), "Held"),
-        Transition::new("Held", On::write("V2PMAILBOX", VFU, 0), "Free"),
-    ],
-};
+crate::intel::regions!("CTRL", "V2PMAILBOX");
 
 /// What is written back while the queues are off. Heads, tails and enable bits come later.
 #[rustfmt::skip]

@@ -5,22 +5,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ioplane_device::Interrupt;
-use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_hardware::{Hardware, HardwareError, flow_frame};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
-use ioplane_moving::vf82576::DIRECT;
-use ioplane_moving::{Movable, MovingError, Surroundings};
-use ioplane_nic::vf82576::{Vf82576, spec};
+use ioplane_moving::{FillFrames, Movable, MovingError, Surroundings};
+use ioplane_nic::silicon::{Chip, VirtualFunction, spec};
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+
+use crate::card::Card;
 
 /// Bytes of a guest.
 pub const MEMORY: u64 = 1 << 20;
 
 /// The silicon, shared by its owner and the wire.
-#[derive(Clone)]
-pub struct Silicon(Arc<Mutex<Vf82576>>, BarMap, Arc<AtomicU64>);
+pub struct Silicon<C: Chip>(Arc<Mutex<VirtualFunction<C>>>, BarMap, Arc<AtomicU64>);
 
-impl Silicon {
-    pub fn new(vf: Vf82576) -> Silicon {
+impl<C: Chip> Clone for Silicon<C> {
+    fn clone(&self) -> Self {
+        Silicon(self.0.clone(), self.1.clone(), self.2.clone())
+    }
+}
+
+impl<C: Chip> Silicon<C> {
+    pub fn new(vf: VirtualFunction<C>) -> Self {
         Silicon(Arc::new(Mutex::new(vf)), BarMap::new(), Arc::default())
     }
 
@@ -29,7 +35,7 @@ impl Silicon {
         self.2.load(Ordering::Relaxed)
     }
 
-    pub fn vf(&self) -> MutexGuard<'_, Vf82576> {
+    pub fn vf(&self) -> MutexGuard<'_, VirtualFunction<C>> {
         self.0.lock().expect("no test panics while it holds it")
     }
 }
@@ -39,7 +45,7 @@ fn broken(doing: &str) -> HardwareError {
     HardwareError::Os { function: "vf".to_owned(), doing: doing.to_owned(), source }
 }
 
-impl Hardware for Silicon {
+impl<C: Chip> Hardware for Silicon<C> {
     fn name(&self) -> &str {
         "0000:01:10.0"
     }
@@ -47,7 +53,7 @@ impl Hardware for Silicon {
     fn identity(&self) -> Identity {
         Identity {
             vendor: spec::VENDOR,
-            device: spec::DEVICE,
+            device: C::LAYOUT.device,
             revision: 1,
             class: spec::CLASS,
             subsystem: (0, 0),
@@ -139,15 +145,15 @@ impl Vector {
 }
 
 /// A function on a host, with the guest's memory there.
-pub struct Host {
-    pub movable: Movable<Silicon>,
-    pub silicon: Silicon,
+pub struct Host<C: Card> {
+    pub movable: Movable<Silicon<C::Chip>>,
+    pub silicon: Silicon<C::Chip>,
     pub view: GuestView,
     pub vectors: [Arc<Vector>; 3],
 }
 
-impl Host {
-    pub fn new(vf: Vf82576) -> Host {
+impl<C: Card> Host<C> {
+    pub fn new(vf: VirtualFunction<C::Chip>) -> Self {
         let view = GuestView::new(Arc::new(GuestMap::anonymous(MEMORY).expect("memory")));
         let mut silicon = Silicon::new(vf);
         silicon.map(0, &view.map().regions()[0]).expect("mapped");
@@ -156,7 +162,7 @@ impl Host {
         for (at, vector) in (0..).zip(&vectors) {
             silicon.wire(Irq::Msix, at, Wire::Call(Some(vector.clone()))).expect("a vector");
         }
-        let movable = Movable::new(silicon.clone(), &DIRECT).expect("a sound table");
+        let movable = Movable::new(silicon.clone(), C::DIRECT).expect("a sound table");
         Host { movable, silicon, view, vectors }
     }
 
@@ -185,8 +191,8 @@ impl Host {
 }
 
 /// Time that passes around a device that is brought back: strangers' frames come all the while.
-pub struct Around {
-    pub silicon: Silicon,
+pub struct Around<C: Chip> {
+    pub silicon: Silicon<C>,
     pub left: u32,
     /// The physical function's frames come through.
     pub sends: bool,
@@ -196,7 +202,7 @@ pub struct Around {
 /// What no guest may ever see: it came while no host had the guest.
 pub const LOST: u64 = u64::MAX;
 
-impl Surroundings for Around {
+impl<C: Chip> Surroundings for Around<C> {
     fn wait(&mut self) -> bool {
         self.waits += 1;
         if self.waits.is_multiple_of(5) {
@@ -207,32 +213,44 @@ impl Surroundings for Around {
         self.left > 0
     }
 
-    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()> {
-        for _ in 0..count.min(8) {
+    fn fill(&mut self, frames: &FillFrames) -> std::io::Result<bool> {
+        for _ in 0..frames.count.min(8) {
             if self.sends {
-                self.silicon.vf().receive(&frame(address, LOST, 60));
+                self.silicon.vf().receive(&flow_frame(frames.address, [2, 0, 0, 0, 0, 3], frames.flow));
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
-/// A frame with a number in it.
+/// A frame with a number in it: IPv4 of one of several flows, or anything else.
 pub fn frame(to: [u8; 6], number: u64, len: usize) -> Vec<u8> {
     let mut frame = vec![0; len.max(60)];
     frame[..6].copy_from_slice(&to);
     frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
-    frame[14..22].copy_from_slice(&number.to_le_bytes());
-    for (at, byte) in frame.iter_mut().enumerate().skip(22) {
+    let at = place(number);
+    if at == 14 {
+        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    } else {
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[26..34].copy_from_slice(&[10, 0, 0, number as u8 % 16, 10, 0, 0, 1]);
+    }
+    frame[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    for (at, byte) in frame.iter_mut().enumerate().skip(at + 8) {
         *byte = (number as u8).wrapping_mul(31).wrapping_add(at as u8);
     }
     frame
 }
 
+/// Where a number is in its frame.
+fn place(number: u64) -> usize {
+    if number.is_multiple_of(4) { 14 } else { 34 }
+}
+
 /// Its number, if it is whole.
 pub fn number(seen: &[u8]) -> Option<u64> {
-    let number = u64::from_le_bytes(seen.get(14..22)?.try_into().ok()?);
+    let at = if seen.get(12..14)? == [8, 0] { 34 } else { 14 };
+    let number = u64::from_le_bytes(seen.get(at..at + 8)?.try_into().ok()?);
     let to = seen[..6].try_into().ok()?;
     (frame(to, number, seen.len())[12..] == seen[12..]).then_some(number)
 }

@@ -1,61 +1,72 @@
 //! Single moves: what is refused, what is called off, what goes wrong on the way.
 
-use ioplane_moving::{MOST, MovingError, Unsent};
-use ioplane_nic::vf82576::{Vf82576, spec};
+use ioplane_moving::{MOST, MovingError, PAGE, Unsent};
+use ioplane_nic::silicon::{Chip, VirtualFunction, spec};
 
+use crate::card::{Card, for_each_card};
 use crate::driver::Driver;
 use crate::hardware::{Around, Host};
 use crate::world::{Plan, World};
 
+for_each_card!(
+    called_off_it_goes_on_where_it_was,
+    a_stopped_device_takes_no_access_and_a_running_one_is_not_saved,
+    without_a_link_what_was_not_sent_is_sent_elsewhere,
+    an_address_that_is_refused_is_said_and_the_first_host_goes_on,
+    broken_off_anywhere_it_leaves_memory_as_it_was_and_can_be_tried_again,
+    frames_that_do_not_come_are_waited_for_until_the_deadline,
+    the_largest_state_fits,
+    what_the_physical_function_says_reaches_the_guest,
+);
+
 /// A driver in the middle of its work.
-pub fn busy() -> Driver {
+pub fn busy<C: Card>() -> Driver<C> {
     let mut driver = Driver::new(World::new(Plan::at([])));
     driver.traffic(7);
     driver
 }
 
 /// Where its device goes to: an address of its own, the guest's memory as it was.
-pub fn other(driver: &Driver, vf: Vf82576) -> Host {
+pub fn other<C: Card>(driver: &Driver<C>, vf: VirtualFunction<C::Chip>) -> Host<C> {
     let there = Host::new(vf);
     there.view.write(0, &driver.world.host.memory()).expect("memory");
     there
 }
 
-fn vf() -> Vf82576 {
-    Vf82576::new([2, 0x22, 0, 0, 0, 9], 5)
+pub fn vf<C: Chip>() -> VirtualFunction<C> {
+    VirtualFunction::new([2, 0x22, 0, 0, 0, 9], 5)
 }
 
-#[test]
-fn called_off_it_goes_on_where_it_was() {
-    let mut driver = busy();
+fn called_off_it_goes_on_where_it_was<C: Card>() {
+    let mut driver = busy::<C>();
     for _ in 0..5 {
         driver.world.host.movable.begin_copy(driver.world.host.view.clone()).expect("it runs");
-        assert!(driver.world.host.movable.trapped(2) && !driver.world.host.movable.trapped(1));
+        let page = (C::Chip::LAYOUT.receive.from / PAGE) as usize;
+        assert!(driver.world.host.movable.trapped(page));
         driver.traffic(2);
         assert!(driver.world.host.stop(Unsent::Wait));
         driver.world.host.replay().expect("the same function");
-        assert!(!driver.world.host.movable.trapped(2), "it is no longer copied");
+        // Those who look at counters on that page would see dummies counted.
+        assert!(C::RELEARNS || !driver.world.host.movable.trapped(page), "it is no longer copied");
         driver.traffic(2);
     }
     driver.work();
     driver.finish();
 }
 
-#[test]
-fn a_stopped_device_takes_no_access_and_a_running_one_is_not_saved() {
-    let mut driver = busy();
+fn a_stopped_device_takes_no_access_and_a_running_one_is_not_saved<C: Card>() {
+    let mut driver = busy::<C>();
     let movable = &mut driver.world.host.movable;
     assert!(matches!(movable.save(), Err(MovingError::Running)));
     assert!(driver.world.host.stop(Unsent::Wait));
     let movable = &mut driver.world.host.movable;
-    assert!(matches!(movable.read(spec::STATUS), Err(MovingError::Stopped)));
-    assert!(matches!(movable.write(spec::CTRL, spec::CTRL_RST), Err(MovingError::Stopped)));
+    assert!(matches!(movable.read(C::Chip::LAYOUT.link.0), Err(MovingError::Stopped)));
+    assert!(matches!(movable.write(C::Chip::LAYOUT.control, spec::CTRL_RST), Err(MovingError::Stopped)));
     assert!(movable.save().is_ok());
 }
 
-#[test]
-fn without_a_link_what_was_not_sent_is_sent_elsewhere() {
-    let mut driver = busy();
+fn without_a_link_what_was_not_sent_is_sent_elsewhere<C: Card>() {
+    let mut driver = busy::<C>();
     driver.drain();
     driver.world.host.silicon.vf().set_link(false);
     assert!(driver.send() && driver.send());
@@ -70,9 +81,9 @@ fn without_a_link_what_was_not_sent_is_sent_elsewhere() {
 }
 
 /// The address was set by an administrator of the other host.
-#[test]
-fn an_address_that_is_refused_is_said_and_the_first_host_goes_on() {
-    let mut driver = busy();
+fn an_address_that_is_refused_is_said_and_the_first_host_goes_on<C: Card>() {
+    let mut driver = busy::<C>();
+    C::one_address(&mut driver);
     assert!(driver.world.host.stop(Unsent::Wait));
     let state = driver.world.host.movable.save().expect("it stands still");
     let mut fixed = vf();
@@ -94,9 +105,8 @@ fn an_address_that_is_refused_is_said_and_the_first_host_goes_on() {
 }
 
 /// Whatever breaks it off, guest memory is as it was, the hardware does nothing any more, and it can be tried again.
-#[test]
-fn broken_off_anywhere_it_leaves_memory_as_it_was_and_can_be_tried_again() {
-    let mut driver = busy();
+fn broken_off_anywhere_it_leaves_memory_as_it_was_and_can_be_tried_again<C: Card>() {
+    let mut driver = busy::<C>();
     assert!(driver.world.host.stop(Unsent::Wait));
     let state = driver.world.host.movable.save().expect("it stands still");
     let mut there = other(&driver, vf());
@@ -122,9 +132,8 @@ fn broken_off_anywhere_it_leaves_memory_as_it_was_and_can_be_tried_again() {
     driver.finish();
 }
 
-#[test]
-fn frames_that_do_not_come_are_waited_for_until_the_deadline() {
-    let mut driver = busy();
+fn frames_that_do_not_come_are_waited_for_until_the_deadline<C: Card>() {
+    let mut driver = busy::<C>();
     driver.run(1);
     assert!(driver.world.host.stop(Unsent::Wait));
     let state = driver.world.host.movable.save().expect("it stands still");
@@ -138,43 +147,42 @@ fn frames_that_do_not_come_are_waited_for_until_the_deadline() {
 }
 
 /// All that a driver can have said, in full: the state still fits.
-#[test]
-fn the_largest_state_fits() {
-    let mut driver = busy();
+fn the_largest_state_fits<C: Card>() {
+    let mut driver = busy::<C>();
     let mut multicast = [!0; 16];
     multicast[0] = spec::MESSAGE_MULTICAST | 30 << 16;
     driver.say(&multicast);
-    driver.say(&[spec::MESSAGE_PROMISC | 3 << 16]);
-    for vlan in 4064..4094 {
+    driver.say(&C::PROMISCUOUS);
+    for vlan in 4096 - C::VLANS..4094 {
         driver.say(&[spec::MESSAGE_VLAN | 1 << 16, vlan]);
     }
+    C::fill(&mut driver);
     let pf = driver.world.host.silicon.vf().pf().clone();
-    assert_eq!((pf.vlans.len(), pf.multicast.len()), (32, 30), "all that there is room for");
+    assert_eq!((pf.vlans.len(), pf.multicast.len()), (C::VLANS as usize, 30), "all that there is room for");
     driver.drain();
     assert!(driver.world.host.stop(Unsent::Wait));
     let state = driver.world.host.movable.save().expect("it stands still");
     println!("{} bytes", state.len());
-    // 34 registers, 9 counters, 16 words and 8 heads and tails take at most 5 bytes each: less than 250 more than here.
-    assert!(state.len() + 250 <= MOST, "{} bytes", state.len());
+    assert!(state.len() + C::MORE <= MOST, "{} bytes", state.len());
     let mut there = other(&driver, vf());
     there.movable.load(&state, &there.view).expect("a state");
     there.replay().expect("a host");
     let now = there.silicon.vf().pf().clone();
     assert_eq!((now.vlans, now.multicast, now.promiscuous), (pf.vlans, pf.multicast, pf.promiscuous));
+    assert_eq!(now.more, pf.more);
     driver.world.go_on(there);
     driver.finish();
 }
 
 /// The physical function speaks by itself: the guest hears it, whatever else it says meanwhile.
-#[test]
-fn what_the_physical_function_says_reaches_the_guest() {
-    let mut driver = busy();
+fn what_the_physical_function_says_reaches_the_guest<C: Card>() {
+    let mut driver = busy::<C>();
     driver.drain();
     driver.world.host.silicon.vf().pf_says(0x100 | spec::MESSAGE_CTS);
     let mut seen = false;
     for _ in 0..10 {
         driver.world.tick();
-        seen |= driver.world.read(spec::V2PMAILBOX) & spec::PFSTS != 0;
+        seen |= driver.world.read(C::Chip::LAYOUT.mailbox) & spec::PFSTS != 0;
     }
     assert!(seen);
     // It is moved before the guest has read it.
@@ -184,78 +192,9 @@ fn what_the_physical_function_says_reaches_the_guest() {
     there.movable.load(&state, &there.view).expect("a state");
     there.replay().expect("a host");
     driver.world.go_on(there);
-    assert_eq!(driver.world.read(spec::VMBMEM), 0x100 | spec::MESSAGE_CTS);
-    driver.world.write(spec::V2PMAILBOX, spec::VFU);
-    driver.world.write(spec::V2PMAILBOX, spec::ACK);
+    assert_eq!(driver.world.read(C::Chip::LAYOUT.memory), 0x100 | spec::MESSAGE_CTS);
+    driver.world.write(C::Chip::LAYOUT.mailbox, spec::VFU);
+    driver.world.write(C::Chip::LAYOUT.mailbox, spec::ACK);
     driver.work();
     driver.finish();
-}
-
-/// The hardware of these tests does notice: each rule, broken.
-#[test]
-fn the_silicon_s_rules_are_enforced() {
-    use ioplane_nic::vf82576::SiliconViolation;
-    use spec::*;
-    let put = |vf: &mut Vf82576, offset: u64, value: u32| vf.write(offset, &value.to_le_bytes());
-    let broken = |breaks: &dyn Fn(&mut Vf82576)| {
-        let mut vf = vf();
-        breaks(&mut vf);
-        assert_eq!(vf.violations().len(), 1, "{:?}", vf.violations());
-        vf.violations()[0]
-    };
-    let on = |vf: &mut Vf82576| {
-        put(vf, RX + BAL, 0x1000);
-        put(vf, RX + LEN, 256);
-        put(vf, RX + DCTL, ENABLE);
-    };
-    assert_eq!(broken(&|vf| put(vf, RX + HEAD, 3)), SiliconViolation::Head { offset: RX + HEAD, value: 3 });
-    let late = SiliconViolation::TailWhileOff { offset: TX + TAIL, value: 2 };
-    assert_eq!(broken(&|vf| put(vf, TX + TAIL, 2)), late);
-    assert_eq!(
-        broken(&|vf| put(vf, TX + DCTL, ENABLE)),
-        SiliconViolation::NotInitialised { offset: TX + DCTL }
-    );
-    assert_eq!(broken(&|vf| put(vf, VFGPRC, 0)), SiliconViolation::ReadOnly { offset: VFGPRC });
-    assert_eq!(broken(&|vf| put(vf, VMBMEM, 1)), SiliconViolation::MailboxNotHeld { offset: VMBMEM });
-    assert_eq!(broken(&|vf| vf.write(CTRL, &[0; 2])), SiliconViolation::Access { offset: CTRL, bytes: 2 });
-    let outside = SiliconViolation::TailOutside { offset: RX + TAIL, value: 16 };
-    assert_eq!(
-        broken(&|vf| {
-            on(vf);
-            put(vf, RX + TAIL, 16);
-        }),
-        outside
-    );
-    assert_eq!(
-        broken(&|vf| {
-            on(vf);
-            put(vf, RX + BAL, 0x2000);
-        }),
-        SiliconViolation::QueueOn { offset: RX + BAL }
-    );
-    assert_eq!(
-        broken(&|vf| {
-            vf.set_master(true);
-            on(vf);
-            put(vf, RX + TAIL, 5);
-            vf.receive(&[0xff; 60]);
-        }),
-        SiliconViolation::Dma { iova: 0x1000 }
-    );
-    assert_eq!(
-        broken(&|vf| {
-            put(vf, V2PMAILBOX, VFU);
-            put(vf, V2PMAILBOX, REQ);
-            put(vf, V2PMAILBOX, VFU);
-            put(vf, V2PMAILBOX, REQ);
-        }),
-        SiliconViolation::RequestOnRequest
-    );
-    assert_eq!(
-        broken(&|vf| {
-            put(vf, CTRL, CTRL_RST);
-            put(vf, EIMS, 1);
-        }),
-        SiliconViolation::DuringReset { offset: EIMS }
-    );
 }

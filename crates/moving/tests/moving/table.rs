@@ -2,10 +2,12 @@
 
 use ioplane_model::draw;
 use ioplane_model::verify::verify_direct;
-use ioplane_model::{DirectModel, PageRule, Replay, Restore, StateModel};
+use ioplane_model::{
+    Counter, DirectModel, FurtherAddresses, KeepRule, PageRule, Replay, Restore, StateModel,
+};
 
-use ioplane_moving::catalog;
 use ioplane_moving::vf82576::{DIRECT, MODEL};
+use ioplane_moving::{catalog, vf82599};
 
 fn all(direct: &DirectModel) -> String {
     verify_direct(direct).iter().map(|finding| format!("{finding}\n")).collect()
@@ -19,14 +21,35 @@ fn says(finding: &str, parts: &[&str]) {
 }
 
 #[test]
-fn the_table_is_sound() {
-    assert_eq!(all(&DIRECT), "");
+fn the_tables_are_sound() {
+    for direct in catalog::movable() {
+        assert_eq!(all(direct), "", "{}", direct.model.name);
+    }
+}
+
+#[test]
+fn each_card_is_found_by_its_identity() {
+    let name = |device| catalog::find(0x8086, device, 1).map(|direct| direct.model.name);
+    assert_eq!((name(0x10ca), name(0x10ed), name(0x1515)), (Some("vf82576"), Some("vf82599"), None));
 }
 
 fn with_model(change: impl FnOnce(&mut StateModel)) -> String {
     let mut model = MODEL.clone();
     change(&mut model);
     all(&DirectModel { model: Box::leak(Box::new(model)), ..DIRECT.clone() })
+}
+
+/// A bit of a set says whether a register is hooked, and a set has 128.
+#[test]
+fn only_the_first_registers_can_be_hooked() {
+    let mut model = vf82599::MODEL.clone();
+    let mut registers = model.registers.to_vec();
+    registers.reverse();
+    model.registers = registers.leak();
+    let found = all(&DirectModel { model: Box::leak(Box::new(model)), ..vf82599::DIRECT.clone() });
+    says(&found, &["VFCTRL is hooked and none of the first 128"]);
+    let many = with_model(|model| model.registers = model.registers.repeat(6).leak());
+    says(&many, &["registers", "have 1 to 250"]);
 }
 
 #[test]
@@ -77,6 +100,14 @@ fn the_order_of_bringing_it_back_is_checked() {
     says(&order(0, counters), &["receive 1 waits for frames to an address that is not yet its own"]);
     says(&order(1, counters), &["transmit 0 is switched on before it has a base"]);
     says(&all(&DirectModel { replay: &DIRECT.replay[1..], ..DIRECT.clone() }), &["Messages is done 0 times"]);
+    let late = [DIRECT.replay, &[Replay::Off]].concat().leak();
+    says(
+        &all(&DirectModel { replay: late, ..DIRECT.clone() }),
+        &["switched off after registers are written"],
+    );
+    let mut rings = DIRECT.rings.to_vec();
+    rings[0].in_hand = 0;
+    says(&all(&DirectModel { rings: rings.leak(), ..DIRECT.clone() }), &["has 0 descriptors in hand"]);
 }
 
 #[test]
@@ -85,8 +116,19 @@ fn a_message_of_no_kind_and_a_counter_that_is_none_are_found() {
     let mut messages = direct.mailbox.messages.to_vec();
     messages[3].words = 1;
     messages[5].kind = messages[4].kind;
+    direct.counters = const {
+        &[
+            Counter::word("STATUS"),
+            Counter::word("CTRL"),
+            Counter::word("RQDPC0"),
+            Counter::wide("VFGPRC", "VFGORC", 6),
+        ]
+    };
+    direct.mailbox.refused = 0x8000_0000;
+    let further = FurtherAddresses { clear: 3 << 16, add: 1 << 16, most: 2 };
+    messages[1].keep = KeepRule::Address { word: 1, further: Some(further) };
+    messages[2].keep = KeepRule::List { number: 0xff, most: 2 };
     direct.mailbox.messages = messages[1..].to_vec().leak();
-    direct.counters = &["STATUS", "CTRL", "RQDPC0"];
     says(
         &all(&direct),
         &[
@@ -95,6 +137,10 @@ fn a_message_of_no_kind_and_a_counter_that_is_none_are_found() {
             "SET_PROMISC is of the kind of another",
             "CTRL is not 32 bits that only the hardware writes",
             "RQDPC0 lies on a page",
+            "VFGORC has no low bits",
+            "further addresses of SET_MAC_ADDR cannot be told from its own",
+            "an answer that refuses looks like another",
+            "the number of SET_MULTICAST is not beside its kind",
         ],
     );
 }

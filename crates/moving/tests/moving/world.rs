@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use ioplane_moving::{MOST, PAGE, PageSet, Unsent};
-use ioplane_nic::vf82576::spec::{DCTL, ENABLE, RX, TAIL, TX};
-use ioplane_nic::vf82576::{PfState, SiliconViolation, Vf82576};
+use ioplane_nic::silicon::spec::{CTRL_RST, ENABLE};
+use ioplane_nic::silicon::{Chip, PfState, QueueRegister, SiliconViolation, VirtualFunction};
 
+use crate::card::Card;
 use crate::hardware::{Host, LOST, MEMORY, frame, number};
 
 /// When the device is moved, by the count of points: each access, each tick is one.
@@ -18,28 +19,30 @@ pub struct Plan {
     pub marking: bool,
     /// Frames that were not sent stay for the other host.
     pub unsent: Unsent,
+    /// The newest version of messages that physical functions know.
+    pub newest_api: Option<u32>,
 }
 
 impl Plan {
     pub fn at(points: impl IntoIterator<Item = u64>) -> Plan {
-        Plan { at: points.into_iter().collect(), copied_before: 30, marking: true, unsent: Unsent::Wait }
+        Plan {
+            at: points.into_iter().collect(),
+            copied_before: 30,
+            marking: true,
+            unsent: Unsent::Wait,
+            newest_api: None,
+        }
     }
 }
 
 /// Memory of the other host while it is copied, and the guest's own stores since.
-struct Copying {
-    there: Host,
+struct Copying<C: Card> {
+    there: Host<C>,
     stored: PageSet,
 }
 
-/// Registers that read as they were written, and that a move may not change.
-const PLAIN: [u64; 18] = [
-    0x0f04, 0x0f0c, 0x152c, 0x1530, 0x1680, 0x1684, 0x1688, 0x1700, 0x1740, 0x2800, 0x2808, 0x280c, 0x2818,
-    0x2828, 0x3800, 0x3808, 0x3818, 0x3828,
-];
-
-pub struct World {
-    pub host: Host,
+pub struct World<C: Card> {
+    pub host: Host<C>,
     pub plan: Plan,
     /// Points so far.
     pub points: u64,
@@ -57,21 +60,23 @@ pub struct World {
     pub largest_state: usize,
     /// Register accesses of the last stop and of the last replay.
     pub accesses: (u64, u64),
-    copying: Option<Copying>,
+    copying: Option<Copying<C>>,
     /// The address that the guest believes to have.
     pub mac: [u8; 6],
 }
 
 /// A function of some host: another address, counters anywhere.
-fn function(number: u64) -> Vf82576 {
+fn function<C: Chip>(number: u64, newest_api: Option<u32>) -> VirtualFunction<C> {
     let counted = 0xffff_ff00u32.wrapping_add((number as u32).wrapping_mul(0x1234_5677));
-    Vf82576::new([2, 0x11, 0, 0, 1, number as u8], counted)
+    let mut vf = VirtualFunction::new([2, 0x11, 0, 0, 1, number as u8], counted);
+    newest_api.into_iter().for_each(|newest| vf.set_newest_api(newest));
+    vf
 }
 
-impl World {
-    pub fn new(plan: Plan) -> World {
+impl<C: Card> World<C> {
+    pub fn new(plan: Plan) -> Self {
         World {
-            host: Host::new(function(0)),
+            host: Host::new(function(0, plan.newest_api)),
             plan,
             points: 0,
             accepted: Vec::new(),
@@ -107,7 +112,7 @@ impl World {
     }
 
     fn begin_copy(&mut self) {
-        let there = Host::new(function(self.moves + 1));
+        let there = Host::new(function(self.moves + 1, self.plan.newest_api));
         self.host.movable.begin_copy(self.host.view.clone()).expect("it runs");
         there.view.write(0, &self.host.memory()).expect("memory");
         self.copying = Some(Copying { there, stored: PageSet::new() });
@@ -128,19 +133,25 @@ impl World {
     }
 
     /// The guest goes on there.
-    pub fn go_on(&mut self, there: Host) {
+    pub fn go_on(&mut self, there: Host<C>) {
         self.collect();
         self.violations.extend(self.host.silicon.vf().violations());
         self.host = there;
     }
 
+    /// Registers that read as they were written, and that a move may not change.
     fn plain(&mut self) -> Vec<u32> {
-        let mut values: Vec<u32> = PLAIN.iter().map(|offset| self.get(*offset)).collect();
-        // The tail of a queue that is off means nothing.
-        for (tail, control) in [(RX + TAIL, RX + DCTL), (TX + TAIL, TX + DCTL)] {
-            let on = self.get(control) & ENABLE != 0;
-            for (value, _) in values.iter_mut().zip(PLAIN).filter(|(_, offset)| *offset == tail && !on) {
-                *value = 0;
+        use QueueRegister::*;
+        let mut values: Vec<u32> = C::PLAIN.iter().map(|offset| self.get(*offset)).collect();
+        for queues in [C::Chip::LAYOUT.receive, C::Chip::LAYOUT.transmit] {
+            for queue in 0..C::QUEUES as u64 {
+                let on = self.get(queues.at(Control) + queue * queues.stride) & ENABLE != 0;
+                for register in [BaseLow, Length, Tail, Control] {
+                    // The tail of a queue that is off means nothing.
+                    let means = on || register != Tail;
+                    let value = self.get(queues.at(register) + queue * queues.stride);
+                    values.push(if means { value } else { 0 });
+                }
             }
         }
         values
@@ -158,7 +169,7 @@ impl World {
         let mut at_rest = false;
         let mut plain = Vec::new();
         for _ in 0..200 {
-            if plain.is_empty() || self.host.movable.busy().is_some() {
+            if !self.host.movable.is_stopping() {
                 plain = self.plain();
             }
             at_rest = self.host.movable.stop(self.plan.unsent).expect("hardware that works");
@@ -199,7 +210,11 @@ impl World {
         assert_eq!(of(&now), of(&known), "what the physical function keeps");
         // What was never asked for, since the driver has not said RESET, is the other host's.
         if known.clear_to_send {
-            assert_eq!((now.mac, now.longest), (known.mac, known.longest), "address and longest frame");
+            assert_eq!(now.longest, known.longest, "the longest frame");
+            assert_eq!((now.api, now.more, now.delivers), (known.api, known.more, known.delivers));
+        }
+        if known.mac_is_known {
+            assert_eq!(now.mac, known.mac, "the address");
         }
     }
 
@@ -248,9 +263,20 @@ impl World {
     pub fn write(&mut self, offset: u64, value: u32) {
         self.point();
         if self.host.movable.trapped((offset / PAGE) as usize) {
-            return self.host.movable.write(offset, value).expect("hardware that works");
+            self.host.movable.write(offset, value).expect("hardware that works");
+            if offset == C::Chip::LAYOUT.control && value & CTRL_RST != 0 {
+                self.map_again();
+            }
+            return;
         }
         self.host.silicon.vf().write(offset, &value.to_le_bytes());
+    }
+
+    /// The driver has reset the device: pages that were trapped for their counters are mapped again.
+    fn map_again(&mut self) {
+        assert!(self.host.movable.counters_anew(), "no counter was read since");
+        let relearns = self.copying.is_none() && C::RELEARNS;
+        assert!(!relearns || !self.host.movable.trapped(1), "what a reset maps again");
     }
 
     /// The driver stores to memory.
@@ -282,11 +308,14 @@ impl World {
         self.violations.extend(self.host.silicon.vf().violations());
         assert_eq!(self.violations, [], "rules of the silicon that were broken");
         assert!(!received.contains(&LOST), "the guest saw a dummy");
-        assert_eq!(received, self.accepted, "frames that were taken in, each once and in order");
-        assert_eq!(
-            self.sent,
-            (0..sent).collect::<Vec<_>>(),
-            "frames that the guest sent, each once and in order"
-        );
+        let mut received = received.to_vec();
+        received.sort_unstable();
+        assert_eq!(received, self.accepted, "frames that were taken in, each once");
+        for queue in 0..C::QUEUES as u64 {
+            let of_queue = |number: &&u64| **number % C::QUEUES as u64 == queue;
+            assert!(self.sent.iter().filter(of_queue).is_sorted(), "frames of a queue leave in order");
+        }
+        self.sent.sort_unstable();
+        assert_eq!(self.sent, (0..sent).collect::<Vec<_>>(), "frames that the guest sent, each once");
     }
 }

@@ -2,43 +2,23 @@
 //! all but the mailbox memory are 32 bits.
 #![allow(missing_docs, reason = "names and values of the data sheet")]
 
-pub const VENDOR: u16 = 0x8086;
+pub use crate::silicon::spec::*;
+
 pub const DEVICE: u16 = 0x10ca;
-pub const CLASS: u32 = 0x02_00_00;
-pub const BAR_SIZE: u64 = 0x4000;
-pub const VECTORS: u16 = 3;
 pub const QUEUES: usize = 2;
 
 pub const CTRL: u64 = 0x0000;
-pub const CTRL_RST: u32 = 1 << 26;
 pub const STATUS: u64 = 0x0008;
 pub const STATUS_LU: u32 = 1 << 1;
 
 pub const VMBMEM: u64 = 0x0800;
-pub const MAILBOX_WORDS: usize = 16;
 pub const V2PMAILBOX: u64 = 0x0c40;
-pub const REQ: u32 = 0x01;
-pub const ACK: u32 = 0x02;
-pub const VFU: u32 = 0x04;
-pub const PFU: u32 = 0x08;
-pub const PFSTS: u32 = 0x10;
-pub const PFACK: u32 = 0x20;
-pub const RSTI: u32 = 0x40;
-pub const RSTD: u32 = 0x80;
-/// Cleared by reading.
-pub const READ_TO_CLEAR: u32 = RSTD | PFACK | PFSTS;
 
 /// Of the first word of a message.
-pub const MESSAGE_ACK: u32 = 0x8000_0000;
-pub const MESSAGE_NACK: u32 = 0x4000_0000;
-pub const MESSAGE_CTS: u32 = 0x2000_0000;
-pub const MESSAGE_INFO: u32 = 0x00ff_0000;
-pub const MESSAGE_RESET: u32 = 1;
-pub const MESSAGE_MAC: u32 = 2;
-pub const MESSAGE_MULTICAST: u32 = 3;
-pub const MESSAGE_VLAN: u32 = 4;
-pub const MESSAGE_LPE: u32 = 5;
 pub const MESSAGE_PROMISC: u32 = 6;
+/// What SET_MAC_ADDR adds to its kind.
+pub const MAC_FILTER_CLR: u32 = 1;
+pub const MAC_FILTER_ADD: u32 = 2;
 
 pub const PBACL: u64 = 0x0f04;
 pub const PSRTYPE: u64 = 0x0f0c;
@@ -51,9 +31,6 @@ pub const VFGPRLBC: u64 = 0x0f40;
 pub const VFGPTLBC: u64 = 0x0f44;
 pub const VFGORLBC: u64 = 0x0f48;
 pub const VFGOTLBC: u64 = 0x0f50;
-/// All counters: good packets and octets, multicast packets, and what was looped back.
-pub const COUNTERS: [u64; 9] =
-    [VFGPRC, VFGPTC, VFGORC, VFGOTC, VFMPRC, VFGPRLBC, VFGPTLBC, VFGORLBC, VFGOTLBC];
 
 pub const EICS: u64 = 0x1520;
 pub const EIMS: u64 = 0x1524;
@@ -64,7 +41,6 @@ pub const EICR: u64 = 0x1580;
 pub const EITR: u64 = 0x1680;
 pub const IVAR0: u64 = 0x1700;
 pub const IVAR_MISC: u64 = 0x1740;
-pub const IVAR_VALID: u32 = 0x80;
 
 /// Queue `n` is 100h further on.
 pub const RX: u64 = 0x2800;
@@ -81,17 +57,3 @@ pub const DCTL: u64 = 0x28;
 pub const RQDPC: u64 = 0x30;
 pub const TDWBAL: u64 = 0x38;
 pub const TDWBAH: u64 = 0x3c;
-/// Of RXDCTL and TXDCTL.
-pub const ENABLE: u32 = 1 << 25;
-
-/// Advanced descriptors: 16 bytes, length of rings in units of 128.
-pub const DESCRIPTOR: u32 = 16;
-pub const LEN_UNIT: u32 = 128;
-pub const DD: u32 = 1;
-pub const RX_EOP: u32 = 2;
-pub const TX_EOP: u32 = 1 << 24;
-pub const TX_RS: u32 = 1 << 27;
-pub const TX_DEXT: u32 = 1 << 29;
-pub const TX_TYPE: u32 = 0xf << 20;
-pub const TX_CONTEXT: u32 = 2 << 20;
-pub const TX_DATA: u32 = 3 << 20;

@@ -1,23 +1,23 @@
 //! The same in steps, as two daemons do it: another host's function, in another copy of the guest's memory.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ioplane_device::Device;
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
 use ioplane_moving::{MovingError, PAGE};
-use ioplane_nic::vf82576::Vf82576;
-use ioplane_nic::vf82576::spec::*;
+use ioplane_nic::silicon::QueueRegister::*;
+use ioplane_nic::silicon::spec::*;
 use ioplane_passthrough::{Carried, CarryError, ExchangeError, Motion};
 use ioplane_pci::{Function, spec as pci};
 
-use super::silicon::{Around, Silicon, frame, vf};
-use super::{GUEST, Guest, RX_RING, SLOTS, TX_RING, admitted};
+use super::silicon::{Around, Moved, Shared, Silicon, for_each_chip, frame, vf};
+use super::{GUEST, Guest, RX_RING, SLOTS, TX_RING, admitted, rx};
 
-fn around(of: &Arc<Mutex<Vf82576>>, sends: bool) -> Around {
+fn around<C: Moved>(of: &Shared<C>, sends: bool) -> Around<C> {
     Around { vf: of.clone(), left_one: None, sends, left: 4000 }
 }
 
-impl Guest {
+impl<C: Moved> Guest<C> {
     /// Its processors stand still, and so does its function.
     fn rest(&mut self) -> Carried {
         let mut looks = 0;
@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// The same guest on another host: its memory has been copied, its VMM knows nothing of the function yet.
-    fn arrives(&self) -> Guest {
+    fn arrives(&self) -> Self {
         let (now, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
         let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
         let device = admitted(hardware, &map);
@@ -61,16 +61,25 @@ impl Guest {
     }
 }
 
-#[test]
-fn a_guest_goes_on_with_a_function_of_another_host() {
-    let mut guest = Guest::new();
+for_each_chip!(
+    a_guest_goes_on_with_a_function_of_another_host,
+    pages_that_the_function_writes_while_memory_is_copied_are_named,
+    memory_that_comes_while_it_is_copied_is_logged_too,
+    what_fails_elsewhere_goes_on_here,
+    a_function_runs_only_as_its_vmm_had_set_it_up,
+    queues_that_were_told_to_end_are_brought_back,
+    steps_out_of_order_change_nothing,
+);
+
+fn a_guest_goes_on_with_a_function_of_another_host<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     let mut number = 0;
     for _ in 0..5 {
         for _ in 0..7 {
             guest.traffic(number);
             number += 1;
         }
-        let before = guest.read(VFGPRC);
+        let before = guest.read(C::LAYOUT.counters[0].low);
         let carried = guest.rest();
         assert!(carried.state.len() <= ioplane_moving::MOST);
         let mut there = guest.arrives();
@@ -78,12 +87,12 @@ fn a_guest_goes_on_with_a_function_of_another_host() {
         assert_eq!(there.device.motion(), Motion::Still);
         guest.device.leave().expect("left");
         assert!(!vf(&guest.now).receive(&frame(GUEST, 200)), "the former takes nothing in");
-        assert_eq!(guest.read(STATUS), !0, "and answers nothing");
+        assert_eq!(guest.read(C::LAYOUT.link.0), !0, "and answers nothing");
         there.set_up();
         there.replay(true).expect("it goes on");
         assert_eq!(there.device.motion(), Motion::Runs);
         assert!(there.vectors.iter().all(|vector| vector.count() > 0), "each vector is signalled");
-        assert_eq!(there.read(VFGPRC), before, "counters go on");
+        assert_eq!(there.read(C::LAYOUT.counters[0].low), before, "counters go on");
         assert_eq!(vf(&there.now).pf().mac, GUEST, "the address goes along");
         assert_eq!(vf(&guest.now).violations(), []);
         there.clean();
@@ -95,8 +104,8 @@ fn a_guest_goes_on_with_a_function_of_another_host() {
 }
 
 /// Pages in which two guests differ.
-fn differ(one: &Guest, other: &Guest) -> Vec<u64> {
-    let page = |guest: &Guest, at: u64| {
+fn differ<C: Moved>(one: &Guest<C>, other: &Guest<C>) -> Vec<u64> {
+    let page = |guest: &Guest<C>, at: u64| {
         let mut bytes = vec![0; PAGE as usize];
         guest.view.read(at * PAGE, &mut bytes).expect("memory");
         bytes
@@ -105,18 +114,17 @@ fn differ(one: &Guest, other: &Guest) -> Vec<u64> {
 }
 
 /// Copies a page, as a VMM does that knows it as written.
-fn send(from: &Guest, to: &Guest, page: u64) {
+fn send<C: Moved>(from: &Guest<C>, to: &Guest<C>, page: u64) {
     let mut bytes = vec![0; PAGE as usize];
     from.view.read(page * PAGE, &mut bytes).expect("memory");
     to.view.write(page * PAGE, &bytes).expect("memory");
 }
 
-#[test]
-fn pages_that_the_function_writes_while_memory_is_copied_are_named() {
+fn pages_that_the_function_writes_while_memory_is_copied_are_named<C: Moved>() {
     // The driver writes the rings and the frame that it sends: those its VMM knows.
     let drivers = [RX_RING / PAGE, TX_RING / PAGE, 7];
     for logged in [true, false] {
-        let mut guest = Guest::new();
+        let mut guest = Guest::<C>::new();
         for number in 0..5 {
             guest.traffic(number);
         }
@@ -158,9 +166,8 @@ fn pages_that_the_function_writes_while_memory_is_copied_are_named() {
     }
 }
 
-#[test]
-fn memory_that_comes_while_it_is_copied_is_logged_too() {
-    let mut guest = Guest::new();
+fn memory_that_comes_while_it_is_copied_is_logged_too<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.device.begin_log().expect("it runs");
     // What a VMM does that has moved memory about: another region, into which the driver posts its buffers.
     let more = GuestMap::anonymous(1 << 20).expect("memory");
@@ -177,7 +184,7 @@ fn memory_that_comes_while_it_is_copied_is_logged_too() {
     let mut descriptor = [0; 16];
     descriptor[..8].copy_from_slice(&buffer.to_le_bytes());
     guest.view.write(RX_RING + u64::from(SLOTS - 1) * 16, &descriptor).expect("memory");
-    guest.write(RX + TAIL, 0);
+    guest.write(rx::<C>(Tail), 0);
     for number in 1..SLOTS as u8 {
         assert!(vf(&guest.now).receive(&frame(GUEST, number)), "there is a buffer for frame {number}");
     }
@@ -197,9 +204,8 @@ fn memory_that_comes_while_it_is_copied_is_logged_too() {
     assert!(!guest.device.logs());
 }
 
-#[test]
-fn what_fails_elsewhere_goes_on_here() {
-    let mut guest = Guest::new();
+fn what_fails_elsewhere_goes_on_here<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     let carried = guest.rest();
     let mut there = guest.arrives();
@@ -225,14 +231,13 @@ fn what_fails_elsewhere_goes_on_here() {
     assert_eq!(vf(&guest.now).violations(), []);
 }
 
-#[test]
-fn a_function_runs_only_as_its_vmm_had_set_it_up() {
-    let mut guest = Guest::new();
+fn a_function_runs_only_as_its_vmm_had_set_it_up<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     let carried = guest.rest();
     let mut there = guest.arrives();
     there.device.load_carried(&carried).expect("taken");
-    let lacks = |there: &mut Guest| match there.replay(true) {
+    let lacks = |there: &mut Guest<C>| match there.replay(true) {
         Err(CarryError::NotSetUp(lacks)) => lacks,
         other => panic!("{other:?}"),
     };
@@ -251,9 +256,8 @@ fn a_function_runs_only_as_its_vmm_had_set_it_up() {
     assert_eq!(there.received, [0, 1]);
 }
 
-#[test]
-fn queues_that_were_told_to_end_are_brought_back() {
-    let mut guest = Guest::new();
+fn queues_that_were_told_to_end_are_brought_back<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     // They are told to end at the first look; the silicon says so a step later.
     assert!(!guest.device.rest().expect("they end"));
@@ -265,9 +269,8 @@ fn queues_that_were_told_to_end_are_brought_back() {
     assert_eq!(vf(&guest.now).violations(), []);
 }
 
-#[test]
-fn steps_out_of_order_change_nothing() {
-    let mut guest = Guest::new();
+fn steps_out_of_order_change_nothing<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     let mut there = guest.arrives();
     assert!(matches!(guest.device.carried(), Err(CarryError::Runs)));
@@ -276,11 +279,11 @@ fn steps_out_of_order_change_nothing() {
     guest.traffic(1);
     let carried = guest.rest();
     // A state goes into no function that a guest drives, nor into one that has one.
-    let mut other = Guest::new();
+    let mut other = Guest::<C>::new();
     assert!(matches!(other.device.load_carried(&carried), Err(CarryError::Driven)));
     other.traffic(0);
     assert!(matches!(guest.device.load_carried(&carried), Err(CarryError::Still)));
-    let (_, hardware) = Silicon::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
+    let (_, hardware) = Silicon::<C>::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
     let (mut ahead, mut back) = (around(&guest.now, true), around(&guest.now, true));
     let refused =
         guest.device.exchange(hardware, &mut ahead, &mut back).map(drop).expect_err("it stands still");
@@ -294,9 +297,8 @@ fn steps_out_of_order_change_nothing() {
     // One that is held, or that nobody uses, takes no step.
     guest.device.suspend().expect("suspended");
     assert!(matches!(guest.device.leave(), Err(CarryError::Held)));
-    let (_, hardware) = Silicon::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
-    let migratable =
-        ioplane_passthrough::Migratable::new(hardware, &ioplane_moving::vf82576::DIRECT).expect("sound");
+    let (_, hardware) = Silicon::<C>::new([2, 0, 0, 0, 0, 8], 77, BAR_SIZE);
+    let migratable = ioplane_passthrough::Migratable::new(hardware, C::DIRECT).expect("sound");
     let mut nobodys = ioplane_passthrough::Passthrough::new("nic0", migratable, None).expect("it works");
     assert!(matches!(nobodys.load_carried(&carried), Err(CarryError::NoGuest)));
     assert!(matches!(nobodys.rest(), Err(CarryError::NoGuest)));

@@ -4,16 +4,15 @@
 mod carry;
 mod silicon;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
 use ioplane_memory::{GuestMap, GuestView};
-use ioplane_moving::vf82576::DIRECT;
-use ioplane_nic::vf82576::Vf82576;
-use ioplane_nic::vf82576::spec::*;
+use ioplane_nic::silicon::QueueRegister::{self, *};
+use ioplane_nic::silicon::spec::*;
 use ioplane_passthrough::{CarryError, ExchangeError, Migratable, Passthrough};
 use ioplane_pci::{Function, Irq, Wire, spec as pci};
-use silicon::{Around, Silicon, Vector, frame, vf};
+use silicon::{Around, Moved, Shared, Silicon, Vector, for_each_chip, frame, vf};
 
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const RX_RING: u64 = 0x1000;
@@ -22,10 +21,10 @@ const BUFFERS: u64 = 0x8000;
 const SLOTS: u32 = 16;
 
 /// A guest with a driver of few words.
-struct Guest {
-    device: Passthrough<Migratable<Silicon>>,
+struct Guest<C: Moved> {
+    device: Passthrough<Migratable<Silicon<C>>>,
     /// The function that it has.
-    now: Arc<Mutex<Vf82576>>,
+    now: Shared<C>,
     view: GuestView,
     vectors: [Arc<Vector>; 3],
     received: Vec<u8>,
@@ -34,8 +33,8 @@ struct Guest {
 }
 
 /// Served to a guest with this memory.
-fn admitted(hardware: Silicon, map: &Arc<GuestMap>) -> Passthrough<Migratable<Silicon>> {
-    let migratable = Migratable::new(hardware, &DIRECT).expect("a sound table");
+fn admitted<C: Moved>(hardware: Silicon<C>, map: &Arc<GuestMap>) -> Passthrough<Migratable<Silicon<C>>> {
+    let migratable = Migratable::new(hardware, C::DIRECT).expect("a sound table");
     let device = Passthrough::new("nic0", migratable, None).expect("hardware that works");
     let mut quiescent = Quiescent::new(device);
     quiescent.with(|device, proof| {
@@ -45,8 +44,16 @@ fn admitted(hardware: Silicon, map: &Arc<GuestMap>) -> Passthrough<Migratable<Si
     quiescent.into_device()
 }
 
-impl Guest {
-    fn new() -> Guest {
+fn rx<C: Moved>(register: QueueRegister) -> u64 {
+    C::LAYOUT.receive.at(register)
+}
+
+fn tx<C: Moved>(register: QueueRegister) -> u64 {
+    C::LAYOUT.transmit.at(register)
+}
+
+impl<C: Moved> Guest<C> {
+    fn new() -> Self {
         let (now, hardware) = Silicon::new(GUEST, 1000, BAR_SIZE);
         let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
         let (device, vectors) = (admitted(hardware, &map), Default::default());
@@ -86,7 +93,7 @@ impl Guest {
 
     fn until(&mut self, bit: u32) {
         for _ in 0..200 {
-            if self.read(V2PMAILBOX) & bit != 0 {
+            if self.read(C::LAYOUT.mailbox) & bit != 0 {
                 return;
             }
             vf(&self.now).step();
@@ -95,26 +102,32 @@ impl Guest {
     }
 
     fn bring_up(&mut self) {
-        self.write(CTRL, CTRL_RST);
+        self.write(C::LAYOUT.control, CTRL_RST);
         self.until(RSTD);
-        self.write(V2PMAILBOX, VFU);
-        self.write(VMBMEM, MESSAGE_RESET);
-        self.write(V2PMAILBOX, REQ);
-        self.until(PFSTS);
-        self.write(V2PMAILBOX, ACK);
-        for (queue, ring) in [(RX, RX_RING), (TX, TX_RING)] {
-            self.write(queue + BAL, ring as u32);
-            self.write(queue + LEN, SLOTS * DESCRIPTOR);
-            self.write(queue + HEAD, 0);
-            self.write(queue + TAIL, 0);
-            self.write(queue + DCTL, ENABLE);
+        let [a, b, c, d, e, f] = GUEST;
+        let mac = [MESSAGE_MAC, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
+        for message in [[MESSAGE_RESET, 0, 0], mac] {
+            self.write(C::LAYOUT.mailbox, VFU);
+            for (at, word) in (0..).zip(message) {
+                self.write(C::LAYOUT.memory + 4 * at, word);
+            }
+            self.write(C::LAYOUT.mailbox, REQ);
+            self.until(PFSTS);
+            self.write(C::LAYOUT.mailbox, ACK);
         }
-        self.write(IVAR0, (IVAR_VALID | 1) << 8 | IVAR_VALID);
-        self.write(EIMS, 7);
+        for (queue, ring) in [(C::LAYOUT.receive, RX_RING), (C::LAYOUT.transmit, TX_RING)] {
+            self.write(queue.at(BaseLow), ring as u32);
+            self.write(queue.at(Length), SLOTS * DESCRIPTOR);
+            self.write(queue.at(Head), 0);
+            self.write(queue.at(Tail), 0);
+            self.write(queue.at(Control), ENABLE);
+        }
+        self.write(C::LAYOUT.interrupts.queues, (IVAR_VALID | 1) << 8 | IVAR_VALID);
+        self.write(C::LAYOUT.interrupts.mask, 7);
         for slot in 0..SLOTS {
             self.post(slot);
         }
-        self.write(RX + TAIL, SLOTS - 1);
+        self.write(rx::<C>(Tail), SLOTS - 1);
     }
 
     fn post(&mut self, slot: u32) {
@@ -135,7 +148,7 @@ impl Guest {
         descriptor[8..12].copy_from_slice(&command.to_le_bytes());
         self.view.write(at, &descriptor).expect("memory");
         self.tx_next = (self.tx_next + 1) % SLOTS;
-        self.write(TX + TAIL, self.tx_next);
+        self.write(tx::<C>(Tail), self.tx_next);
         assert!(vf(&self.now).receive(&frame(GUEST, number)), "there is a buffer for frame {number}");
         for _ in 0..8 {
             vf(&self.now).step();
@@ -157,18 +170,18 @@ impl Guest {
             self.post(self.rx_next);
             let tail = self.rx_next;
             self.rx_next = (self.rx_next + 1) % SLOTS;
-            self.write(RX + TAIL, tail);
+            self.write(rx::<C>(Tail), tail);
         }
     }
 
     /// What happens around another one, and around the one that it has.
-    fn around(&self, other: &Arc<Mutex<Vf82576>>, sends: bool) -> (Around, Around) {
+    fn around(&self, other: &Shared<C>, sends: bool) -> (Around<C>, Around<C>) {
         let now = self.now.clone();
         let there = Around { vf: other.clone(), left_one: Some(now.clone()), sends, left: 4000 };
         (there, Around { vf: now, left_one: None, sends: true, left: 4000 })
     }
 
-    fn exchange(&mut self, sends: bool) -> Result<(Silicon, Arc<Mutex<Vf82576>>), ExchangeError> {
+    fn exchange(&mut self, sends: bool) -> Result<(Silicon<C>, Shared<C>), ExchangeError> {
         let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
         let (mut there, mut back) = self.around(&other, sends);
         let (former, done) = self.device.exchange(hardware, &mut there, &mut back)?;
@@ -177,9 +190,16 @@ impl Guest {
     }
 }
 
-#[test]
-fn a_guest_goes_on_with_another_function() {
-    let mut guest = Guest::new();
+for_each_chip!(
+    a_guest_goes_on_with_another_function,
+    a_move_that_fails_leaves_the_guest_its_function,
+    queues_that_end_after_the_deadline_are_brought_back,
+    what_cannot_take_its_place_is_refused_before_anything_stops,
+    what_the_silicon_forbids_is_not_written,
+);
+
+fn a_guest_goes_on_with_another_function<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     let mut number = 0;
     // Around the ring more than once, so that heads are anywhere.
     for _ in 0..5 {
@@ -187,9 +207,9 @@ fn a_guest_goes_on_with_another_function() {
             guest.traffic(number);
             number += 1;
         }
-        let before = guest.read(VFGPRC);
+        let before = guest.read(C::LAYOUT.counters[0].low);
         let (former, left) = guest.exchange(true).expect("exchanged");
-        assert_eq!(guest.read(VFGPRC), before, "counters go on");
+        assert_eq!(guest.read(C::LAYOUT.counters[0].low), before, "counters go on");
         assert_eq!(vf(&guest.now).pf().mac, GUEST, "the address goes along");
         let signalled = guest.vectors.each_ref().map(|vector| vector.count());
         assert!(signalled.iter().all(|count| *count > 0), "{signalled:?}");
@@ -208,9 +228,8 @@ fn a_guest_goes_on_with_another_function() {
     assert_eq!(guest.device.faults(), Default::default());
 }
 
-#[test]
-fn a_move_that_fails_leaves_the_guest_its_function() {
-    let mut guest = Guest::new();
+fn a_move_that_fails_leaves_the_guest_its_function<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     for number in 0..5 {
         guest.traffic(number);
     }
@@ -225,9 +244,8 @@ fn a_move_that_fails_leaves_the_guest_its_function() {
     guest.traffic(9);
 }
 
-#[test]
-fn queues_that_end_after_the_deadline_are_brought_back() {
-    let mut guest = Guest::new();
+fn queues_that_end_after_the_deadline_are_brought_back<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
     let (mut there, mut back) = guest.around(&other, true);
@@ -244,12 +262,11 @@ fn queues_that_end_after_the_deadline_are_brought_back() {
     (there.left, back.left) = (1, 0);
     let refused = guest.device.exchange(hardware, &mut there, &mut back).map(drop).expect_err("no time");
     assert!(matches!(refused, ExchangeError::Lost { .. }), "{refused}");
-    assert_eq!(guest.read(STATUS), !0);
+    assert_eq!(guest.read(C::LAYOUT.link.0), !0);
 }
 
-#[test]
-fn what_cannot_take_its_place_is_refused_before_anything_stops() {
-    let mut guest = Guest::new();
+fn what_cannot_take_its_place_is_refused_before_anything_stops<C: Moved>() {
+    let mut guest = Guest::<C>::new();
     guest.traffic(0);
     let (other, hardware) = Silicon::new(GUEST, 0, 2 * BAR_SIZE);
     let (mut there, mut back) = guest.around(&other, true);
@@ -260,7 +277,7 @@ fn what_cannot_take_its_place_is_refused_before_anything_stops() {
     guest.view.write(TX_RING + 16, &[0; 8]).expect("memory");
     let command = TX_DEXT | TX_DATA | TX_EOP | 60;
     guest.view.write(TX_RING + 24, &command.to_le_bytes()).expect("memory");
-    guest.write(TX + TAIL, 2);
+    guest.write(tx::<C>(Tail), 2);
     let refused = guest.exchange(true).map(drop).expect_err("the link is down");
     assert!(matches!(refused, ExchangeError::Failed(_)), "{refused}");
     vf(&guest.now).set_link(true);
@@ -270,17 +287,16 @@ fn what_cannot_take_its_place_is_refused_before_anything_stops() {
     assert!(matches!(refused, ExchangeError::Unready(CarryError::Held)), "{refused}");
 }
 
-#[test]
-fn what_the_silicon_forbids_is_not_written() {
-    let mut guest = Guest::new();
-    guest.write(RX + HEAD, 3);
-    guest.write(TX + DCTL, 0);
-    guest.write(TX + TAIL, 3);
+fn what_the_silicon_forbids_is_not_written<C: Moved>() {
+    let mut guest = Guest::<C>::new();
+    guest.write(rx::<C>(Head), 3);
+    guest.write(tx::<C>(Control), 0);
+    guest.write(tx::<C>(Tail), 3);
     assert_eq!(guest.device.hardware().hardware().forbidden(), 2);
     assert_eq!(guest.device.faults().accesses, 2);
     assert_eq!(vf(&guest.now).violations(), []);
     // In two pieces, or beyond its end: not at all.
     let mut short = [0; 2];
-    guest.device.access(RegisterAddress::Bar(0, STATUS), Access::Read(&mut short));
+    guest.device.access(RegisterAddress::Bar(0, C::LAYOUT.link.0), Access::Read(&mut short));
     assert_eq!((short, guest.read(BAR_SIZE)), ([0xff; 2], !0));
 }

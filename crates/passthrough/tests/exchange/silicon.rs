@@ -1,40 +1,81 @@
-//! The model of an 82576's virtual function as [`Hardware`], with a configuration space as a function has it.
+//! A model of a virtual function as [`Hardware`], with a configuration space as a function has it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::Interrupt;
-use ioplane_hardware::{Hardware, HardwareError};
+use ioplane_hardware::{Hardware, HardwareError, flow_frame};
 use ioplane_memory::MemoryRegion;
-use ioplane_moving::Surroundings;
-use ioplane_nic::vf82576::{Vf82576, spec};
+use ioplane_model::DirectModel;
+use ioplane_moving::{FillFrames, Surroundings};
+use ioplane_nic::silicon::{Chip, VirtualFunction, spec};
+use ioplane_nic::vf82576::Chip82576;
+use ioplane_nic::vf82599::Chip82599;
 use ioplane_pci::{Bar, BarMap, ConfigSpace, Identity, Irq, Irqs, Space, Wire, WireError};
 
-pub struct Silicon {
-    vf: Arc<Mutex<Vf82576>>,
+/// A chip that is moved.
+pub trait Moved: Chip {
+    const DIRECT: &'static DirectModel;
+}
+
+impl Moved for Chip82576 {
+    const DIRECT: &'static DirectModel = &ioplane_moving::vf82576::DIRECT;
+}
+
+impl Moved for Chip82599 {
+    const DIRECT: &'static DirectModel = &ioplane_moving::vf82599::DIRECT;
+}
+
+/// Tests of the module that calls it, for each chip.
+macro_rules! for_each_chip {
+    ($($test:ident),* $(,)?) => {
+        mod of_an_82576 {
+            $(#[test]
+            fn $test() {
+                super::$test::<ioplane_nic::vf82576::Chip82576>();
+            })*
+        }
+
+        mod of_an_82599 {
+            $(#[test]
+            fn $test() {
+                super::$test::<ioplane_nic::vf82599::Chip82599>();
+            })*
+        }
+    };
+}
+
+pub(crate) use for_each_chip;
+
+pub type Shared<C> = Arc<Mutex<VirtualFunction<C>>>;
+
+pub struct Silicon<C: Chip> {
+    vf: Shared<C>,
     bars: BarMap,
     config: ConfigSpace,
 }
 
-pub fn vf(of: &Arc<Mutex<Vf82576>>) -> MutexGuard<'_, Vf82576> {
+pub fn vf<C: Chip>(of: &Shared<C>) -> MutexGuard<'_, VirtualFunction<C>> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Silicon {
+impl<C: Chip> Silicon<C> {
     /// The function, and what its owner is given.
-    pub fn new(mac: [u8; 6], counted: u32, bar_size: u64) -> (Arc<Mutex<Vf82576>>, Silicon) {
-        let shared = Arc::new(Mutex::new(Vf82576::new(mac, counted)));
+    pub fn new(mac: [u8; 6], counted: u32, bar_size: u64) -> (Shared<C>, Self) {
+        let mut function = VirtualFunction::new(mac, counted);
+        function.set_jumbo(false);
+        let shared = Arc::new(Mutex::new(function));
         let bars = BarMap::new().with(0, Bar::new(bar_size, Space::Memory32));
-        let config = ConfigSpace::new(&identity(), &bars, irqs());
+        let config = ConfigSpace::new(&identity::<C>(), &bars, irqs());
         (shared.clone(), Silicon { vf: shared, bars, config })
     }
 }
 
-fn identity() -> Identity {
+fn identity<C: Chip>() -> Identity {
     Identity {
         vendor: spec::VENDOR,
-        device: spec::DEVICE,
+        device: C::LAYOUT.device,
         revision: 1,
         class: spec::CLASS,
         subsystem: (0, 0),
@@ -45,13 +86,13 @@ fn irqs() -> Irqs {
     Irqs { msix: spec::VECTORS, ..Irqs::default() }
 }
 
-impl Hardware for Silicon {
+impl<C: Chip> Hardware for Silicon<C> {
     fn name(&self) -> &str {
         "0000:01:10.0"
     }
 
     fn identity(&self) -> Identity {
-        identity()
+        identity::<C>()
     }
 
     fn bars(&self) -> &BarMap {
@@ -135,15 +176,15 @@ impl Vector {
 }
 
 /// A host around a function, whose physical function's frames come through, or do not.
-pub struct Around {
-    pub vf: Arc<Mutex<Vf82576>>,
+pub struct Around<C: Chip> {
+    pub vf: Shared<C>,
     /// The one that is left meanwhile.
-    pub left_one: Option<Arc<Mutex<Vf82576>>>,
+    pub left_one: Option<Shared<C>>,
     pub sends: bool,
     pub left: u32,
 }
 
-impl Surroundings for Around {
+impl<C: Chip> Surroundings for Around<C> {
     fn wait(&mut self) -> bool {
         vf(&self.vf).step();
         self.left_one.iter().for_each(|left| vf(left).step());
@@ -151,14 +192,14 @@ impl Surroundings for Around {
         self.left > 0
     }
 
-    fn fill(&mut self, address: [u8; 6], count: u32) -> std::io::Result<()> {
+    fn fill(&mut self, frames: &FillFrames) -> std::io::Result<bool> {
         if !self.sends {
             return Err(std::io::Error::other("the interface is down"));
         }
-        for _ in 0..count.min(8) {
-            vf(&self.vf).receive(&frame(address, u8::MAX));
+        for _ in 0..frames.count.min(8) {
+            vf(&self.vf).receive(&flow_frame(frames.address, [2, 0, 0, 0, 0, 3], frames.flow));
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use super::SiliconViolation;
+use super::chip::QueueRegister;
 use super::dma::Dma;
 use super::spec::*;
 
@@ -17,7 +18,7 @@ struct WriteBack {
 
 /// One queue's registers and what it has in hand.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     base: u64,
     length: u32,
     shape: u32,
@@ -26,7 +27,7 @@ pub(super) struct Queue {
     control: u32,
     dca: u32,
     head_address: u64,
-    pub(super) dropped: u32,
+    pub(crate) dropped: u32,
     on: bool,
     /// Switched off, and not yet done with what it has in hand.
     stopping: bool,
@@ -36,11 +37,32 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn reset(&mut self) {
-        *self = Queue { dropped: self.dropped, ..Queue::default() };
+    /// `keeps`: all but where the ring is stays, also that it is on. What was in hand is gone.
+    pub(crate) fn reset(&mut self, keeps: bool) {
+        let fresh = Queue { dropped: self.dropped, ..Queue::default() };
+        *self = if keeps {
+            Queue {
+                shape: self.shape,
+                head: self.head,
+                tail: self.tail,
+                control: self.control,
+                dca: self.dca,
+                head_address: self.head_address,
+                on: self.on,
+                stopping: self.stopping,
+                ..fresh
+            }
+        } else {
+            fresh
+        };
     }
 
-    pub(super) fn on(&self) -> bool {
+    /// The PF switches it off as it answers RESET.
+    pub(crate) fn switch_off(&mut self) {
+        (self.on, self.stopping) = (false, false);
+    }
+
+    pub(crate) fn on(&self) -> bool {
         self.on && !self.stopping
     }
 
@@ -56,25 +78,30 @@ impl Queue {
         if index + 1 >= self.count() { 0 } else { index + 1 }
     }
 
-    pub(super) fn read(&self, register: u64) -> Option<u32> {
-        Some(match register {
-            BAL => self.base as u32,
-            BAH => (self.base >> 32) as u32,
-            LEN => self.length,
-            SRRCTL => self.shape,
-            HEAD => self.head,
-            DCA => self.dca,
-            TAIL => self.tail,
-            DCTL if self.on => self.control | ENABLE,
-            DCTL => self.control & !ENABLE,
-            RQDPC => self.dropped,
-            TDWBAL => self.head_address as u32,
-            TDWBAH => (self.head_address >> 32) as u32,
-            _ => return None,
-        })
+    pub(crate) fn read(&self, register: QueueRegister) -> u32 {
+        match register {
+            QueueRegister::BaseLow => self.base as u32,
+            QueueRegister::BaseHigh => (self.base >> 32) as u32,
+            QueueRegister::Length => self.length,
+            QueueRegister::Shape => self.shape,
+            QueueRegister::Head => self.head,
+            QueueRegister::Dca => self.dca,
+            QueueRegister::Tail => self.tail,
+            QueueRegister::Control if self.on => self.control | ENABLE,
+            QueueRegister::Control => self.control & !ENABLE,
+            QueueRegister::Dropped => self.dropped,
+            QueueRegister::HeadLow => self.head_address as u32,
+            QueueRegister::HeadHigh => (self.head_address >> 32) as u32,
+        }
     }
 
-    pub(super) fn write(&mut self, offset: u64, register: u64, value: u32) -> Result<(), SiliconViolation> {
+    pub(crate) fn write(
+        &mut self,
+        offset: u64,
+        register: QueueRegister,
+        value: u32,
+    ) -> Result<(), SiliconViolation> {
+        use QueueRegister::*;
         let half = |old: u64, high: bool| {
             if high {
                 old & 0xffff_ffff | u64::from(value) << 32
@@ -83,27 +110,29 @@ impl Queue {
             }
         };
         match register {
-            HEAD if value != 0 => return Err(SiliconViolation::Head { offset, value }),
-            BAL | BAH | LEN | SRRCTL | HEAD if self.on => return Err(SiliconViolation::QueueOn { offset }),
-            BAL => self.base = half(self.base, false) & !127,
-            BAH => self.base = half(self.base, true),
-            LEN => self.length = value & 0xf_ff80,
-            SRRCTL => self.shape = value,
-            HEAD => self.head = 0,
-            DCA => self.dca = value,
-            TAIL if !self.on() => {
+            Head if value != 0 => return Err(SiliconViolation::Head { offset, value }),
+            BaseLow | BaseHigh | Length | Shape | Head if self.on => {
+                return Err(SiliconViolation::QueueOn { offset });
+            }
+            BaseLow => self.base = half(self.base, false) & !127,
+            BaseHigh => self.base = half(self.base, true),
+            Length => self.length = value & 0xf_ff80,
+            Shape => self.shape = value,
+            Head => self.head = 0,
+            Dca => self.dca = value,
+            Tail if !self.on() => {
                 // What stands there is taken when the queue is switched on, so only zero makes sense.
                 if value != 0 {
                     return Err(SiliconViolation::TailWhileOff { offset, value });
                 }
                 self.tail = 0;
             }
-            TAIL if value >= self.count() => return Err(SiliconViolation::TailOutside { offset, value }),
-            TAIL => self.tail = value,
-            DCTL => return self.switch(offset, value),
-            TDWBAL => self.head_address = half(self.head_address, false),
-            TDWBAH => self.head_address = half(self.head_address, true),
-            _ => return Err(SiliconViolation::ReadOnly { offset }),
+            Tail if value >= self.count() => return Err(SiliconViolation::TailOutside { offset, value }),
+            Tail => self.tail = value,
+            Control => return self.switch(offset, value),
+            HeadLow => self.head_address = half(self.head_address, false),
+            HeadHigh => self.head_address = half(self.head_address, true),
+            Dropped => return Err(SiliconViolation::ReadOnly { offset }),
         }
         Ok(())
     }
@@ -112,7 +141,7 @@ impl Queue {
         self.control = value & !ENABLE;
         match (self.on(), value & ENABLE != 0) {
             (false, true) => {
-                if self.on || self.head != 0 || self.count() == 0 {
+                if self.on || (self.head, self.tail) != (0, 0) || self.count() == 0 {
                     return Err(SiliconViolation::NotInitialised { offset });
                 }
                 self.on = true;
@@ -124,7 +153,7 @@ impl Queue {
     }
 
     /// Writes to memory what is to be written. How many frames were ended by that; each interrupts.
-    pub(super) fn flush(&mut self, dma: &Dma, violations: &mut Vec<SiliconViolation>) -> usize {
+    pub(crate) fn flush(&mut self, dma: &Dma, violations: &mut Vec<SiliconViolation>) -> usize {
         let mut ended = 0;
         for write_back in self.pending.drain(..) {
             for (iova, bytes) in write_back.data {
@@ -142,7 +171,7 @@ impl Queue {
     }
 
     /// Takes a frame in, if there is room: data and write-backs come with the next [`Queue::flush`].
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         frame: &[u8],
         dma: &Dma,
@@ -180,7 +209,7 @@ impl Queue {
     }
 
     /// Takes one descriptor to transmit. A frame that has ended.
-    pub(super) fn transmit(
+    pub(crate) fn transmit(
         &mut self,
         link: bool,
         dma: &Dma,

@@ -12,19 +12,19 @@ struct Mapped {
 
 /// An IOMMU's translations.
 #[derive(Default)]
-pub(super) struct Dma {
+pub(crate) struct Dma {
     mapped: Vec<Mapped>,
 }
 
 impl Dma {
-    pub(super) fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), MapError> {
+    pub(crate) fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), MapError> {
         let view = GuestView::new(Arc::new(GuestMap::new(vec![region.clone()])?));
         self.mapped.push(Mapped { iova, region: region.clone(), view });
         Ok(())
     }
 
     /// Whether it was mapped exactly so.
-    pub(super) fn unmap(&mut self, iova: u64, len: u64) -> bool {
+    pub(crate) fn unmap(&mut self, iova: u64, len: u64) -> bool {
         let before = self.mapped.len();
         self.mapped.retain(|mapped| mapped.iova != iova || mapped.region.len() != len);
         self.mapped.len() < before
@@ -40,12 +40,12 @@ impl Dma {
     }
 
     /// `false`: not there.
-    pub(super) fn read(&self, iova: u64, out: &mut [u8]) -> bool {
+    pub(crate) fn read(&self, iova: u64, out: &mut [u8]) -> bool {
         self.place(iova, out.len()).is_some_and(|(view, gpa)| view.read(gpa, out).is_ok())
     }
 
     /// `false`: not there, or only for reading.
-    pub(super) fn write(&self, iova: u64, bytes: &[u8]) -> bool {
+    pub(crate) fn write(&self, iova: u64, bytes: &[u8]) -> bool {
         self.place(iova, bytes.len()).is_some_and(|(view, gpa)| view.write(gpa, bytes).is_ok())
     }
 }
