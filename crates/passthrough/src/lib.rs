@@ -12,6 +12,7 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 pub mod catalog;
+pub mod cooperating;
 pub mod direct;
 mod migratable;
 pub mod monitor;
@@ -19,12 +20,14 @@ pub mod ne2000;
 mod reset;
 pub mod rtl8139;
 mod set_up;
+mod wires;
 #[cfg(test)]
 mod tests;
 
 pub use direct::{
-    Carried, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Replayed,
+    Carried, Carry, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Prepared, Replayed,
 };
+pub use cooperating::{Cooperating, Cooperation};
 pub use migratable::Migratable;
 pub use monitor::Monitor;
 pub use set_up::SetUp;

@@ -7,7 +7,7 @@ use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
 use ioplane_moving::{MovingError, PAGE};
 use ioplane_nic::vf82576::Vf82576;
 use ioplane_nic::vf82576::spec::*;
-use ioplane_passthrough::{Carried, CarryError, ExchangeError, Motion};
+use ioplane_passthrough::{Carried, Carry, CarryError, ExchangeError, Motion};
 use ioplane_pci::{Function, spec as pci};
 
 use super::silicon::{Around, Silicon, frame, vf};

@@ -113,8 +113,11 @@ impl Hardware for Silicon {
         Ok(())
     }
 
+    /// As VFIO does, it waits for the end.
     fn reset(&mut self) -> Result<bool, HardwareError> {
-        vf(&self.vf).reset();
+        let mut vf = vf(&self.vf);
+        vf.reset();
+        (0..4).for_each(|_| vf.step());
         Ok(true)
     }
 }
