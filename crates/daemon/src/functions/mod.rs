@@ -331,6 +331,7 @@ impl ServedKind for Card {
             not_reset: None,
             unusable: None,
             port: None,
+            cooperation: None,
         }
     }
 }
