@@ -32,4 +32,48 @@
 #define IOPLANE_COOP_ANNOUNCE	1
 #define IOPLANE_COOP_BELIEVED	1
 #define IOPLANE_COOP_REFUSED	2
+
+struct igbvf_adapter;
+struct igbvf_ring;
+struct ioplane_coop;
+
+/* What igbvf calls. Without the capability adapter->coop is NULL, and none of it does anything. */
+int ioplane_coop_probe(struct igbvf_adapter *adapter);
+void ioplane_coop_remove(struct igbvf_adapter *adapter);
+/* The rings are what they will be until the next time. The lock is held. */
+void ioplane_coop_announce(struct igbvf_adapter *adapter);
+/* The page is no longer there, until it is announced again: whoever boots next does not know of it. */
+void ioplane_coop_withdraw(struct igbvf_adapter *adapter);
+
+bool __ioplane_coop_enter(struct igbvf_adapter *adapter);
+void __ioplane_coop_leave(struct igbvf_adapter *adapter);
+void __ioplane_coop_begin(struct igbvf_adapter *adapter);
+void __ioplane_coop_end(struct igbvf_adapter *adapter);
+void __ioplane_coop_touch(const void *from, unsigned int len);
+u32 __ioplane_coop_counter(struct igbvf_adapter *adapter, u32 reg);
+/* Somebody looks soon whether the lock is free again, and does what could not be done meanwhile. After what must not be forgotten. */
+void ioplane_coop_later(struct igbvf_adapter *adapter);
+/* Filters were not told to the PF. */
+void ioplane_coop_filters_later(struct igbvf_adapter *adapter);
+
+/* In netdev.c, for the replay. The lock is held. */
+void igbvf_tell_filters(struct igbvf_adapter *adapter);
+void igbvf_restore_vlan(struct igbvf_adapter *adapter);
+void igbvf_set_rlpml(struct igbvf_adapter *adapter);
+
+/* The read lock, from any context. false: not now; call ioplane_coop_later(). */
+#define ioplane_coop_enter(adapter)	(likely(!(adapter)->coop) || __ioplane_coop_enter(adapter))
+#define ioplane_coop_leave(adapter) \
+	do { if (unlikely((adapter)->coop)) __ioplane_coop_leave(adapter); } while (0)
+/* The same for whoever may sleep: waits, and brings the function back if it was moved. Not to be nested. */
+#define ioplane_coop_begin(adapter) \
+	do { if (unlikely((adapter)->coop)) __ioplane_coop_begin(adapter); } while (0)
+#define ioplane_coop_end(adapter) \
+	do { if (unlikely((adapter)->coop)) __ioplane_coop_end(adapter); } while (0)
+/* The device wrote there: the processor does so too, since nobody else notices. */
+#define ioplane_coop_touch(adapter, from, len) \
+	do { if (unlikely((adapter)->coop)) __ioplane_coop_touch(from, len); } while (0)
+/* A statistics register, as it goes on over moves; of memory, without an exit. */
+#define ioplane_coop_counter(adapter, reg) \
+	((adapter)->coop ? __ioplane_coop_counter(adapter, reg) : readl((adapter)->hw.hw_addr + (reg)))
 #endif
