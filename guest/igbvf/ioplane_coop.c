@@ -369,9 +369,11 @@ static int coop_rings(struct igbvf_adapter *adapter, bool copied)
 	wmb();
 	/* Bases, lengths and thresholds have been written already. */
 	ew32(TDH(0), 0);
+	ew32(TDT(0), 0);
 	ew32(TXDCTL(0), er32(TXDCTL(0)) | E1000_TXDCTL_QUEUE_ENABLE);
 	ew32(TDT(0), tx->next_to_use);
 	ew32(RDH(0), 0);
+	ew32(RDT(0), 0);
 	ew32(RXDCTL(0), er32(RXDCTL(0)) | E1000_RXDCTL_QUEUE_ENABLE);
 	ew32(RDT(0), (rx->next_to_use + rx->count - 1) % rx->count);
 	return 0;

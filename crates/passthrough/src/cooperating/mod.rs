@@ -295,6 +295,12 @@ impl<H: Hardware> Cooperating<H> {
 
     /// Nobody has announced anything any more.
     fn begin_anew(&mut self) {
+        // A driver that is still there sets its function up, and would wait for us.
+        if self.phase != Phase::Running
+            && let Some(page) = self.shared.as_ref().and_then(|shared| self.page(shared).ok())
+        {
+            page.unlock();
+        }
         (self.shared, self.flaw, self.expected) = (None, None, None);
         (self.phase, self.copied, self.logs) = (Phase::Running, false, false);
         self.capability.reset();
@@ -376,7 +382,7 @@ impl<H: Hardware> Hardware for Cooperating<H> {
         }
         let mut bytes = bytes.to_vec();
         // At rest it stays without bus mastering.
-        if matches!(self.phase, Phase::Still)
+        if matches!(self.phase, Phase::Stopping(..) | Phase::Still)
             && let Some(low) = (spec::COMMAND as u64).checked_sub(offset).and_then(|at| bytes.get_mut(at as usize))
         {
             *low &= !(spec::COMMAND_MASTER as u8);

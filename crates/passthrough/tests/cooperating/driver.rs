@@ -241,6 +241,7 @@ impl Driver {
             self.shift(copied);
             for (ring, tail) in [(TX, self.tx.next), (RX, (self.rx.next + self.rx.count() - 1) % self.rx.count())] {
                 self.world.write(ring + HEAD, 0);
+                self.world.write(ring + TAIL, 0);
                 let control = self.world.read(ring + DCTL);
                 self.world.write(ring + DCTL, control | ENABLE);
                 self.world.write(ring + TAIL, tail);

@@ -92,6 +92,23 @@ fn a_driver_that_announces_nothing_is_not_moved() {
     assert!(matches!(driver.world.device.rest(), Err(CarryError::NoDriver)));
 }
 
+#[test]
+fn a_reset_withdraws_the_page_and_gives_its_lock_back() {
+    let mut driver = Driver::new(World::new(Plan::default()));
+    driver.traffic(3);
+    let world = &mut driver.world;
+    while !world.device.rest().expect("a page") {
+        vf(&world.vf).step();
+    }
+    assert_eq!(u32::from_le_bytes(world.load(PAGE + 8)), WRITER);
+    world.reset();
+    assert_eq!(u32::from_le_bytes(world.load(PAGE + 8)), 0);
+    assert!(world.device.hardware().cooperation().is_none());
+    assert_eq!(world.device.motion(), Motion::Runs);
+    assert_ne!(world.read(STATUS) & STATUS_LU, 0, "it answers");
+    assert!(matches!(world.device.rest(), Err(CarryError::NoDriver)));
+}
+
 /// Where the control word of the capability is.
 fn control(world: &mut World) -> usize {
     (0x40..0x100)

@@ -161,6 +161,16 @@ impl World {
         bytes
     }
 
+    /// FLR, as its guest asks for it.
+    pub fn reset(&mut self) {
+        let hardware = Silicon::new([0; 6], 0, BAR_SIZE).1;
+        let map = self.view.map().clone();
+        let device = std::mem::replace(&mut self.device, admitted(hardware, &map));
+        let mut quiescent = Quiescent::new(device);
+        quiescent.with(|device, proof| device.reset(proof));
+        self.device = quiescent.into_device();
+    }
+
     /// Which vectors came since it was asked last.
     pub fn vectors(&mut self) -> [bool; 3] {
         let now = self.vectors.each_ref().map(|vector| vector.count());
