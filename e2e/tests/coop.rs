@@ -122,9 +122,12 @@ fn under_pings(guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
 
 /// A connection of TCP, whose bytes arrive as they were sent.
 fn under_tcp(l1: &L1, guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
-    let sink = l1.start(&format!("busybox nc -l -p {PORT} | busybox md5sum"))?;
+    // Its input never ends: else it would say so, and the other one would end before it has sent everything.
+    let sink = l1.start(&format!(
+        "mkfifo /tmp/never; exec 3<>/tmp/never; busybox nc -l -p {PORT} <&3 >/tmp/got; busybox wc -c </tmp/got; busybox md5sum </tmp/got"
+    ))?;
     let job = guest.start(&format!(
-        "head -c {STREAM} /dev/urandom >/tmp/stream; md5sum </tmp/stream
+        "head -c {STREAM} /dev/urandom >/tmp/stream; wc -c </tmp/stream; md5sum </tmp/stream
          for try in $(seq 50); do /folder/busybox nc {PEER_IP} {PORT} </tmp/stream && exit 0; sleep 0.2; done; exit 1"
     ))?;
     let before = moves.done;
@@ -165,9 +168,8 @@ fn inside_operations(guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
 }
 
 fn stats(guest: &L2<'_>) -> Result<Vec<u64>> {
-    let said = guest.run(
-        "name=$(ls /sys/bus/pci/drivers/igbvf/*/net); sleep 3; perl /folder/ethtool.pl $name stats",
-    )?;
+    let said = guest
+        .run("name=$(ls /sys/bus/pci/drivers/igbvf/*/net); sleep 3; perl /folder/ethtool.pl $name stats")?;
     said.split_whitespace().map(|word| word.parse().with_context(|| said.clone())).collect()
 }
 
@@ -217,7 +219,10 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}\n{}", context());
     eprintln!("the driver's counters: {counted:?}, then {now:?}");
     let more = |at: usize| now[at].wrapping_sub(counted[at]);
-    ensure!((100..100_000).contains(&more(0)) && (100..100_000).contains(&more(1)), "counters fell, or stand still");
+    ensure!(
+        (100..100_000).contains(&more(0)) && (100..100_000).contains(&more(1)),
+        "counters fell, or stand still"
+    );
     news("moves inside of the driver's operations");
     inside_operations(&guest, &mut moves).with_context(context)?;
     let faults = shown(&daemon)?["hardware_faults"].clone();

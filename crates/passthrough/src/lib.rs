@@ -20,14 +20,15 @@ pub mod ne2000;
 mod reset;
 pub mod rtl8139;
 mod set_up;
-mod wires;
 #[cfg(test)]
 mod tests;
+mod wires;
 
-pub use direct::{
-    Carried, Carry, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Prepared, Replayed,
-};
 pub use cooperating::{Cooperating, Cooperation};
+pub use direct::{
+    Carried, Carry, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Prepared,
+    Replayed,
+};
 pub use migratable::Migratable;
 pub use monitor::Monitor;
 pub use set_up::SetUp;

@@ -20,7 +20,8 @@ use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{ChipCounts, Drops};
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
 use ioplane_passthrough::{
-    Carry, CarryError, Cooperating, Cooperation, DirectFaults, ExchangeError, Exchanged, Migratable, Passthrough, Prepared,
+    Carry, CarryError, Cooperating, Cooperation, DirectFaults, ExchangeError, Exchanged, Migratable,
+    Passthrough, Prepared,
 };
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 

@@ -363,7 +363,9 @@ impl Card {
     async fn send_written(&self, way: Way) -> Result<Option<u64>, Refusal> {
         let (name, handle) = (self.name(), &self.served.handle);
         let written: Option<PageSet> = match way {
-            Way::Direct(_) | Way::Cooperating(_) => self.step(|direct| Ok(direct.logs().then(|| direct.written()))).await?,
+            Way::Direct(_) | Way::Cooperating(_) => {
+                self.step(|direct| Ok(direct.logs().then(|| direct.written()))).await?
+            }
             Way::Saved => {
                 let written = handle.written().await.map_err(|_| gone(&name))?;
                 written.map(|addresses| addresses.into_iter().map(|address| address / PAGE).collect())
@@ -497,7 +499,9 @@ fn again(pages: &PageSet) -> Vec<DmaWrite> {
 fn late(name: &str, motion: Motion) -> Refusal {
     match motion {
         Motion::Runs => Refusal::conflict(
-            format!("{name}: the deadline passed while its frames are sent, or its driver has the lock; it goes on"),
+            format!(
+                "{name}: the deadline passed while its frames are sent, or its driver has the lock; it goes on"
+            ),
             "see whether its physical function has a link, and try again; a driver that cooperates needs a guest that runs",
         ),
         Motion::Stopping | Motion::Still => Refusal::conflict(

@@ -94,8 +94,7 @@ impl Card {
         };
         let (from, way) = self.may_move(&form)?;
         let (asked, to) = (form.clone(), form.to);
-        let Taken { lease, vfio, mut there, mut back } =
-            blocking(move || take(way, &asked, &leases)).await?;
+        let Taken { lease, vfio, mut there, mut back } = blocking(move || take(way, &asked, &leases)).await?;
         let exchanged = match way {
             Way::Cooperating(_) => self.exchange_cooperating(vfio, patience(&form)).await,
             Way::Direct(_) | Way::Saved => {

@@ -23,7 +23,7 @@ use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError, spec};
 
 use capability::{BELIEVED, Capability, NONE, REFUSED, Wish};
-use page::{Entry, Page, PageFlaw};
+use page::{PageFlaw, SharedEntry, SharedPage};
 
 pub(crate) use steps::KIND;
 
@@ -51,7 +51,7 @@ struct Counter {
 #[derive(Debug, Clone)]
 struct Shared {
     gpa: u64,
-    entries: Vec<Entry>,
+    entries: Vec<SharedEntry>,
     counters: Vec<Counter>,
 }
 
@@ -174,10 +174,10 @@ impl<H: Hardware> Cooperating<H> {
         }
     }
 
-    fn page(&self, shared: &Shared) -> Result<Page, PageFlaw> {
+    fn page(&self, shared: &Shared) -> Result<SharedPage, PageFlaw> {
         // Memory that cannot be mapped is none.
         let view = self.view().map_err(|_| PageFlaw::NotAPage)?;
-        Page::at(&view, shared.gpa)
+        SharedPage::at(&view, shared.gpa)
     }
 
     fn size(&self) -> u64 {
@@ -187,10 +187,12 @@ impl<H: Hardware> Cooperating<H> {
     /// The page at `gpa`, whose counters go on from what it says (`goes_on`) or begin.
     fn believe(&self, gpa: u64) -> Result<Shared, PageFlaw> {
         let view = self.view().map_err(|_| PageFlaw::NotAPage)?;
-        let page = Page::at(&view, gpa)?;
+        let page = SharedPage::at(&view, gpa)?;
         let entries = page.entries(self.size())?;
         let counters = (0..).zip(&entries).filter_map(|(entry, asked)| match *asked {
-            Entry::Counter { offset } => Some(Counter { entry, offset, last: 0, value: page.count(entry) }),
+            SharedEntry::Counter { offset } => {
+                Some(Counter { entry, offset, last: 0, value: page.count(entry) })
+            }
             _ => None,
         });
         let counters = counters.collect();
@@ -248,8 +250,7 @@ impl<H: Hardware> Cooperating<H> {
         for counter in &mut shared.counters {
             match self.get(counter.offset) {
                 Ok(now) => {
-                    counter.value =
-                        counter.value.wrapping_add(u64::from(now.wrapping_sub(counter.last)));
+                    counter.value = counter.value.wrapping_add(u64::from(now.wrapping_sub(counter.last)));
                     counter.last = now;
                 }
                 Err(error) => outcome = Err(error),
@@ -338,9 +339,11 @@ impl<H: Hardware> Hardware for Cooperating<H> {
     /// A counter reads as it goes on.
     fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
         self.denied(bar, offset, out.len())?;
-        let found = self.shared.as_ref().filter(|_| bar == BAR && out.len() == 4).and_then(|shared| {
-            shared.counters.iter().position(|counter| counter.offset == offset)
-        });
+        let found = self
+            .shared
+            .as_ref()
+            .filter(|_| bar == BAR && out.len() == 4)
+            .and_then(|shared| shared.counters.iter().position(|counter| counter.offset == offset));
         if let Some(at) = found {
             self.count()?;
             let value = self.shared.as_ref().map_or(0, |shared| shared.counters[at].value);
@@ -383,7 +386,8 @@ impl<H: Hardware> Hardware for Cooperating<H> {
         let mut bytes = bytes.to_vec();
         // At rest it stays without bus mastering.
         if matches!(self.phase, Phase::Stopping(..) | Phase::Still)
-            && let Some(low) = (spec::COMMAND as u64).checked_sub(offset).and_then(|at| bytes.get_mut(at as usize))
+            && let Some(low) =
+                (spec::COMMAND as u64).checked_sub(offset).and_then(|at| bytes.get_mut(at as usize))
         {
             *low &= !(spec::COMMAND_MASTER as u8);
         }

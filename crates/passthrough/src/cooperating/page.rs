@@ -48,7 +48,7 @@ const COUNTER: u32 = 5;
 
 /// What a driver asks for, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum SharedEntry {
     /// A register that is read at rest, and written on the other function after its reset.
     Keep {
         /// Offset in BAR 0.
@@ -111,29 +111,30 @@ pub enum PageFlaw {
 }
 
 /// A page in memory of a guest, for as long as something is done to it.
-pub struct Page {
+pub struct SharedPage {
+    view: GuestView,
     window: Window,
 }
 
-impl Page {
+impl SharedPage {
     /// The page at that address.
     ///
     /// # Errors
     ///
     /// It is not there, or does not begin as one. A driver may have left, and its memory be another's: this is asked each time.
-    pub fn at(view: &GuestView, gpa: u64) -> Result<Page, PageFlaw> {
+    pub fn at(view: &GuestView, gpa: u64) -> Result<SharedPage, PageFlaw> {
         let window = view.window(gpa, SIZE, SIZE)?;
         if window.load_u32(AT_MAGIC) != MAGIC {
             return Err(PageFlaw::NotAPage);
         }
         match window.load_u32(AT_FORMAT) {
-            FORMAT => Ok(Page { window }),
+            FORMAT => Ok(SharedPage { view: view.clone(), window }),
             other => Err(PageFlaw::Format(other)),
         }
     }
 
     /// The driver's list, for a BAR of so many bytes: all of it is possible, or it is refused. Each word is read once.
-    pub fn entries(&self, bar: u64) -> Result<Vec<Entry>, PageFlaw> {
+    pub fn entries(&self, bar: u64) -> Result<Vec<SharedEntry>, PageFlaw> {
         let count = self.window.load_u32(AT_ENTRIES);
         if count > MOST {
             return Err(PageFlaw::Count(count));
@@ -141,7 +142,7 @@ impl Page {
         (0..count).map(|number| self.entry(number, bar)).collect()
     }
 
-    fn entry(&self, number: u32, bar: u64) -> Result<Entry, PageFlaw> {
+    fn entry(&self, number: u32, bar: u64) -> Result<SharedEntry, PageFlaw> {
         let at = LIST + number as usize * ENTRY;
         let flaw = |why| PageFlaw::Entry { number, why };
         let register = |word: u32| {
@@ -151,19 +152,19 @@ impl Page {
         };
         let word = self.window.load_u32(at + 4);
         Ok(match self.window.load_u32(at) {
-            KEEP => Entry::Keep { offset: register(word)? },
-            CLEAR => Entry::Clear { offset: register(word)?, bits: self.window.load_u32(at + 8) },
+            KEEP => SharedEntry::Keep { offset: register(word)? },
+            CLEAR => SharedEntry::Clear { offset: register(word)?, bits: self.window.load_u32(at + 8) },
             EQUAL => {
-                Entry::Equal { offset: register(word)?, other: register(self.window.load_u32(at + 8))? }
+                SharedEntry::Equal { offset: register(word)?, other: register(self.window.load_u32(at + 8))? }
             }
             AREA => {
                 let (gpa, len) = (self.window.load_u64(at + 8), u64::from(word));
                 if len == 0 || len > MOST_AREA || gpa.checked_add(len).is_none() {
                     return Err(flaw("a range of memory that cannot be"));
                 }
-                Entry::Area { gpa, len }
+                SharedEntry::Area { gpa, len }
             }
-            COUNTER => Entry::Counter { offset: register(word)? },
+            COUNTER => SharedEntry::Counter { offset: register(word)? },
             _ => return Err(flaw("an operation that this host does not know")),
         })
     }
@@ -175,7 +176,7 @@ impl Page {
 
     /// Writes it.
     pub fn put_value(&self, number: usize, value: u32) {
-        self.window.put_u32(LIST + number * ENTRY + 12, value);
+        self.view.store_u32(&self.window, LIST + number * ENTRY + 12, value);
     }
 
     /// The value of a counter.
@@ -185,20 +186,23 @@ impl Page {
 
     /// Writes it.
     pub fn put_count(&self, number: usize, value: u64) {
-        self.window.put_u64(LIST + number * ENTRY + 8, value);
+        self.view.store_u64(&self.window, LIST + number * ENTRY + 8, value);
     }
 
     /// Asks for the lock: no reader comes in any more. Whether we have it: whether no reader is left.
     pub fn lock(&self) -> bool {
-        self.window.set_bits_u32(AT_LOCK, WRITER) & !WRITER == 0
+        let before = self.window.set_bits_u32(AT_LOCK, WRITER);
+        self.view.wrote(self.window.gpa() + AT_LOCK as u64, 4);
+        before & !WRITER == 0
     }
 
     /// Gives it back, or no longer asks for it.
     pub fn unlock(&self) {
         self.window.clear_bits_u32(AT_LOCK, WRITER);
+        self.view.wrote(self.window.gpa() + AT_LOCK as u64, 4);
     }
 
-    /// Whether it is as [`Page::lock`] leaves it.
+    /// Whether it is as [`SharedPage::lock`] leaves it.
     pub fn is_locked(&self) -> bool {
         self.window.load_u32(AT_LOCK) == WRITER
     }
@@ -217,13 +221,14 @@ impl Page {
     pub fn moved(&self, copied: bool) {
         if copied {
             self.window.set_bits_u32(AT_FLAGS, COPIED);
+            self.view.wrote(self.window.gpa() + AT_FLAGS as u64, 4);
         }
-        self.window.put_u32(AT_MOVES, self.moves().wrapping_add(1));
+        self.view.store_u32(&self.window, AT_MOVES, self.moves().wrapping_add(1));
     }
 }
 
 /// A driver's page, for tests: the bytes that it writes before it announces it.
-pub fn written(entries: &[Entry]) -> Vec<u8> {
+pub fn written(entries: &[SharedEntry]) -> Vec<u8> {
     let mut page = vec![0; SIZE as usize];
     let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
     put(AT_MAGIC, &MAGIC.to_le_bytes());
@@ -231,11 +236,11 @@ pub fn written(entries: &[Entry]) -> Vec<u8> {
     put(AT_ENTRIES, &(entries.len() as u32).to_le_bytes());
     for (number, entry) in entries.iter().enumerate() {
         let (operation, word, value) = match *entry {
-            Entry::Keep { offset } => (KEEP, offset, 0),
-            Entry::Clear { offset, bits } => (CLEAR, offset, u64::from(bits)),
-            Entry::Equal { offset, other } => (EQUAL, offset, other),
-            Entry::Area { gpa, len } => (AREA, len, gpa),
-            Entry::Counter { offset } => (COUNTER, offset, 0),
+            SharedEntry::Keep { offset } => (KEEP, offset, 0),
+            SharedEntry::Clear { offset, bits } => (CLEAR, offset, u64::from(bits)),
+            SharedEntry::Equal { offset, other } => (EQUAL, offset, other),
+            SharedEntry::Area { gpa, len } => (AREA, len, gpa),
+            SharedEntry::Counter { offset } => (COUNTER, offset, 0),
         };
         let at = LIST + number * ENTRY;
         put(at, &operation.to_le_bytes());
@@ -261,20 +266,20 @@ mod tests {
 
     fn flaw(bytes: &[u8]) -> PageFlaw {
         let view = memory(bytes);
-        Page::at(&view, SIZE).and_then(|page| page.entries(BAR)).unwrap_err()
+        SharedPage::at(&view, SIZE).and_then(|page| page.entries(BAR)).unwrap_err()
     }
 
     #[test]
     fn what_a_driver_asks_for_is_read() {
         let entries = [
-            Entry::Keep { offset: 0x2800 },
-            Entry::Clear { offset: 0x2828, bits: 1 << 25 },
-            Entry::Equal { offset: 0x3810, other: 0x3818 },
-            Entry::Area { gpa: 0x12_3456_7000, len: 4096 },
-            Entry::Counter { offset: BAR - 4 },
+            SharedEntry::Keep { offset: 0x2800 },
+            SharedEntry::Clear { offset: 0x2828, bits: 1 << 25 },
+            SharedEntry::Equal { offset: 0x3810, other: 0x3818 },
+            SharedEntry::Area { gpa: 0x12_3456_7000, len: 4096 },
+            SharedEntry::Counter { offset: BAR - 4 },
         ];
         let view = memory(&written(&entries));
-        let page = Page::at(&view, SIZE).unwrap();
+        let page = SharedPage::at(&view, SIZE).unwrap();
         assert_eq!(page.entries(BAR).unwrap(), entries);
         page.put_value(0, 7);
         page.put_count(4, 1 << 40);
@@ -284,7 +289,7 @@ mod tests {
     #[test]
     fn a_lock_keeps_new_readers_out_and_waits_for_the_old() {
         let view = memory(&written(&[]));
-        let page = Page::at(&view, SIZE).unwrap();
+        let page = SharedPage::at(&view, SIZE).unwrap();
         page.window.put_u32(AT_LOCK, 2);
         assert!(!page.lock() && !page.is_locked());
         page.window.put_u32(AT_LOCK, WRITER);
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let good = written(&[Entry::Keep { offset: 0 }]);
+        let good = written(&[SharedEntry::Keep { offset: 0 }]);
         let with = |at: usize, word: u32| {
             let mut bytes = good.clone();
             bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
@@ -309,19 +314,23 @@ mod tests {
         assert_eq!(with(AT_FORMAT, 2), PageFlaw::Format(2));
         assert_eq!(with(AT_ENTRIES, MOST + 1), PageFlaw::Count(MOST + 1));
         assert_eq!(with(AT_ENTRIES, u32::MAX), PageFlaw::Count(u32::MAX));
-        for (at, word) in [(LIST, 0), (LIST, 6), (LIST + 4, 2), (LIST + 4, BAR as u32), (LIST + 4, u32::MAX)] {
+        for (at, word) in [(LIST, 0), (LIST, 6), (LIST + 4, 2), (LIST + 4, BAR as u32), (LIST + 4, u32::MAX)]
+        {
             assert!(matches!(with(at, word), PageFlaw::Entry { number: 0, .. }), "{at:#x}: {word:#x}");
         }
         // All that are zero are operations that do not exist: a list that is longer than what was written ends there.
         assert!(matches!(with(AT_ENTRIES, MOST), PageFlaw::Entry { number: 1, .. }));
         for (gpa, len) in [(0, 0), (0, MOST_AREA + 1), (u64::MAX, 4096)] {
-            assert!(matches!(flaw(&written(&[Entry::Area { gpa, len }])), PageFlaw::Entry { .. }), "{gpa:#x}");
+            assert!(
+                matches!(flaw(&written(&[SharedEntry::Area { gpa, len }])), PageFlaw::Entry { .. }),
+                "{gpa:#x}"
+            );
         }
-        let other = Entry::Equal { offset: 0, other: BAR };
+        let other = SharedEntry::Equal { offset: 0, other: BAR };
         assert!(matches!(flaw(&written(&[other])), PageFlaw::Entry { .. }));
         let view = memory(&good);
         for gpa in [SIZE + 8, 1 << 20, u64::MAX - 4095, u64::MAX] {
-            assert!(matches!(Page::at(&view, gpa), Err(PageFlaw::Memory(_))), "{gpa:#x}");
+            assert!(matches!(SharedPage::at(&view, gpa), Err(PageFlaw::Memory(_))), "{gpa:#x}");
         }
     }
 
@@ -330,7 +339,8 @@ mod tests {
     fn the_driver_has_the_same_format() {
         let header = include_str!("../../../../guest/igbvf/ioplane_coop.h");
         let says = |name: &str, value: u64| {
-            let line = header.lines().find(|line| line.starts_with(&format!("#define IOPLANE_COOP_{name}\t")));
+            let line =
+                header.lines().find(|line| line.starts_with(&format!("#define IOPLANE_COOP_{name}\t")));
             let word = line.and_then(|line| line.split_whitespace().nth(2)).unwrap_or_default();
             let word = word.trim_end_matches(['u', 'U']);
             let number = match word.strip_prefix("0x") {

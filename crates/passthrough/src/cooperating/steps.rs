@@ -6,7 +6,7 @@ use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_moving::{DirectStateError, MovingError, PAGE, PageSet, open, seal};
 use ioplane_pci::spec;
 
-use super::page::{Entry, Page, PageFlaw};
+use super::page::{PageFlaw, SharedEntry, SharedPage};
 use super::{Cooperating, Phase, Shared};
 use crate::direct::{CarryError, Motion};
 use crate::set_up::SetUp;
@@ -30,7 +30,7 @@ impl<H: Hardware> Cooperating<H> {
     }
 
     /// What the driver shares with us, or why that is not there.
-    fn announced(&self) -> Result<(&Shared, Page), CarryError> {
+    fn announced(&self) -> Result<(&Shared, SharedPage), CarryError> {
         match (&self.shared, &self.flaw) {
             (Some(shared), _) => Ok((shared, self.page(shared)?)),
             (None, Some(flaw)) => Err(flaw.clone().into()),
@@ -79,9 +79,9 @@ impl<H: Hardware> Cooperating<H> {
     }
 
     /// One look at what an entry asks for.
-    fn stopped(&mut self, entry: Entry, since: Instant) -> Result<bool, MovingError> {
+    fn stopped(&mut self, entry: SharedEntry, since: Instant) -> Result<bool, MovingError> {
         match entry {
-            Entry::Clear { offset, bits } => {
+            SharedEntry::Clear { offset, bits } => {
                 let now = self.get(offset)?;
                 if now & bits == 0 {
                     return Ok(true);
@@ -89,19 +89,19 @@ impl<H: Hardware> Cooperating<H> {
                 self.put(offset, now & !bits)?;
                 Ok(self.get(offset)? & bits == 0)
             }
-            Entry::Equal { offset, other } => {
+            SharedEntry::Equal { offset, other } => {
                 Ok(self.get(offset)? == self.get(other)? || since.elapsed() >= SENT)
             }
-            Entry::Keep { .. } | Entry::Area { .. } | Entry::Counter { .. } => Ok(true),
+            SharedEntry::Keep { .. } | SharedEntry::Area { .. } | SharedEntry::Counter { .. } => Ok(true),
         }
     }
 
     /// Reads what the driver wants to have kept, and takes bus mastering away.
-    fn quiet(&mut self, page: &Page) -> Result<(), MovingError> {
+    fn quiet(&mut self, page: &SharedPage) -> Result<(), MovingError> {
         self.count()?;
         for number in 0..self.shared.as_ref().map_or(0, |shared| shared.entries.len()) {
             let entry = self.shared.as_ref().map(|shared| shared.entries[number]);
-            if let Some(Entry::Keep { offset }) = entry {
+            if let Some(SharedEntry::Keep { offset }) = entry {
                 page.put_value(number, self.get(offset)?);
             }
         }
@@ -133,7 +133,7 @@ impl<H: Hardware> Cooperating<H> {
         let (Some(shared), Ok(view)) = (&self.shared, self.view()) else { return PageSet::new() };
         let mut pages = PageSet::from([shared.gpa / PAGE]);
         for entry in &shared.entries {
-            if let Entry::Area { gpa, len } = *entry {
+            if let SharedEntry::Area { gpa, len } = *entry {
                 pages.extend(gpa / PAGE..=(gpa + len - 1) / PAGE);
             }
         }
@@ -195,7 +195,7 @@ impl<H: Hardware> Cooperating<H> {
         }
         for number in 0..self.shared.as_ref().map_or(0, |shared| shared.entries.len()) {
             let entry = self.shared.as_ref().map(|shared| shared.entries[number]);
-            if let Some(Entry::Keep { offset }) = entry {
+            if let Some(SharedEntry::Keep { offset }) = entry {
                 self.put(offset, page.value(number))?;
             }
         }

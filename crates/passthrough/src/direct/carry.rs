@@ -71,7 +71,9 @@ pub enum CarryError {
     #[error("a guest has driven it since its last reset")]
     Driven,
     /// Its guest's driver does not cooperate.
-    #[error("its guest's driver has not announced a page: it is not one that cooperates, or its interface was never set up")]
+    #[error(
+        "its guest's driver has not announced a page: it is not one that cooperates, or its interface was never set up"
+    )]
     NoDriver,
     /// Its guest's driver announced something else, or it is no longer there.
     #[error(transparent)]

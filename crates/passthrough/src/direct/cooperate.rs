@@ -51,8 +51,7 @@ impl<H: Hardware> Passthrough<Cooperating<H>> {
             return Err(match back.and_then(|()| self.bring_it_back()) {
                 Ok(()) => ExchangeError::BroughtBack(first),
                 Err(second) => {
-                    self.not_reset =
-                        Some(HardwareError::Lost { function: self.hardware.name().to_owned() });
+                    self.not_reset = Some(HardwareError::Lost { function: self.hardware.name().to_owned() });
                     ExchangeError::Lost { first, second }
                 }
             });

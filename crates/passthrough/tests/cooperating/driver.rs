@@ -1,7 +1,7 @@
 //! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `ioplane_coop.c`.
 
 use ioplane_nic::vf82576::spec::*;
-use ioplane_passthrough::cooperating::page::{self, COPIED, Entry, WRITER};
+use ioplane_passthrough::cooperating::page::{self, COPIED, SharedEntry, WRITER};
 
 use crate::silicon::vf;
 use crate::world::{World, frame, number};
@@ -130,19 +130,19 @@ impl Driver {
         self.world.store(at, &value.to_le_bytes());
     }
 
-    fn list(&self) -> Vec<Entry> {
+    fn list(&self) -> Vec<SharedEntry> {
         let mut list = vec![
-            Entry::Clear { offset: RX + DCTL, bits: ENABLE },
-            Entry::Equal { offset: TX + HEAD, other: TX + TAIL },
-            Entry::Clear { offset: TX + DCTL, bits: ENABLE },
+            SharedEntry::Clear { offset: RX + DCTL, bits: ENABLE },
+            SharedEntry::Equal { offset: TX + HEAD, other: TX + TAIL },
+            SharedEntry::Clear { offset: TX + DCTL, bits: ENABLE },
         ];
         let queues = [RX, TX].into_iter().flat_map(|queue| [BAL, BAH, LEN, DCTL].map(|at| queue + at));
         let interrupts = [EITR, EITR + 4, EITR + 8, IVAR0, IVAR_MISC, EIAC, EIAM];
         let keep = queues.chain([RX + SRRCTL, TX + DCA]).chain(interrupts);
-        list.extend(keep.map(|offset| Entry::Keep { offset }));
-        list.extend(COUNTERS.map(|offset| Entry::Counter { offset }));
+        list.extend(keep.map(|offset| SharedEntry::Keep { offset }));
+        list.extend(COUNTERS.map(|offset| SharedEntry::Counter { offset }));
         for ring in [&self.rx, &self.tx] {
-            list.push(Entry::Area { gpa: ring.base, len: u64::from(ring.count() * DESCRIPTOR) });
+            list.push(SharedEntry::Area { gpa: ring.base, len: u64::from(ring.count() * DESCRIPTOR) });
         }
         list
     }
@@ -239,7 +239,9 @@ impl Driver {
             self.filters();
             self.say(&[MESSAGE_LPE, self.mtu + 18 + 4]);
             self.shift(copied);
-            for (ring, tail) in [(TX, self.tx.next), (RX, (self.rx.next + self.rx.count() - 1) % self.rx.count())] {
+            for (ring, tail) in
+                [(TX, self.tx.next), (RX, (self.rx.next + self.rx.count() - 1) % self.rx.count())]
+            {
                 self.world.write(ring + HEAD, 0);
                 self.world.write(ring + TAIL, 0);
                 let control = self.world.read(ring + DCTL);
@@ -486,7 +488,7 @@ impl Driver {
         self.begin();
         let register = self.world.read(counter);
         self.leave();
-        let entry = self.list().iter().position(|entry| *entry == Entry::Counter { offset: counter });
+        let entry = self.list().iter().position(|entry| *entry == SharedEntry::Counter { offset: counter });
         let at = ENTRIES + 16 * entry.expect("a counter") as u64 + 8;
         (register, u64::from_le_bytes(self.world.load(at)))
     }
@@ -557,7 +559,11 @@ impl Driver {
         self.drain();
         if self.announced() {
             let (register, page) = self.counted(VFGPTC);
-            assert_eq!((register, page), (1000 + self.sent, u64::from(1000 + self.sent)), "frames sent, counted");
+            assert_eq!(
+                (register, page),
+                (1000 + self.sent, u64::from(1000 + self.sent)),
+                "frames sent, counted"
+            );
             let accepted = self.world.accepted.len() as u32;
             assert_eq!(self.counted(VFGPRC).0, 1000 + accepted, "frames received, counted");
             let cooperation = self.world.device.hardware().cooperation().expect("a driver");

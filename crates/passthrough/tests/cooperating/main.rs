@@ -7,7 +7,7 @@ mod silicon;
 mod world;
 
 use ioplane_nic::vf82576::spec::*;
-use ioplane_passthrough::cooperating::page::{self, Entry, PageFlaw, WRITER};
+use ioplane_passthrough::cooperating::page::{self, PageFlaw, SharedEntry, WRITER};
 use ioplane_passthrough::{Carry, CarryError, ExchangeError, Motion};
 
 use driver::Driver;
@@ -138,7 +138,8 @@ fn announce(world: &mut World, gpa: u64, bytes: &[u8]) -> u32 {
 #[test]
 fn hostile_pages_harm_nobody_else() {
     let mut world = World::new(Plan::default());
-    let good = page::written(&[Entry::Keep { offset: RX + BAL }, Entry::Counter { offset: VFGPRC }]);
+    let good =
+        page::written(&[SharedEntry::Keep { offset: RX + BAL }, SharedEntry::Counter { offset: VFGPRC }]);
     for gpa in [0x4008, world::MEMORY, u64::MAX - 4095] {
         assert_eq!(announce(&mut world, gpa, &good), 2, "{gpa:#x}");
         assert!(matches!(world.device.hardware().flaw(), Some(PageFlaw::Memory(_))));

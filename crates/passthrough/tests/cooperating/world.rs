@@ -310,7 +310,11 @@ impl World {
         let accepted: Vec<u32> =
             self.accepted.iter().copied().filter(|number| !self.missed.contains(number)).collect();
         assert_eq!(received, accepted, "frames that were taken in, each once and in order");
-        assert_eq!(self.sent, (0..sent).collect::<Vec<_>>(), "frames that the guest sent, each once and in order");
+        assert_eq!(
+            self.sent,
+            (0..sent).collect::<Vec<_>>(),
+            "frames that the guest sent, each once and in order"
+        );
         assert_eq!(self.device.faults(), Default::default(), "accesses that were denied");
     }
 }
