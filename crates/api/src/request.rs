@@ -246,7 +246,7 @@ body! {
         /// Take it although this host does not remap interrupts.
         #[serde(default)]
         unsafe_interrupts: bool,
-        /// Whoever asks has stopped the guest. It is not done otherwise.
+        /// Whoever asks has stopped the guest. It is not done otherwise, but where its driver cooperates.
         #[serde(default)]
         guest_stopped: bool,
     }
@@ -258,7 +258,7 @@ body! {
     FunctionStepForm {
         /// How long it may take, milliseconds; at most 4000.
         deadline_ms: u64,
-        /// Whoever asks has stopped the guest. It is not done otherwise.
+        /// Whoever asks has stopped the guest. It is not done otherwise, but where its driver cooperates.
         #[serde(default)]
         guest_stopped: bool,
     }

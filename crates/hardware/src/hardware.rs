@@ -108,6 +108,12 @@ pub enum HardwareError {
         /// Its address.
         function: String,
     },
+    /// Its configuration space is full.
+    #[error("{function} has no room in its configuration space for what its driver has to find there")]
+    NoRoom {
+        /// Its address.
+        function: String,
+    },
     /// A write that its silicon does not allow. It was not made.
     #[error("{function} does not allow {what}: register {offset:#x} was not written")]
     Forbidden {

@@ -1,4 +1,5 @@
-//! `ioplane pci move`: the guest is stopped by its QEMU's monitor, another function takes the place of the one that it has, it goes on.
+//! `ioplane pci move`: the guest is stopped by its QEMU's monitor, another function takes the place of the one that it has, it goes on. A
+//! guest whose driver cooperates is not stopped.
 
 use std::time::{Duration, Instant};
 
@@ -38,13 +39,18 @@ pub fn run(client: &Client, args: &PciMove, json: bool) -> Result<()> {
     let vm = function.vm.filter(|_| function.connected).ok_or_else(|| {
         refused(format!("no VM uses {name}"), format!("remove {name}, and add the function at {}", args.to))
     })?;
-    let mut monitor = Monitor::connect(&args.qmp)?;
+    let Some(qmp) = &args.qmp else {
+        // Where it has to stand still the daemon says so.
+        ignore_signals()?;
+        return said(&pci::exchange(client, args, false)?, json);
+    };
+    let mut monitor = Monitor::connect(qmp)?;
     monitor.is_surely_of(&vm.name)?;
     let status = monitor.execute("query-status", &json!({}))?;
     let runs = status["running"].as_bool().unwrap_or(false);
     ignore_signals()?;
     let moved = if runs { monitor.execute("stop", &json!({})).map(drop) } else { Ok(()) }
-        .and_then(|()| pci::exchange(client, args));
+        .and_then(|()| pci::exchange(client, args, true));
     // Also where the stop failed: it may have been carried out since.
     let goes_on = if runs { monitor.execute("cont", &json!({})).map(drop) } else { Ok(()) };
     let report = match (moved, goes_on) {
@@ -56,10 +62,14 @@ pub fn run(client: &Client, args: &PciMove, json: bool) -> Result<()> {
             return Err(error);
         }
     };
+    said(&report, json)
+}
+
+fn said(report: &MovedFunctionReport, json: bool) -> Result<()> {
     if let (Some(complaint), false) = (&report.complaint, json) {
         hint(complaint);
     }
-    print_done(json, &report, shown)
+    print_done(json, report, shown)
 }
 
 /// What a user has to know before all else.

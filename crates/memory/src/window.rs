@@ -173,6 +173,19 @@ impl Window {
         self.atomic::<AtomicU8>(offset).fetch_or(bits, order);
     }
 
+    /// Sets bits of a little-endian number of 32 bits in one atomic step; what it was before. `offset` must be aligned. For a lock that
+    /// is shared with a guest: no dirty log hears of it.
+    #[inline]
+    pub fn set_bits_u32(&self, offset: usize, bits: u32) -> u32 {
+        u32::from_le(self.atomic::<AtomicU32>(offset).fetch_or(bits.to_le(), Ordering::SeqCst))
+    }
+
+    /// Clears bits likewise.
+    #[inline]
+    pub fn clear_bits_u32(&self, offset: usize, bits: u32) -> u32 {
+        u32::from_le(self.atomic::<AtomicU32>(offset).fetch_and(!bits.to_le(), Ordering::SeqCst))
+    }
+
     /// Exchanges a byte.
     #[inline]
     pub(crate) fn swap_u8(&self, offset: usize, value: u8, order: Ordering) -> u8 {

@@ -39,5 +39,5 @@ pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};
 pub use replay::{FillFrames, Surroundings};
-pub use state::{check, seal};
+pub use state::{check, open, seal};
 pub use written::{PAGE, PageSet};

@@ -45,7 +45,7 @@ fn checksum(version: u16, body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// A state's bytes behind the header that fits them: for tests, whose bodies no device has written.
+/// A state's bytes behind the header that fits them.
 pub fn seal(body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
     bytes.extend_from_slice(&MAGIC);
@@ -57,6 +57,30 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// What is behind a state's header, which fits it: at most [`MOST`] bytes.
+pub fn open(bytes: &[u8]) -> Result<&[u8], DirectStateError> {
+    if bytes.len() > MOST {
+        return Err(DirectStateError::TooLarge(bytes.len()));
+    }
+    let Some((header, body)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header[..4] == MAGIC)
+    else {
+        return Err(DirectStateError::NotAState);
+    };
+    let version = u16::from_le_bytes([header[4], header[5]]);
+    let says = usize::from(u16::from_le_bytes([header[6], header[7]]));
+    let sum = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+    if version != VERSION {
+        return Err(DirectStateError::Version(version));
+    }
+    if says != body.len() {
+        return Err(DirectStateError::Length { has: body.len(), says });
+    }
+    if sum != checksum(version, body) {
+        return Err(DirectStateError::Checksum);
+    }
+    Ok(body)
+}
+
 impl DirectStateV2 {
     pub(super) fn encode(&self) -> Result<Vec<u8>, DirectStateError> {
         let body = postcard::to_stdvec(self).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
@@ -65,25 +89,7 @@ impl DirectStateV2 {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DirectStateError> {
-        if bytes.len() > MOST {
-            return Err(DirectStateError::TooLarge(bytes.len()));
-        }
-        let Some((header, body)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header[..4] == MAGIC)
-        else {
-            return Err(DirectStateError::NotAState);
-        };
-        let version = u16::from_le_bytes([header[4], header[5]]);
-        let says = usize::from(u16::from_le_bytes([header[6], header[7]]));
-        let sum = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-        if version != VERSION {
-            return Err(DirectStateError::Version(version));
-        }
-        if says != body.len() {
-            return Err(DirectStateError::Length { has: body.len(), says });
-        }
-        if sum != checksum(version, body) {
-            return Err(DirectStateError::Checksum);
-        }
+        let body = open(bytes)?;
         match postcard::take_from_bytes(body) {
             Ok((state, [])) => Ok(state),
             Ok((_, rest)) => Err(DirectStateError::Damaged(format!("{} bytes too many", rest.len()))),

@@ -13,6 +13,7 @@
 //! card is given back.
 
 mod carry;
+mod cooperate;
 mod exchange;
 
 use std::sync::Arc;
@@ -26,7 +27,8 @@ use ioplane_memory::{GuestMap, MemoryRegion};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
-pub use carry::{Carried, CarryError, Motion, Replayed};
+pub use carry::{Carried, Carry, CarryError, Motion, Replayed};
+pub use cooperate::Prepared;
 pub use exchange::{ExchangeError, Exchanged};
 
 use crate::monitor::{Monitor, MonitorError};

@@ -12,6 +12,7 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 pub mod catalog;
+pub mod cooperating;
 pub mod direct;
 mod migratable;
 pub mod monitor;
@@ -21,9 +22,12 @@ pub mod rtl8139;
 mod set_up;
 #[cfg(test)]
 mod tests;
+mod wires;
 
+pub use cooperating::{Cooperating, Cooperation};
 pub use direct::{
-    Carried, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Replayed,
+    Carried, Carry, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Prepared,
+    Replayed,
 };
 pub use migratable::Migratable;
 pub use monitor::Monitor;

@@ -4,12 +4,10 @@
 //! All pages of registers are trapped. A page that a VMM has mapped stays the first function's for as long as that VMM runs: after an
 //! exchange its guest would drive the function that it has left. So no descriptor of the hardware leaves us either.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::Interrupt;
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_model::DirectModel;
@@ -17,20 +15,14 @@ use ioplane_moving::{Guarded, Movable, MovingError, Surroundings};
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
 
 use crate::set_up::SetUp;
-
-/// Who is signalled by a vector.
-#[derive(Debug, Clone, Default)]
-struct Wiring {
-    call: Option<Arc<dyn Interrupt>>,
-    masked: bool,
-}
+use crate::wires::Wires;
 
 /// See the module.
 pub struct Migratable<H: Hardware> {
     pub(crate) movable: Movable<Guarded<H>>,
     model: &'static DirectModel,
     bars: BarMap,
-    wires: BTreeMap<(Irq, u16), Wiring>,
+    wires: Wires,
     /// The guest's memory, as the function reaches it.
     memory: Vec<MemoryRegion>,
     /// A guest has written to its registers since the last reset.
@@ -60,7 +52,7 @@ impl<H: Hardware> Migratable<H> {
             movable,
             model,
             bars,
-            wires: BTreeMap::new(),
+            wires: Wires::default(),
             memory: Vec::new(),
             driven: false,
             expected: None,
@@ -84,10 +76,7 @@ impl<H: Hardware> Migratable<H> {
 
     /// The vectors of MSI-X that signal somebody, ascending.
     pub(crate) fn wired(&self) -> Vec<u16> {
-        let msix = |((irq, vector), wiring): (&(Irq, u16), &Wiring)| {
-            (*irq == Irq::Msix && wiring.call.is_some()).then_some(*vector)
-        };
-        self.wires.iter().filter_map(msix).collect()
+        self.wires.msix()
     }
 
     /// The guest's memory, as the function reaches it.
@@ -124,18 +113,7 @@ impl<H: Hardware> Migratable<H> {
 
     /// Wires `to` as this one is wired, which is wired to nothing then. After an error it may be called the other way round.
     pub(crate) fn hand_wires(&mut self, to: &mut Self) -> Result<(), WireError> {
-        for ((irq, vector), wiring) in std::mem::take(&mut self.wires) {
-            // One that cannot be taken off goes with the function.
-            let _ = self.movable.hardware().wire(irq, vector, Wire::Call(None));
-            to.wires.insert((irq, vector), wiring);
-        }
-        for ((irq, vector), Wiring { call, masked }) in &to.wires {
-            to.movable.hardware().wire(*irq, *vector, Wire::Call(call.clone()))?;
-            if *masked {
-                to.movable.hardware().wire(*irq, *vector, Wire::Mask)?;
-            }
-        }
-        Ok(())
+        to.wires.take_over(to.movable.hardware(), &mut self.wires, self.movable.hardware())
     }
 }
 
@@ -202,17 +180,7 @@ impl<H: Hardware> Hardware for Migratable<H> {
 
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
         self.movable.hardware().wire(irq, vector, wire.clone())?;
-        match wire {
-            Wire::Call(None) => drop(self.wires.remove(&(irq, vector))),
-            Wire::Call(call) => self.wires.entry((irq, vector)).or_default().call = call,
-            Wire::Mask => self.wires.entry((irq, vector)).or_default().masked = true,
-            Wire::Unmask => {
-                if let Some(wiring) = self.wires.get_mut(&(irq, vector)) {
-                    wiring.masked = false;
-                }
-            }
-            Wire::Trigger => {}
-        }
+        self.wires.note(irq, vector, wire);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //!        |--> batch: the modules of guest/batch for that kernel
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
+//!        |--> igbvf: the module of guest/igbvf for that kernel
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
 //!   database: this host's PostgreSQL and a database, a root disk for the guest's kernel
 //!   linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
@@ -20,6 +21,7 @@ mod batch;
 mod database;
 mod disk;
 mod generic;
+mod igbvf;
 mod initrd;
 mod kernel;
 mod l1;

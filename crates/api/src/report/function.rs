@@ -59,7 +59,7 @@ pub struct FunctionReport {
     pub vm: Option<VmReport>,
     /// Where VMMs connect (vfio-user).
     pub socket: PathBuf,
-    /// `virtual` (mediated), `passthrough`, `migratable` or `emulated`.
+    /// `virtual` (mediated), `passthrough`, `migratable`, `cooperating` or `emulated`.
     pub mode: String,
     /// Address on this host, if it is a function of the host.
     pub host: Option<String>,
@@ -100,6 +100,25 @@ pub struct FunctionReport {
     pub unusable: Option<String>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
+    /// What its guest's driver has announced, of one that is added to cooperate.
+    #[serde(default)]
+    pub cooperation: Option<CooperationReport>,
+}
+
+/// What a driver that cooperates has announced.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct CooperationReport {
+    /// There is such a driver, and its page is believed.
+    pub announced: bool,
+    /// Why its page is not.
+    pub refused: Option<String>,
+    /// Entries of its list.
+    pub entries: u64,
+    /// How often its function was reset under it, which it is told.
+    pub moves: u32,
+    /// What that was when it brought its function back last.
+    pub replayed: u32,
 }
 
 /// What a VMM asked of a function. Each access was an exit of the guest.

@@ -24,6 +24,8 @@ words! {
     Passthrough "passthrough",
     /// As it is, but for its registers: what its guest does there is kept, so that another function can take its place.
     Migratable "migratable",
+    /// As it is, and its guest's driver cooperates: the driver brings another function to where this one was.
+    Cooperating "cooperating",
 }
 
 words! {
@@ -217,7 +219,8 @@ form! {
         /// A function of this host, by its address, as `ioplane pci list` has it
         [long, value_name = "ADDRESS"]
         host: PciAddress,
-        /// virtual: mediated by a state model; passthrough: as it is; migratable: as it is, and another function can take its place
+        /// virtual: mediated by a state model; passthrough: as it is; migratable: as it is, and another function can take its place; cooperating:
+        /// the same by a driver in the guest that cooperates
         /// [default: virtual]
         [long, value_name = "HOW", conflicts_with = "emulate"]
         mode: ModeWord,
@@ -366,7 +369,7 @@ impl FunctionSpec {
         }
     }
 
-    /// `virtual`, `passthrough`, `migratable` or `emulated`.
+    /// `virtual`, `passthrough`, `migratable`, `cooperating` or `emulated`.
     pub fn mode(&self) -> &'static str {
         match &self.source {
             SourceSpec::Host { mode, .. } => mode.word(),

@@ -90,14 +90,15 @@ pub struct PciAdd {
 /// Another function in the place of one.
 #[derive(Debug, Args)]
 pub struct PciMove {
-    /// Name of the function, which was added with --mode migratable
+    /// Name of the function, which was added with --mode migratable or cooperating
     pub name: String,
     /// The function of this host that takes its place, as `ioplane pci list` has it
     #[arg(long, value_name = "ADDRESS")]
     pub to: PciAddress,
-    /// The monitor of its QEMU (-qmp unix:SOCKET,server=on,wait=off), by which its guest is stopped and goes on
+    /// The monitor of its QEMU (-qmp unix:SOCKET,server=on,wait=off), by which its guest is stopped and goes on; needed for --mode migratable,
+    /// and not where its driver cooperates
     #[arg(long, value_name = "SOCKET")]
-    pub qmp: PathBuf,
+    pub qmp: Option<PathBuf>,
     /// How long it may take while the guest stands still: at most 30s
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = duration)]
     pub deadline: Duration,
@@ -159,6 +160,8 @@ mod tests {
             "ioplane pci reset n",
             "ioplane pci add n --host 00:05.0 --mode migratable",
             "ioplane pci move n --to 0000:01:10.2 --qmp /run/vm.qmp",
+            "ioplane pci add n --host 00:05.0 --mode cooperating",
+            "ioplane pci move n --to 0000:01:10.2",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
             "ioplane model show rtl8139 --svg",
@@ -167,7 +170,6 @@ mod tests {
         }
         for bad in [
             "ioplane pci add n",
-            "ioplane pci move n --to 0000:01:10.2",
             "ioplane pci move n --to 5 --qmp /run/vm.qmp",
             "ioplane pci add n --host 00:05.0 --emulate rtl8139 --switch lan",
             "ioplane pci add n --host 00:05.0 --switch lan",

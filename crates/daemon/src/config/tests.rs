@@ -302,7 +302,7 @@ fn function_cases() -> Vec<(String, usize, String, String)> {
             format!("{host}mode = \"shared\"\n"),
             4,
             "mode = \"shared\"",
-            "write one of \"virtual\", \"passthrough\", \"migratable\"",
+            "write one of \"virtual\", \"passthrough\", \"migratable\", \"cooperating\"",
         ),
         (
             format!("{host}on_fault = \"panic\"\n"),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_api::report::{
-    ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport,
+    ChipReport, CooperationReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport,
 };
 use ioplane_api::spec::FaultSpec;
 use ioplane_device::{
@@ -19,7 +19,10 @@ use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{ChipCounts, Drops};
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
-use ioplane_passthrough::{CarryError, DirectFaults, ExchangeError, Exchanged, Migratable, Passthrough};
+use ioplane_passthrough::{
+    Carry, CarryError, Cooperating, Cooperation, DirectFaults, ExchangeError, Exchanged, Migratable,
+    Passthrough, Prepared,
+};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use crate::lower::Lower;
@@ -36,6 +39,8 @@ pub enum Body {
     Passthrough(Box<Passthrough<Vfio>>),
     /// The same, and another function can take its place.
     Migratable(Box<Passthrough<Migratable<Vfio>>>),
+    /// The same by a driver that cooperates.
+    Cooperating(Box<Passthrough<Cooperating<Vfio>>>),
 }
 
 impl Body {
@@ -46,6 +51,7 @@ impl Body {
             Body::Mediated(monitor) => &**monitor,
             Body::Passthrough(direct) => &**direct,
             Body::Migratable(direct) => &**direct,
+            Body::Cooperating(direct) => &**direct,
         }
     }
 
@@ -56,6 +62,7 @@ impl Body {
             Body::Mediated(monitor) => &mut **monitor,
             Body::Passthrough(direct) => &mut **direct,
             Body::Migratable(direct) => &mut **direct,
+            Body::Cooperating(direct) => &mut **direct,
         }
     }
 
@@ -82,13 +89,34 @@ impl Body {
         there: &mut dyn Surroundings,
         back: &mut dyn Surroundings,
     ) -> Result<Exchanged, ExchangeError> {
-        self.migratable()?.exchange(other, there, back).map(|(_, exchanged)| exchanged)
+        match self {
+            Body::Migratable(direct) => direct.exchange(other, there, back).map(|(_, exchanged)| exchanged),
+            _ => Err(CarryError::NoGuest.into()),
+        }
+    }
+
+    /// Gets another function ready to take the place of one whose driver cooperates. See [`Passthrough::prepare`].
+    pub fn prepare(&mut self, other: Vfio) -> Result<Prepared<Vfio>, ExchangeError> {
+        self.cooperating()?.prepare(other)
+    }
+
+    /// Puts it there, once the guest's one stands still; the former is let go.
+    pub fn exchange_at_rest(&mut self, other: Prepared<Vfio>) -> Result<Exchanged, ExchangeError> {
+        self.cooperating()?.exchange_at_rest(other).map(|(_, exchanged)| exchanged)
+    }
+
+    fn cooperating(&mut self) -> Result<&mut Passthrough<Cooperating<Vfio>>, CarryError> {
+        match self {
+            Body::Cooperating(direct) => Ok(direct),
+            _ => Err(CarryError::NoGuest),
+        }
     }
 
     /// One that can be moved. The record says which are: another one has no guest whose state could go along.
-    pub fn migratable(&mut self) -> Result<&mut Passthrough<Migratable<Vfio>>, CarryError> {
+    pub fn carry(&mut self) -> Result<&mut dyn Carry, CarryError> {
         match self {
-            Body::Migratable(direct) => Ok(direct),
+            Body::Migratable(direct) => Ok(&mut **direct),
+            Body::Cooperating(direct) => Ok(&mut **direct),
             _ => Err(CarryError::NoGuest),
         }
     }
@@ -119,7 +147,23 @@ impl Body {
                 report.hardware_faults = hardware_faults(direct.faults(), hardware.hardware().forbidden());
                 report.not_reset = direct.not_reset().map(ToString::to_string);
             }
+            Body::Cooperating(direct) => {
+                report.hardware_faults = hardware_faults(direct.faults(), 0);
+                report.not_reset = direct.not_reset().map(ToString::to_string);
+                report.cooperation = Some(cooperation(direct.hardware()));
+            }
         }
+    }
+}
+
+/// What is known of a driver that cooperates, or should.
+fn cooperation(hardware: &Cooperating<Vfio>) -> CooperationReport {
+    let refused = hardware.flaw().map(ToString::to_string);
+    match hardware.cooperation() {
+        Some(Cooperation { entries, moves, replayed }) => {
+            CooperationReport { announced: true, refused, entries: entries as u64, moves, replayed }
+        }
+        None => CooperationReport { refused, ..CooperationReport::default() },
     }
 }
 

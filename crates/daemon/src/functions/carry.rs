@@ -14,10 +14,10 @@ use ioplane_api::report::{CarriedFunctionV1, ReplayedFunctionReport, RestedFunct
 use ioplane_api::request::{FunctionStepForm, QuiesceForm};
 use ioplane_api::spec::{ModeWord, PciAddress, SourceSpec};
 use ioplane_device::{Access, Device, Lifecycle, Quiescent, RegisterAddress, SavedState};
-use ioplane_hardware::Vfio;
-use ioplane_host::vfio_user::DmaWrite;
+use ioplane_hardware::PhysicalFunction;
+use ioplane_host::vfio_user::{DmaWrite, Handle};
 use ioplane_moving::{PAGE, PageSet};
-use ioplane_passthrough::{Carried, CarryError, Migratable, Motion, Passthrough, Replayed, SetUp};
+use ioplane_passthrough::{Carried, Carry, CarryError, Motion, Replayed, SetUp};
 use ioplane_pci::spec;
 
 use super::around::{Here, physical};
@@ -53,6 +53,10 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
             text,
             "start QEMU there with -S -incoming, and load the state before its guest runs",
         ),
+        CarryError::NoDriver | CarryError::Page(_) => Refusal::conflict(
+            text,
+            "load the igbvf of guest/igbvf in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
+        ),
         CarryError::NotSetUp(_) => Refusal::conflict(
             text,
             "write command, BARs and the MSI-X table by the monitor of its QEMU, as they were, and try again",
@@ -62,18 +66,6 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
             "see whether the physical function has a link; a function that stands still takes another try",
         ),
     }
-}
-
-/// A function whose guest runs is touched by none of the steps that need its rings.
-pub(super) fn stands_still(name: &str, guest_stopped: bool) -> Result<(), Refusal> {
-    if guest_stopped {
-        return Ok(());
-    }
-    Err(Refusal::conflict(
-        format!("the guest of {name} runs: its rings are used while the other function is set up"),
-        "stop it by its VMM's monitor first; `ioplane pci move --qmp SOCKET` does so",
-    )
-    .at("guest_stopped"))
 }
 
 pub(super) fn patience(deadline_ms: u64) -> Result<Duration, Refusal> {
@@ -87,11 +79,81 @@ pub(super) fn patience(deadline_ms: u64) -> Result<Duration, Refusal> {
 
 /// By what a function is brought to where its guest was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     /// The guest drives the function at this address itself: it stands still, and is brought back register by register.
     Direct(PciAddress),
+    /// The same, and the guest's driver brings it back: its guest may run meanwhile.
+    Cooperating(PciAddress),
     /// The daemon knows all of it: it is held, saved and loaded.
     Saved,
+}
+
+impl Way {
+    /// A function whose guest runs is touched by none of the steps that need its rings.
+    pub(super) fn stands_still(self, name: &str, guest_stopped: bool) -> Result<(), Refusal> {
+        if guest_stopped || matches!(self, Way::Cooperating(_)) {
+            return Ok(());
+        }
+        Err(Refusal::conflict(
+            format!("the guest of {name} runs: its rings are used while the other function is set up"),
+            "stop it by its VMM's monitor first; `ioplane pci move --qmp SOCKET` does so",
+        )
+        .at("guest_stopped"))
+    }
+
+    /// Who sends frames to it, where some are needed. Blocks.
+    pub(super) fn physical(self) -> Result<Option<PhysicalFunction>, Refusal> {
+        match self {
+            Way::Direct(address) => physical(address).map(Some),
+            Way::Cooperating(_) | Way::Saved => Ok(None),
+        }
+    }
+}
+
+/// A function that is on its way to rest, or on to another one. Whoever waits for that may be gone at any time.
+pub(super) struct Resting {
+    handle: Handle<Body>,
+    /// It has not arrived.
+    given_up: bool,
+    /// It goes on then, and may take so long for that; else it stands still, if it does.
+    goes_on: Option<Duration>,
+}
+
+impl Resting {
+    pub(super) fn new(handle: &Handle<Body>, goes_on: Option<Duration>) -> Resting {
+        Resting { handle: handle.clone(), given_up: true, goes_on }
+    }
+
+    /// It has arrived.
+    pub(super) fn done(mut self) {
+        self.given_up = false;
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        if !self.given_up {
+            return;
+        }
+        let (handle, goes_on) = (self.handle.clone(), self.goes_on);
+        let go_on = move |body: &mut Body| {
+            let carry = body.carry()?;
+            carry.give_up();
+            match (carry.motion(), goes_on) {
+                (Motion::Runs, _) | (_, None) => Ok(()),
+                (Motion::Stopping | Motion::Still, Some(patience)) => {
+                    carry.replay(&mut Here::new(None, patience)).map(drop)
+                }
+            }
+        };
+        tokio::spawn(async move {
+            let gone_on = handle.with(move |device: &mut Lifecycle<Body>| device.with(go_on)).await;
+            // One that has ended has no guest that waits.
+            if let Ok(Ok(Err(error))) = gone_on {
+                tracing::warn!(error = %error, "a function was not moved, and does not go on");
+            }
+        });
+    }
 }
 
 /// What goes to another daemon.
@@ -145,9 +207,9 @@ fn set_up_of(body: &mut Body) -> SetUp {
 
 impl Card {
     /// Which function of the host it is, if another one's registers can be brought to where its are.
-    pub(super) fn may_be_exchanged(&self) -> Result<PciAddress, Refusal> {
+    pub(super) fn may_be_exchanged(&self) -> Result<(PciAddress, Way), Refusal> {
         match self.way() {
-            Ok(Way::Direct(address)) => Ok(address),
+            Ok(way @ (Way::Direct(address) | Way::Cooperating(address))) => Ok((address, way)),
             _ => Err(self.not_to_be_moved()),
         }
     }
@@ -156,28 +218,29 @@ impl Card {
         let name = self.name();
         Refusal::conflict(
             format!("{name} was not added to be moved: what its guest did to it is not known"),
-            format!("remove {name}, and add it with --mode migratable"),
+            format!("remove {name}, and add it with --mode migratable, or cooperating if its driver does"),
         )
     }
 
     fn way(&self) -> Result<Way, Refusal> {
         match self.note().read().now.source {
             SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Ok(Way::Direct(address)),
+            SourceSpec::Host { address, mode: ModeWord::Cooperating, .. } => Ok(Way::Cooperating(address)),
             SourceSpec::Host { mode: ModeWord::Passthrough, .. } => Err(self.not_to_be_moved()),
             SourceSpec::Host { mode: ModeWord::Virtual, .. } | SourceSpec::Emulated { .. } => Ok(Way::Saved),
         }
     }
 
     /// One step, on the function's thread, between two messages of its VMM.
-    async fn step<R: Send + 'static>(
+    pub(super) async fn step<R: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Passthrough<Migratable<Vfio>>) -> Result<R, CarryError> + Send + 'static,
+        act: impl FnOnce(&mut dyn Carry) -> Result<R, CarryError> + Send + 'static,
     ) -> Result<R, Refusal> {
         let name = self.name();
         let done = self
             .served
             .handle
-            .with(move |device: &mut Lifecycle<Body>| device.with(|body| body.migratable().and_then(act)));
+            .with(move |device: &mut Lifecycle<Body>| device.with(|body| body.carry().and_then(act)));
         done.await
             .map_err(|_| gone(&name))?
             .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
@@ -209,10 +272,10 @@ impl Card {
     pub async fn rest(&self, form: FunctionStepForm) -> Result<RestedFunctionReport, Refusal> {
         let (name, begun, patience) = (self.name(), Instant::now(), patience(form.deadline_ms)?);
         let way = self.way()?;
-        stands_still(&name, form.guest_stopped)?;
+        way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         let stop_accesses = match way {
-            Way::Direct(_) => self.rest_direct(begun + patience).await?,
+            Way::Direct(_) | Way::Cooperating(_) => self.rest_direct(begun + patience).await?,
             Way::Saved => {
                 self.rest_saved(&QuiesceForm { deadline_ms: form.deadline_ms, or_resume: false }).await?;
                 0
@@ -224,18 +287,20 @@ impl Card {
         Ok(RestedFunctionReport { name, stop_accesses, waited_us, pages_sent })
     }
 
-    async fn rest_direct(&self, deadline: Instant) -> Result<u64, Refusal> {
+    pub(super) async fn rest_direct(&self, deadline: Instant) -> Result<u64, Refusal> {
         let mut stop_accesses = 0;
+        let resting = Resting::new(&self.served.handle, None);
         loop {
             let (still, motion, accesses) = self
                 .step(|direct| {
-                    let before = direct.hardware().hardware().accesses();
+                    let before = direct.accesses();
                     let still = direct.rest()?;
-                    Ok((still, direct.motion(), direct.hardware().hardware().accesses() - before))
+                    Ok((still, direct.motion(), direct.accesses() - before))
                 })
                 .await?;
             stop_accesses += accesses;
             if still {
+                resting.done();
                 return Ok(stop_accesses);
             }
             if Instant::now() >= deadline {
@@ -265,7 +330,7 @@ impl Card {
         let _changing = self.changes()?;
         self.served.keep_unsent(PageSet::new());
         match way {
-            Way::Direct(_) => self.step(|direct| direct.begin_log()).await,
+            Way::Direct(_) | Way::Cooperating(_) => self.step(|direct| direct.begin_log()).await,
             Way::Saved => {
                 self.has_guest()?;
                 self.log_saved(true).await.map(drop)
@@ -279,7 +344,7 @@ impl Card {
         let _changing = self.changes()?;
         self.served.keep_unsent(PageSet::new());
         match way {
-            Way::Direct(_) => {
+            Way::Direct(_) | Way::Cooperating(_) => {
                 self.step(|direct| {
                     let logged = direct.logs();
                     direct.end_log();
@@ -302,7 +367,9 @@ impl Card {
     async fn send_written(&self, way: Way) -> Result<Option<u64>, Refusal> {
         let (name, handle) = (self.name(), &self.served.handle);
         let written: Option<PageSet> = match way {
-            Way::Direct(_) => self.step(|direct| Ok(direct.logs().then(|| direct.written()))).await?,
+            Way::Direct(_) | Way::Cooperating(_) => {
+                self.step(|direct| Ok(direct.logs().then(|| direct.written()))).await?
+            }
             Way::Saved => {
                 let written = handle.written().await.map_err(|_| gone(&name))?;
                 written.map(|addresses| addresses.into_iter().map(|address| address / PAGE).collect())
@@ -326,11 +393,11 @@ impl Card {
     pub async fn carried(&self) -> Result<CarriedFunctionV1, Refusal> {
         let name = self.name();
         let went = match self.way()? {
-            Way::Direct(_) => {
+            Way::Direct(_) | Way::Cooperating(_) => {
                 self.step(|direct| {
                     let Carried { state: body, set_up } = direct.carried()?;
-                    let kind = direct.hardware().model().model.name.to_owned();
-                    let state = SavedState { kind, version: ioplane_moving::VERSION.into(), body };
+                    let (kind, version) = direct.kind();
+                    let state = SavedState { kind: kind.to_owned(), version, body };
                     Ok(Gone { state, set_up })
                 })
                 .await?
@@ -357,9 +424,9 @@ impl Card {
         let Gone { state, set_up } = gone_of(file)?;
         let _changing = self.changes()?;
         match way {
-            Way::Direct(address) => {
-                // Its replay will need the physical function, and then there is no way back.
-                blocking(move || physical(address).map(drop)).await?;
+            Way::Direct(_) | Way::Cooperating(_) => {
+                // A replay may need the physical function, and then there is no way back.
+                blocking(move || way.physical().map(drop)).await?;
                 let version = u32::from(ioplane_moving::VERSION);
                 if state.version != version {
                     let text = format!(
@@ -392,11 +459,11 @@ impl Card {
     pub async fn replay(&self, form: FunctionStepForm) -> Result<ReplayedFunctionReport, Refusal> {
         let (name, begun, patience) = (self.name(), Instant::now(), patience(form.deadline_ms)?);
         let way = self.way()?;
-        stands_still(&name, form.guest_stopped)?;
+        way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         let (replay_accesses, took) = match way {
-            Way::Direct(address) => {
-                let mut around = blocking(move || Ok(Here::new(physical(address)?, patience))).await?;
+            Way::Direct(_) | Way::Cooperating(_) => {
+                let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
                 let Replayed { accesses, took } = self.step(move |direct| direct.replay(&mut around)).await?;
                 (accesses, took)
             }
@@ -418,7 +485,7 @@ impl Card {
         let way = self.way()?;
         let _changing = self.changes()?;
         match way {
-            Way::Direct(_) => self.step(|direct| direct.leave()).await?,
+            Way::Direct(_) | Way::Cooperating(_) => self.step(|direct| direct.leave()).await?,
             Way::Saved => {
                 self.is_held()?;
                 self.log_saved(false).await?;
@@ -448,8 +515,10 @@ fn again(pages: &PageSet) -> Vec<DmaWrite> {
 fn late(name: &str, motion: Motion) -> Refusal {
     match motion {
         Motion::Runs => Refusal::conflict(
-            format!("{name}: the deadline passed while its frames are sent; it goes on"),
-            "see whether its physical function has a link, and try again",
+            format!(
+                "{name}: the deadline passed while its frames are sent, or its driver has the lock; it goes on"
+            ),
+            "see whether its physical function has a link, and try again; a driver that cooperates needs a guest that runs",
         ),
         Motion::Stopping | Motion::Still => Refusal::conflict(
             format!("{name}: the deadline passed while its queues end"),
@@ -494,8 +563,11 @@ mod tests {
     fn steps_say_how_long_they_may_take_and_that_the_guest_stands_still() {
         assert_eq!(patience(4000).unwrap(), LONGEST);
         assert_eq!(patience(4001).unwrap_err().field.as_deref(), Some("deadline_ms"));
-        stands_still("nic0", true).unwrap();
-        assert_eq!(stands_still("nic0", false).unwrap_err().field.as_deref(), Some("guest_stopped"));
+        let address: PciAddress = "0000:01:10.0".parse().unwrap();
+        let direct = Way::Direct(address);
+        direct.stands_still("nic0", true).unwrap();
+        assert_eq!(direct.stands_still("nic0", false).unwrap_err().field.as_deref(), Some("guest_stopped"));
+        Way::Cooperating(address).stands_still("nic0", false).unwrap();
         assert!(late("nic0", Motion::Runs).error.ends_with("it goes on"));
     }
 }

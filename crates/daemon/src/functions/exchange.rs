@@ -3,9 +3,11 @@
 //! ```text
 //!   lease and open the other --> the function's thread: stop, save, replay --> the record names the other, the former is given back
 //! ```
+//!
+//! Where the guest's driver cooperates its guest runs: until the driver has given its lock back its accesses are served.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ioplane_api::report::MovedFunctionReport;
 use ioplane_api::request::MoveFunctionForm;
@@ -17,6 +19,7 @@ use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
 
 use super::around::{Here, physical};
 use super::body::Body;
+use super::carry::{Resting, Way};
 use super::hold::gone;
 use super::service::After;
 use super::{Card, SYSFS, carry, host};
@@ -35,9 +38,16 @@ struct Taken {
     back: Here,
 }
 
-fn take(from: PciAddress, form: &MoveFunctionForm, leases: &Path) -> Result<Taken, Refusal> {
-    let patience = Duration::from_millis(form.deadline_ms).min(LONGEST);
-    let (there, back) = (Here::new(physical(form.to)?, patience), Here::new(physical(from)?, BACK));
+fn patience(form: &MoveFunctionForm) -> Duration {
+    Duration::from_millis(form.deadline_ms).min(LONGEST)
+}
+
+fn take(way: Way, form: &MoveFunctionForm, leases: &Path) -> Result<Taken, Refusal> {
+    let there = match way {
+        Way::Direct(_) => Some(physical(form.to)?),
+        Way::Cooperating(_) | Way::Saved => None,
+    };
+    let (there, back) = (Here::new(there, patience(form)), Here::new(way.physical()?, BACK));
     let accepted = Accepted { in_use: form.force, unsafe_interrupts: form.unsafe_interrupts };
     let root = Path::new(SYSFS);
     let lease = Lease::take(root, form.to, leases, accepted)?;
@@ -82,18 +92,14 @@ impl Card {
         let Ok(_changing) = self.served.changing.try_lock() else {
             return Err(Refusal::busy(format!("{name} is being changed"), "try again in a moment"));
         };
-        let from = self.may_move(&form)?;
+        let (from, way) = self.may_move(&form)?;
         let (asked, to) = (form.clone(), form.to);
-        let Taken { lease, vfio, mut there, mut back } =
-            blocking(move || take(from, &asked, &leases)).await?;
-        let exchanged = self.served.handle.with(move |device: &mut Lifecycle<Body>| {
-            device.with(|body| body.exchange(vfio, &mut there, &mut back))
-        });
-        let exchanged = match exchanged.await {
-            Ok(Ok(Ok(exchanged))) => Ok(exchanged),
-            Ok(Ok(Err(error))) => Err(refuse(&name, &error)),
-            Ok(Err(error)) => Err(Refusal::busy(format!("{name}: {error}"), "try again in a moment")),
-            Err(_) => Err(gone(&name)),
+        let Taken { lease, vfio, mut there, mut back } = blocking(move || take(way, &asked, &leases)).await?;
+        let exchanged = match way {
+            Way::Cooperating(_) => self.exchange_cooperating(vfio, patience(&form)).await,
+            Way::Direct(_) | Way::Saved => {
+                self.on_its_thread(move |body| body.exchange(vfio, &mut there, &mut back)).await
+            }
         };
         let Exchanged { state_bytes, stop_accesses, replay_accesses, took } = match exchanged {
             Ok(exchanged) => exchanged,
@@ -132,9 +138,31 @@ impl Card {
         })
     }
 
-    /// Which one it is now, if another may take its place.
-    fn may_move(&self, form: &MoveFunctionForm) -> Result<PciAddress, Refusal> {
-        let address = self.may_be_exchanged()?;
+    async fn on_its_thread<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Body) -> Result<R, ExchangeError> + Send + 'static,
+    ) -> Result<R, Refusal> {
+        let name = self.name();
+        let done = self.served.handle.with(move |device: &mut Lifecycle<Body>| device.with(act)).await;
+        done.map_err(|_| gone(&name))?
+            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
+            .map_err(|error| refuse(&name, &error))
+    }
+
+    /// Its VMM is served while its driver gives the lock back.
+    async fn exchange_cooperating(&self, vfio: Vfio, patience: Duration) -> Result<Exchanged, Refusal> {
+        let begun = Instant::now();
+        let prepared = self.on_its_thread(move |body| body.prepare(vfio)).await?;
+        let moving = Resting::new(&self.served.handle, Some(BACK));
+        let stop_accesses = self.rest_direct(begun + patience).await?;
+        let exchanged = self.on_its_thread(move |body| body.exchange_at_rest(prepared)).await?;
+        moving.done();
+        Ok(Exchanged { stop_accesses, took: begun.elapsed(), ..exchanged })
+    }
+
+    /// Which one it is now, if another may take its place, and how.
+    fn may_move(&self, form: &MoveFunctionForm) -> Result<(PciAddress, Way), Refusal> {
+        let (address, way) = self.may_be_exchanged()?;
         let record = self.note().read();
         let name = &record.now.name;
         if record.configured.is_some() {
@@ -146,8 +174,8 @@ impl Card {
         if address == form.to {
             return Err(Refusal::invalid(format!("{name} is {address} already"), "name another one").at("to"));
         }
-        carry::stands_still(name, form.guest_stopped)?;
-        Ok(address)
+        way.stands_still(name, form.guest_stopped)?;
+        Ok((address, way))
     }
 }
 

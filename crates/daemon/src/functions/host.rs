@@ -9,7 +9,7 @@ use ioplane_hardware::{HardwareError, Lease, LeaseError, PhysicalFunction, Vfio,
 use ioplane_model::{DirectModel, StateModel};
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
-use ioplane_passthrough::{Migratable, Passthrough};
+use ioplane_passthrough::{Cooperating, Migratable, Passthrough};
 use ioplane_pci::Identity;
 
 use super::body::Body;
@@ -102,6 +102,12 @@ fn migratable(name: &str, vfio: Vfio, model: &'static DirectModel) -> Result<Bod
     Ok(Body::Migratable(Box::new(direct)))
 }
 
+fn cooperating(name: &str, vfio: Vfio) -> Result<Body, Refusal> {
+    let hardware = Cooperating::new(vfio).map_err(|error| refuse(&error))?;
+    let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
+    Ok(Body::Cooperating(Box::new(direct)))
+}
+
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
@@ -135,6 +141,7 @@ pub fn open(
         match (mode, model, direct_model) {
             (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
             (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model),
+            (ModeWord::Cooperating, ..) => cooperating(name, vfio),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))

@@ -334,6 +334,7 @@ impl ServedKind for Card {
             not_reset: None,
             unusable: None,
             port: None,
+            cooperation: None,
         }
     }
 }

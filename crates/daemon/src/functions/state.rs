@@ -46,12 +46,14 @@ impl Card {
     fn may_be_saved(&self) -> Result<(), Refusal> {
         let FunctionSpec { name, source, .. } = self.note().read().now;
         match source {
-            SourceSpec::Host { mode: ModeWord::Migratable, .. } => Err(Refusal::conflict(
-                format!(
-                    "{name} is driven by its guest past the daemon: it goes to another function as it is, and to no file"
-                ),
-                format!("ioplane pci move {name} --to ADDRESS --qmp SOCKET"),
-            )),
+            SourceSpec::Host { mode: ModeWord::Migratable | ModeWord::Cooperating, .. } => {
+                Err(Refusal::conflict(
+                    format!(
+                        "{name} is driven by its guest past the daemon: it goes to another function as it is, and to no file"
+                    ),
+                    format!("ioplane pci move {name} --to ADDRESS"),
+                ))
+            }
             SourceSpec::Host { mode: ModeWord::Passthrough, address, .. } => Err(Refusal::conflict(
                 format!(
                     "{name} is passed through as it is: nobody knows its state, so it can be neither saved nor loaded"

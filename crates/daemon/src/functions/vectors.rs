@@ -10,7 +10,7 @@ use ioplane_pci::spec;
 
 use super::Card;
 use super::body::Body;
-use super::carry::{patience, stands_still};
+use super::carry::patience;
 use super::hold::gone;
 use crate::refusal::Refusal;
 
@@ -74,7 +74,7 @@ impl Card {
     /// Has its VMM write the MSI-X table. Says how many entries that has. Its VMM is served meanwhile.
     pub async fn write_vectors(&self, form: WriteVectorsForm) -> Result<usize, Refusal> {
         let (name, patience) = (self.name(), patience(form.deadline_ms)?);
-        stands_still(&name, form.guest_stopped)?;
+        self.way()?.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.has_guest()?;
         let found = self.served.handle.with(move |device: &mut Lifecycle<Body>| {

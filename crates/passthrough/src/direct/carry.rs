@@ -16,6 +16,7 @@ use ioplane_moving::{MovingError, PageSet, Surroundings, Unsent};
 use ioplane_pci::spec;
 
 use super::Passthrough;
+use crate::cooperating::page::PageFlaw;
 use crate::migratable::Migratable;
 use crate::set_up::SetUp;
 
@@ -69,6 +70,14 @@ pub enum CarryError {
     /// It was given a state, and the guest had begun with it.
     #[error("a guest has driven it since its last reset")]
     Driven,
+    /// Its guest's driver does not cooperate.
+    #[error(
+        "its guest's driver has not announced a page: it is not one that cooperates, or its interface was never set up"
+    )]
+    NoDriver,
+    /// Its guest's driver announced something else, or it is no longer there.
+    #[error(transparent)]
+    Page(#[from] PageFlaw),
     /// Its VMM has not been told what the guest relies on.
     #[error("its VMM has not set it up as it was: {0}")]
     NotSetUp(String),
@@ -77,19 +86,56 @@ pub enum CarryError {
     Failed(#[from] MovingError),
 }
 
-impl<H: Hardware> Passthrough<Migratable<H>> {
-    /// Whether it goes on.
-    pub fn motion(&self) -> Motion {
-        let movable = &self.hardware.movable;
-        match (movable.is_stopping(), movable.is_stopped()) {
-            (true, _) => Motion::Stopping,
-            (_, true) => Motion::Still,
-            _ => Motion::Runs,
-        }
-    }
+/// What is done, step by step, to a function that its guest drives itself. An error leaves it as it was before the step, but for what is said
+/// there. Of a thread that has the function; none blocks for longer than some accesses take, but [`Carry::replay`].
+pub trait Carry {
+    /// What its states are called, and their version.
+    fn kind(&self) -> (&'static str, u32);
 
+    /// Accesses to its registers so far.
+    fn accesses(&self) -> u64;
+
+    /// Whether it goes on.
+    fn motion(&self) -> Motion;
+
+    /// The guest's memory is copied from here on: the pages that the function writes are logged until a replay, or [`Carry::end_log`].
+    fn begin_log(&mut self) -> Result<(), CarryError>;
+
+    /// Whether they are.
+    fn logs(&self) -> bool;
+
+    /// They are no longer logged.
+    fn end_log(&mut self);
+
+    /// Pages that were written since this was called last; all of them once the function stands still.
+    fn written(&mut self) -> PageSet;
+
+    /// Brings it to rest, one look at the hardware at a time. `false`: not yet, call again. Until it is [`Motion::Stopping`] it goes on
+    /// after [`Carry::give_up`]; from then on it needs [`Carry::replay`].
+    fn rest(&mut self) -> Result<bool, CarryError>;
+
+    /// Nobody calls [`Carry::rest`] again.
+    fn give_up(&mut self);
+
+    /// What another function needs to go on from here, of one that stands still. One that was loaded and has not run yet says the same
+    /// again.
+    fn carried(&mut self) -> Result<Carried, CarryError>;
+
+    /// Takes the state of another function, a stranger's: whole, or not at all. A guest must have it whose memory is that of the other
+    /// one's guest, and that has not run yet. No register is touched; it stands still from here on until [`Carry::replay`].
+    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError>;
+
+    /// Brings it to where its state says, and it goes on: here after a step that failed elsewhere, there after [`Carry::load_carried`],
+    /// once the VMM has set it up.
+    fn replay(&mut self, around: &mut dyn Surroundings) -> Result<Replayed, CarryError>;
+
+    /// Its guest is another function's: this one is reset, reaches nothing any more, and answers nothing until the next reset.
+    fn leave(&mut self) -> Result<(), CarryError>;
+}
+
+impl<H: Hardware> Passthrough<H> {
     /// Whether a step makes sense: a guest has it, and nothing is wrong with it.
-    pub(super) fn may_be_carried(&self) -> Result<(), CarryError> {
+    pub(crate) fn may_be_carried(&self) -> Result<(), CarryError> {
         if self.closed || !self.admitted {
             return Err(CarryError::NoGuest);
         }
@@ -99,52 +145,8 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         if self.suspended { Err(CarryError::Held) } else { Ok(()) }
     }
 
-    /// The guest's memory is copied from here on: the pages that the function writes are logged until a replay, or
-    /// [`Passthrough::end_log`].
-    pub fn begin_log(&mut self) -> Result<(), CarryError> {
-        self.may_be_carried()?;
-        if self.motion() != Motion::Runs {
-            return Err(CarryError::Still);
-        }
-        let view = self.hardware.view()?;
-        Ok(self.hardware.movable.begin_copy(view)?)
-    }
-
-    /// Whether they are.
-    pub fn logs(&self) -> bool {
-        self.hardware.movable.is_copying()
-    }
-
-    /// They are no longer logged.
-    pub fn end_log(&mut self) {
-        self.hardware.movable.end_copy();
-    }
-
-    /// Pages that were written since this was called last; all of them once the function stands still.
-    pub fn written(&mut self) -> PageSet {
-        self.hardware.movable.pages()
-    }
-
-    /// Brings it to rest, one look at the hardware at a time. `false`: not yet, call again. Until it is [`Motion::Stopping`] it goes on
-    /// if nobody calls again; from then on it needs [`Passthrough::replay`].
-    pub fn rest(&mut self) -> Result<bool, CarryError> {
-        self.may_be_carried()?;
-        Ok(self.hardware.movable.stop(Unsent::Wait)?)
-    }
-
-    /// Brings it to rest, with waiting in between.
-    pub(super) fn rest_by(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
-        while !self.hardware.movable.stop(Unsent::Wait)? {
-            if !around.wait() {
-                let doing = "its frames are sent and its queues end".to_owned();
-                return Err(MovingError::Deadline { doing });
-            }
-        }
-        Ok(())
-    }
-
-    /// How its VMM has set it up.
-    fn set_up(&mut self) -> Result<SetUp, MovingError> {
+    /// How its VMM has set it up, which has wired these vectors.
+    pub(crate) fn set_up(&mut self, vectors: Vec<u16>) -> Result<SetUp, HardwareError> {
         let mut msix = 0;
         if let Some(at) = self.hardware.capability(spec::CAP_MSIX)? {
             let mut control = [0; 2];
@@ -157,12 +159,94 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
             self.read_config((spec::BAR0 + 4 * at) as u64, &mut bytes);
             *bar = u32::from_le_bytes(bytes);
         }
-        Ok(SetUp { command: self.header.command(), bars, msix, vectors: self.hardware.wired() })
+        Ok(SetUp { command: self.header.command(), bars, msix, vectors })
     }
 
-    /// What another function needs to go on from here, of one that stands still. One that was loaded and has not run yet says the same
-    /// again.
-    pub fn carried(&mut self) -> Result<Carried, CarryError> {
+    /// It was set up as it has to be.
+    pub(crate) fn is_set_up(&mut self, expected: &SetUp, vectors: Vec<u16>) -> Result<(), CarryError> {
+        let now = self.set_up(vectors).map_err(MovingError::from)?;
+        expected.lacks(&now).map_or(Ok(()), |lacks| Err(CarryError::NotSetUp(lacks)))
+    }
+
+    /// Its guest is another function's: this one is reset, reaches nothing any more, and answers nothing until the next reset.
+    pub(crate) fn left(&mut self) -> Result<(), HardwareError> {
+        // In this order: a reset that fails leaves it without memory, and still nobody's.
+        let quiet = self.hardware.master(false);
+        let reset = self.hardware.reset();
+        let function = self.hardware.name().to_owned();
+        self.not_reset = Some(HardwareError::Left { function });
+        quiet.and(reset.map(drop))
+    }
+}
+
+impl<H: Hardware> Passthrough<Migratable<H>> {
+    /// Brings it to rest, with waiting in between.
+    pub(super) fn rest_by(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        while !self.hardware.movable.stop(Unsent::Wait)? {
+            if !around.wait() {
+                let doing = "its frames are sent and its queues end".to_owned();
+                return Err(MovingError::Deadline { doing });
+            }
+        }
+        Ok(())
+    }
+
+    /// The replay itself, of this one.
+    pub(super) fn bring_here(
+        &mut self,
+        view: &GuestView,
+        around: &mut dyn Surroundings,
+    ) -> Result<(), MovingError> {
+        self.hardware.replay(view, around)?;
+        Ok(self.command()?)
+    }
+}
+
+impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
+    fn kind(&self) -> (&'static str, u32) {
+        (self.hardware.model().model.name, ioplane_moving::VERSION.into())
+    }
+
+    fn accesses(&self) -> u64 {
+        self.hardware.hardware().accesses()
+    }
+
+    fn motion(&self) -> Motion {
+        let movable = &self.hardware.movable;
+        match (movable.is_stopping(), movable.is_stopped()) {
+            (true, _) => Motion::Stopping,
+            (_, true) => Motion::Still,
+            _ => Motion::Runs,
+        }
+    }
+
+    fn begin_log(&mut self) -> Result<(), CarryError> {
+        self.may_be_carried()?;
+        if self.motion() != Motion::Runs {
+            return Err(CarryError::Still);
+        }
+        let view = self.hardware.view()?;
+        Ok(self.hardware.movable.begin_copy(view)?)
+    }
+
+    fn logs(&self) -> bool {
+        self.hardware.movable.is_copying()
+    }
+
+    fn end_log(&mut self) {
+        self.hardware.movable.end_copy();
+    }
+
+    fn written(&mut self) -> PageSet {
+        self.hardware.movable.pages()
+    }
+
+    fn rest(&mut self) -> Result<bool, CarryError> {
+        self.may_be_carried()?;
+        Ok(self.hardware.movable.stop(Unsent::Wait)?)
+    }
+
+    fn carried(&mut self) -> Result<Carried, CarryError> {
         self.may_be_carried()?;
         if self.motion() != Motion::Still {
             return Err(CarryError::Runs);
@@ -170,14 +254,15 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         let state = self.hardware.movable.save()?;
         let set_up = match &self.hardware.expected {
             Some(expected) => expected.clone(),
-            None => self.set_up()?,
+            None => {
+                let vectors = self.hardware.wired();
+                self.set_up(vectors).map_err(MovingError::from)?
+            }
         };
         Ok(Carried { state, set_up })
     }
 
-    /// Takes the state of another function, a stranger's: whole, or not at all. A guest must have it whose memory is that of the other
-    /// one's guest, and that has not run yet. No register is touched; it stands still from here on until [`Passthrough::replay`].
-    pub fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
         self.may_be_carried()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still);
@@ -191,19 +276,16 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         Ok(())
     }
 
-    /// Brings it to where its state says, and it goes on: here after a step that failed elsewhere, there after
-    /// [`Passthrough::load_carried`], once the VMM has set it up.
-    pub fn replay(&mut self, around: &mut dyn Surroundings) -> Result<Replayed, CarryError> {
+    fn replay(&mut self, around: &mut dyn Surroundings) -> Result<Replayed, CarryError> {
         self.may_be_carried()?;
         match self.motion() {
             Motion::Runs => return Err(CarryError::Runs),
             Motion::Stopping => self.rest_by(around)?,
             Motion::Still => {}
         }
-        if let Some(expected) = self.hardware.expected.clone()
-            && let Some(lacks) = expected.lacks(&self.set_up()?)
-        {
-            return Err(CarryError::NotSetUp(lacks));
+        if let Some(expected) = self.hardware.expected.clone() {
+            let vectors = self.hardware.wired();
+            self.is_set_up(&expected, vectors)?;
         }
         let view = self.hardware.view()?;
         let (begun, before) = (Instant::now(), self.hardware.hardware().accesses());
@@ -212,28 +294,15 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         Ok(Replayed { accesses, took: begun.elapsed() })
     }
 
-    /// The replay itself, of this one.
-    pub(super) fn bring_here(
-        &mut self,
-        view: &GuestView,
-        around: &mut dyn Surroundings,
-    ) -> Result<(), MovingError> {
-        self.hardware.replay(view, around)?;
-        Ok(self.command()?)
-    }
+    fn give_up(&mut self) {}
 
-    /// Its guest is another function's: this one is reset, reaches nothing any more, and answers nothing until the next reset.
-    pub fn leave(&mut self) -> Result<(), CarryError> {
+    fn leave(&mut self) -> Result<(), CarryError> {
         self.may_be_carried()?;
         if self.motion() != Motion::Still {
             return Err(CarryError::Runs);
         }
-        // In this order: a reset that fails leaves it without memory, and still nobody's.
-        let quiet = self.hardware.master(false);
-        let reset = self.hardware.reset();
-        let function = self.hardware.name().to_owned();
+        let left = self.left();
         self.hardware.begin_anew();
-        self.not_reset = Some(HardwareError::Left { function });
-        quiet.and(reset.map(drop)).map_err(|error| MovingError::from(error).into())
+        left.map_err(|error| MovingError::from(error).into())
     }
 }

@@ -13,7 +13,7 @@ use ioplane_moving::{MovingError, Surroundings};
 use ioplane_pci::spec;
 
 use super::Passthrough;
-use super::carry::{CarryError, Motion};
+use super::carry::{Carry, CarryError, Motion};
 use crate::migratable::Migratable;
 
 /// What an exchange took.
@@ -78,7 +78,7 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
             return Err(CarryError::Still.into());
         }
         let mut other = Migratable::new(other, self.hardware.model())?;
-        self.same_kind(&mut other)?;
+        same_kind(&mut *self.hardware, &mut other)?;
         for region in &self.mapped {
             other.map(region.gpa(), region).map_err(MovingError::from)?;
         }
@@ -107,31 +107,6 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         }
         let _ = former.reset();
         Ok((former.into_hardware(), done))
-    }
-
-    /// Whether a guest that has learnt this one finds the same in the other.
-    fn same_kind(&mut self, other: &mut Migratable<H>) -> Result<(), ExchangeError> {
-        let name = other.name().to_owned();
-        let differs = |why| ExchangeError::OtherKind { other: name.clone(), why };
-        if self.hardware.identity() != other.identity() {
-            return Err(differs("device, revision, class or subsystem"));
-        }
-        let bars = |hardware: &Migratable<H>| -> Vec<_> {
-            hardware.bars().iter().map(|(at, bar)| (at, bar.size, bar.space, bar.prefetchable)).collect()
-        };
-        if bars(&self.hardware) != bars(other) {
-            return Err(differs("its BARs"));
-        }
-        if self.hardware.irqs() != other.irqs() {
-            return Err(differs("its interrupts"));
-        }
-        for id in [spec::CAP_MSI, spec::CAP_MSIX, spec::CAP_EXPRESS] {
-            let here = self.hardware.capability(id).map_err(MovingError::from)?;
-            if here != other.capability(id).map_err(MovingError::from)? {
-                return Err(differs("its capabilities"));
-            }
-        }
-        Ok(())
     }
 
     /// Brings the function to rest and saves it. What was not sent by the deadline is waited for in vain: then it runs on. Where its queues were
@@ -197,4 +172,29 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         let wired = other.hand_wires(&mut self.hardware).map_err(MovingError::from);
         self.goes_on(wired, view, back, first)
     }
+}
+
+/// Whether a guest that has learnt this one finds the same in the other.
+pub(crate) fn same_kind<H: Hardware>(here: &mut H, other: &mut H) -> Result<(), ExchangeError> {
+    let name = other.name().to_owned();
+    let differs = |why| ExchangeError::OtherKind { other: name.clone(), why };
+    if here.identity() != other.identity() {
+        return Err(differs("device, revision, class or subsystem"));
+    }
+    let bars = |hardware: &H| -> Vec<_> {
+        hardware.bars().iter().map(|(at, bar)| (at, bar.size, bar.space, bar.prefetchable)).collect()
+    };
+    if bars(here) != bars(other) {
+        return Err(differs("its BARs"));
+    }
+    if here.irqs() != other.irqs() {
+        return Err(differs("its interrupts"));
+    }
+    for id in [spec::CAP_MSI, spec::CAP_MSIX, spec::CAP_EXPRESS, spec::CAP_VENDOR] {
+        let here = here.capability(id).map_err(MovingError::from)?;
+        if here != other.capability(id).map_err(MovingError::from)? {
+            return Err(differs("its capabilities"));
+        }
+    }
+    Ok(())
 }

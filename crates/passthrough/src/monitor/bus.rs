@@ -114,6 +114,7 @@ impl<H: Hardware> Bus<H> {
             | HardwareError::Forbidden { .. }
             | HardwareError::Kept { .. }
             | HardwareError::Left { .. }
+            | HardwareError::NoRoom { .. }
             | HardwareError::Lost { .. }
             | HardwareError::NotWiped { .. }
             | HardwareError::StuckInReset { .. }

@@ -7,7 +7,7 @@ use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
 use ioplane_moving::{MovingError, PAGE};
 use ioplane_nic::silicon::QueueRegister::*;
 use ioplane_nic::silicon::spec::*;
-use ioplane_passthrough::{Carried, CarryError, ExchangeError, Motion};
+use ioplane_passthrough::{Carried, Carry, CarryError, ExchangeError, Motion};
 use ioplane_pci::{Function, spec as pci};
 
 use super::silicon::{Around, Moved, Shared, Silicon, for_each_chip, frame, vf};

@@ -154,8 +154,11 @@ impl<C: Chip> Hardware for Silicon<C> {
         Ok(())
     }
 
+    /// As VFIO does, it waits for the end.
     fn reset(&mut self) -> Result<bool, HardwareError> {
-        vf(&self.vf).reset();
+        let mut vf = vf(&self.vf);
+        vf.reset();
+        (0..4).for_each(|_| vf.step());
         Ok(true)
     }
 }

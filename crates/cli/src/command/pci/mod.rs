@@ -30,14 +30,14 @@ pub fn function(client: &Client, name: &str) -> Result<FunctionReport> {
     get(client, &address(name))
 }
 
-/// Asks the daemon to put another function in the place of one whose guest stands still.
-pub fn exchange(client: &Client, args: &PciMove) -> Result<MovedFunctionReport> {
+/// Asks the daemon to put another function in the place of one, whose guest stands still or has a driver that cooperates.
+pub fn exchange(client: &Client, args: &PciMove, guest_stopped: bool) -> Result<MovedFunctionReport> {
     let form = MoveFunctionForm {
         to: args.to,
         deadline_ms: args.deadline.as_millis() as u64,
         force: args.force,
         unsafe_interrupts: args.unsafe_interrupts,
-        guest_stopped: true,
+        guest_stopped,
     };
     ask(client, Method::POST, &format!("{}/move", address(&args.name)), Some(&form))
 }

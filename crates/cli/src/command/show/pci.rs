@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ioplane_api::report::{FunctionReport, QuiesceReport, ServedState, Stage, StatusReport, WatchReport};
+use ioplane_api::report::{
+    CooperationReport, FunctionReport, QuiesceReport, ServedState, Stage, StatusReport, WatchReport,
+};
 use ioplane_api::size::Size;
 
 use super::{or_dash, state};
@@ -12,7 +14,9 @@ use crate::command::table::Table;
 fn behind(function: &FunctionReport) -> String {
     let model = function.model.as_deref().unwrap_or("-");
     match (&function.host, &function.switch, &function.tap) {
-        (Some(host), _, _) if function.mode == "passthrough" => host.clone(),
+        (Some(host), _, _) if ["passthrough", "cooperating"].contains(&function.mode.as_str()) => {
+            host.clone()
+        }
         (Some(host), _, _) => format!("{host} ({model})"),
         (None, Some(switch), _) => format!("{model} on switch {switch}"),
         (None, None, Some(tap)) => format!("{model} on {tap}"),
@@ -153,6 +157,17 @@ pub fn function(function: &FunctionReport) -> String {
     {
         line("chip's drops", counted(&chip.drops));
         line("wrong DMA", chip.wrong_dma.to_string());
+    }
+    if let Some(CooperationReport { announced, refused, moves, replayed, .. }) = &function.cooperation {
+        let driver = match (announced, refused) {
+            (true, _) if moves == replayed => format!("cooperates; moved {moves} times"),
+            (true, _) => {
+                format!("cooperates; moved {moves} times, and has brought the function back {replayed} times")
+            }
+            (false, Some(why)) => why.clone(),
+            (false, None) => "has announced nothing: with it the function cannot be moved".to_owned(),
+        };
+        line("guest's driver", driver);
     }
     if !function.hardware_faults.is_empty() {
         line("hardware's faults", counted(&function.hardware_faults));

@@ -42,6 +42,7 @@ pub fn function(name: &str) -> FunctionReport {
         not_reset: None,
         unusable: None,
         port: None,
+        cooperation: None,
     }
 }
 

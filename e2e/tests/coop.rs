@@ -1,0 +1,256 @@
+//! A driver that cooperates (CompSC): Debian's igbvf with our patch, in a guest of L1, on a virtual function of QEMU's igb. Its function goes
+//! to another one under traffic and inside the driver's own operations, while the guest runs; nothing on our side knows what the function is.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::assets::Host;
+use ioplane_e2e::igb::PEER_IP;
+use ioplane_e2e::l2::L2;
+use ioplane_e2e::nics::Pings;
+use ioplane_e2e::{Inner, L1, Version};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const GUEST: &str = "cooperates";
+/// Pings that are under way while functions change, and how often they do.
+const PINGS: u32 = 150;
+const MOVES: u32 = 4;
+/// Bytes of a TCP connection that is moved.
+const STREAM: u32 = 4 << 20;
+const PORT: u16 = 5001;
+/// Rounds of what the driver is told to do while its function is moved.
+const ROUNDS: u32 = 4;
+
+/// What ethtool does, by its system call: `ring RX TX`, `reset`, `stats`.
+const ETHTOOL: &str = r#"
+use Socket; my ($name, $what, @numbers) = @ARGV;
+socket(my $socket, AF_INET, SOCK_DGRAM, 0) or die "socket: $!";
+my %made = (
+    ring => sub { pack("L9", 0x11, 0, 0, 0, 0, $numbers[0], 0, 0, $numbers[1]) },
+    reset => sub { pack("L", 0x9) },
+    stats => sub { pack("LLx104", 0x1d, 13) },
+);
+my $data = $made{$what}->();
+my $request = pack("a16Px16", $name, $data);
+ioctl($socket, 0x8946, $request) or die "$what: $!";
+print join(" ", unpack("x8Q13", $data)), "\n" if $what eq "stats";
+"#;
+
+/// Sends its input to `ADDRESS PORT`, says that this was all, and waits for the other end.
+const CLIENT: &str = r#"
+use Socket; my ($address, $port) = @ARGV;
+for (1 .. 50) {
+    socket(my $socket, PF_INET, SOCK_STREAM, 0) or die "socket: $!";
+    if (!connect($socket, pack_sockaddr_in($port, inet_aton($address)))) { select(undef, undef, undef, 0.2); next }
+    while (my $read = sysread(STDIN, my $part, 65536)) {
+        for (my $sent = 0; $sent < $read;) { $sent += syswrite($socket, $part, $read - $sent, $sent) // die "send: $!" }
+    }
+    shutdown($socket, 1); sysread($socket, my $end, 1); exit 0;
+}
+die "no connection";
+"#;
+
+/// What the guest's kernel and interface say that would differ if the link had changed: carrier, errors, complaints.
+fn noticed(guest: &L2<'_>) -> Result<String> {
+    guest.run(
+        "cd /sys/bus/pci/drivers/igbvf/*/net/*; cat carrier_changes statistics/tx_errors statistics/rx_errors
+         dmesg | grep -ciE 'igbvf.*(hang|link is down|not brought back|refuse)|NETDEV WATCHDOG|transmit queue|DMAR|AER:|Call Trace|BUG' || true",
+    )
+}
+
+fn pinged(guest: &L2<'_>, count: u32) -> Result<()> {
+    let got = guest.ping(PEER_IP, count, 1000)?;
+    ensure!(got == Pings { sent: count, received: count }, "{got:?}");
+    Ok(())
+}
+
+/// Numbers of the replies that came, in order.
+fn replies(said: &str) -> Vec<u32> {
+    let number = |line: &str| line.split_once("seq=")?.1.split_whitespace().next()?.parse().ok();
+    said.lines().filter_map(number).collect()
+}
+
+fn shown(daemon: &Inner<'_>) -> Result<Value> {
+    let end = Instant::now() + MINUTE;
+    loop {
+        let shown = daemon.json("pci show nic0")?;
+        if shown["state"] != "busy" || Instant::now() > end {
+            return Ok(shown);
+        }
+    }
+}
+
+struct Moves<'a> {
+    daemon: &'a Inner<'a>,
+    functions: &'a [String],
+    done: u32,
+}
+
+impl Moves<'_> {
+    /// To the other function, while the guest runs; and until its driver has brought that one back.
+    fn one(&mut self) -> Result<()> {
+        let to = &self.functions[(self.done as usize + 1) % self.functions.len()];
+        let report = self.daemon.json(&format!("pci move nic0 --to {to} --deadline 20s"))?;
+        eprintln!("moved: {report}");
+        self.done += 1;
+        ensure!(report["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 64), "{report}");
+        ensure!(report.get("complaint").is_none_or(Value::is_null), "{report}");
+        let end = Instant::now() + MINUTE;
+        loop {
+            let shown = shown(self.daemon)?;
+            ensure!(shown["host"] == **to && shown["mode"] == "cooperating", "{shown:#}");
+            ensure!(shown["model"].is_null(), "it has no model: {shown:#}");
+            let driver = &shown["cooperation"];
+            ensure!(driver["announced"] == true && driver["moves"] == self.done, "{driver}");
+            if driver["replayed"] == self.done {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the driver does not bring its function back: {driver}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn under_pings(guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
+    let job = guest.start(&format!("exec /folder/busybox ping -i 0.2 -s 1000 -c {PINGS} -W 30 {PEER_IP}"))?;
+    let output = guest.folder().join(format!("{job}.out"));
+    let so_far = || replies(&std::fs::read_to_string(&output).unwrap_or_default()).len();
+    for at in 0..MOVES {
+        // Some replies since the last one, so that each function has carried traffic.
+        let (before, end) = (so_far(), Instant::now() + 2 * MINUTE);
+        while so_far() < before + 3 {
+            ensure!(Instant::now() < end, "no replies come any more, after {at} moves");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        moves.one()?;
+    }
+    guest.wait_for(&format!("{job}.status"), 4 * MINUTE)?;
+    let said = std::fs::read_to_string(&output)?;
+    let (got, numbers) = (Pings::of(&said)?, replies(&said));
+    let once = numbers.windows(2).all(|pair| pair[0] < pair[1]);
+    eprintln!("{got:?} over {MOVES} moves, each once and in order: {once}");
+    ensure!(once && !said.contains("DUP"), "a reply came twice, or late:\n{said}");
+    ensure!(got.sent == PINGS && got.received + MOVES >= got.sent, "{said}");
+    Ok(())
+}
+
+/// A connection of TCP, whose bytes arrive as they were sent.
+fn under_tcp(l1: &L1, guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
+    // Its input never ends: it does when the other one's does.
+    let sink = l1.start(&format!(
+        "mkfifo /tmp/never; exec 3<>/tmp/never; busybox nc -l -p {PORT} <&3 >/tmp/got; busybox wc -c </tmp/got; busybox md5sum </tmp/got"
+    ))?;
+    std::fs::write(guest.folder().join("stream.pl"), CLIENT)?;
+    let job = guest.start(&format!(
+        "head -c {STREAM} /dev/urandom >/tmp/stream; wc -c </tmp/stream; md5sum </tmp/stream
+         perl /folder/stream.pl {PEER_IP} {PORT} </tmp/stream"
+    ))?;
+    let before = moves.done;
+    let ended = || guest.folder().join(format!("{job}.status")).exists();
+    while !ended() && moves.done < before + 2 * MOVES {
+        moves.one()?;
+    }
+    let sent = guest.finish(job, "a stream over TCP")?;
+    let got = sink.wait(2 * MINUTE)?;
+    eprintln!("{} moves under a stream of {STREAM} bytes", moves.done - before);
+    ensure!(moves.done > before && sent.trim() == got.output.trim(), "{sent:?} is {:?}", got.output);
+    Ok(())
+}
+
+/// Moves that land inside of what the driver does: another MTU, other rings, a reset, down and up.
+fn inside_operations(guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
+    let work = "set -e; bb=/folder/busybox; name=$(ls /sys/bus/pci/drivers/igbvf/*/net)
+        tool() { perl /folder/ethtool.pl $name \"$@\"; }
+        for round in $(seq 6); do
+            $bb ip link set $name mtu 1400; $bb ip link set $name mtu 2000; $bb ip link set $name mtu 1500
+            tool ring 256 512; tool reset; tool ring 1024 1024
+            $bb ip link set $name down; $bb ip link set $name up
+        done
+        $bb ip link set $name mtu 1500; $bb ip addr show $name";
+    for round in 0..ROUNDS {
+        let job = guest.start(work)?;
+        let before = moves.done;
+        while !guest.folder().join(format!("{job}.status")).exists() {
+            moves.one()?;
+        }
+        guest.finish(job, work)?;
+        eprintln!("round {round}: {} moves inside of the driver's operations", moves.done - before);
+        ensure!(moves.done > before, "none in round {round}");
+        guest.raise_igbvf()?;
+        pinged(guest, 10)?;
+    }
+    Ok(())
+}
+
+fn stats(guest: &L2<'_>) -> Result<Vec<u64>> {
+    let said = guest
+        .run("name=$(ls /sys/bus/pci/drivers/igbvf/*/net); sleep 3; perl /folder/ethtool.pl $name stats")?;
+    said.split_whitespace().map(|word| word.parse().with_context(|| said.clone())).collect()
+}
+
+/// The original driver announces nothing: it is not moved, and nothing has happened to it.
+fn the_original_is_refused(guest: &L2<'_>, daemon: &Inner<'_>, other: &str) -> Result<()> {
+    guest.raise_igbvf()?;
+    pinged(guest, 20)?;
+    let before = noticed(guest)?;
+    let shown = shown(daemon)?;
+    ensure!(shown["cooperation"]["announced"] == false, "{shown:#}");
+    let said = daemon.refused(&format!("pci move nic0 --to {other}"))?;
+    ensure!(said.contains("has not announced a page"), "{said}");
+    pinged(guest, 20)?;
+    ensure!(noticed(guest)? == before, "it has noticed something");
+    guest.run("modprobe -r igbvf").map(drop)
+}
+
+#[test]
+fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
+    let begun = Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let module = Host::prepare(&news)?.cooperating_igbvf(&news)?;
+    let (l1, functions) = L1::boot_with_igb(1536, 2, &news)?;
+    let daemon = l1.serve("cooperating", "")?;
+    daemon.text(&format!("pci add nic0 --host {} --mode cooperating", functions[0]))?;
+    let args = daemon.guest_args(&["nic0"], 256)?;
+    let guest = l1.debian_by(Version::Newer, GUEST, &args, "")?;
+    news("the guest is up");
+    let context = || {
+        let kernel = guest.run("dmesg | tail -n 40").unwrap_or_default();
+        format!("QEMU said:\n{}\nioplane said:\n{}\nthe guest:\n{kernel}", guest.said(), daemon.said())
+    };
+    std::fs::write(guest.folder().join("ethtool.pl"), ETHTOOL)?;
+    std::fs::copy(module, guest.folder().join("igbvf.ko"))?;
+    the_original_is_refused(&guest, &daemon, &functions[1]).with_context(context)?;
+    news("the driver that cooperates");
+    guest.run("insmod /folder/igbvf.ko").with_context(context)?;
+    guest.raise_igbvf().and_then(|()| pinged(&guest, 50)).with_context(context)?;
+    let mut moves = Moves { daemon: &daemon, functions: &functions, done: 0 };
+    let (before, counted) = (noticed(&guest)?, stats(&guest)?);
+    news("moves under pings");
+    under_pings(&guest, &mut moves).with_context(context)?;
+    pinged(&guest, 50).with_context(context)?;
+    let (after, now) = (noticed(&guest)?, stats(&guest)?);
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}\n{}", context());
+    eprintln!("the driver's counters: {counted:?}, then {now:?}");
+    let more = |at: usize| now[at].wrapping_sub(counted[at]);
+    ensure!(
+        (100..100_000).contains(&more(0)) && (100..100_000).contains(&more(1)),
+        "counters fell, or stand still"
+    );
+    news("moves inside of the driver's operations");
+    inside_operations(&guest, &mut moves).with_context(context)?;
+    let before = noticed(&guest)?;
+    news("moves under TCP");
+    under_tcp(&l1, &guest, &mut moves).with_context(context)?;
+    ensure!(noticed(&guest)? == before, "the guest has noticed something\n{}", context());
+    let faults = shown(&daemon)?["hardware_faults"].clone();
+    ensure!(faults == json!({}), "{faults}");
+    news("it is unloaded");
+    guest.run("rmmod igbvf").with_context(context)?;
+    let driver = shown(&daemon)?["cooperation"].clone();
+    ensure!(driver["announced"] == false, "{driver}");
+    guest.kill()?;
+    daemon.text("pci remove nic0 --force")?;
+    daemon.stop()?;
+    news("done");
+    Ok(())
+}
