@@ -34,6 +34,16 @@ pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
             ),
         ));
     }
+    if function.mode == "cooperating" {
+        return Err(refused(
+            format!(
+                "PCI function {name} is moved by its guest's driver, which stands still while a VM moves: it goes to another function of this host only"
+            ),
+            format!(
+                "ioplane pci move {name} --to ADDRESS moves it here; for a move with its VM add it with --mode migratable"
+            ),
+        ));
+    }
     if function.state != ServedState::Served {
         return Err(refused(
             format!("PCI function {name} is not served"),
