@@ -2,7 +2,6 @@
 //! one L1.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::l1::Shape;
 use ioplane_e2e::travel::VM;
 use ioplane_e2e::{Inner, L1, L2};
 use std::time::{Duration, Instant};
@@ -45,8 +44,7 @@ fn interrupts(l1: &L1, qemu: &str) -> Result<u64> {
 fn a_wired_interrupt_goes_along_under_kvm() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let shape = Shape { memory_mib: 1536, load: ",tun,bridge", ..Shape::default() };
-    let l1 = L1::boot_as(&shape, &news)?;
+    let l1 = L1::boot_with_modules(1536, ",tun,bridge", &news)?;
     l1.run(
         "set -e; ip link add name bridge type bridge forward_delay 0 mcast_snooping 0; ip addr add 10.0.9.1/24 dev bridge; ip link set dev bridge up",
         MINUTE,
@@ -66,7 +64,27 @@ fn a_wired_interrupt_goes_along_under_kvm() -> Result<()> {
         let (from, to) = if at % 2 == 0 { (&here, &there) } else { (&there, &here) };
         let (before, end) = (replies()?, Instant::now() + MINUTE);
         while replies()? < before + BETWEEN as u64 {
-            ensure!(Instant::now() < end, "no replies come any more before move {at}");
+            if Instant::now() > end {
+                let qemu = pair[0];
+                let shown = |host: &Inner<'_>| {
+                    host.json("pci show nic0").map_or_else(|e| format!("{e:#}"), |v| v.to_string())
+                };
+                eprintln!("here: {}\nthere: {}", shown(&here), shown(&there));
+                let built = ioplane_e2e::process::built("ioplane-qmp")?;
+                for hmp in ["info irq", "info pic", "info registers", "info status"] {
+                    let said = l1.run(
+                        &format!(
+                            "{} /tmp/{qemu}.watch human-monitor-command '{{\"command-line\":\"{hmp}\"}}'",
+                            built.display()
+                        ),
+                        MINUTE,
+                    );
+                    eprintln!("{hmp}: {said:?}");
+                }
+                let said = l1.ask(qemu, "cat /proc/interrupts; dmesg | tail -n 8");
+                eprintln!("{said:?}");
+                anyhow::bail!("no replies come any more before move {at}");
+            }
             std::thread::sleep(Duration::from_millis(100));
         }
         let name = if at % 2 == 0 { "there" } else { "here" };
@@ -82,7 +100,10 @@ fn a_wired_interrupt_goes_along_under_kvm() -> Result<()> {
     flood.kill()?;
     std::thread::sleep(Duration::from_secs(1));
     let storm = interrupts(&l1, names[4])?;
-    let said = l1.ask(names[4], "dmesg | grep -ciE 'nobody cared|watchdog|tx timeout'; grep -E 'eth|enp|8139' /proc/interrupts; true")?;
+    let said = l1.ask(
+        names[4],
+        "dmesg | grep -ciE 'nobody cared|watchdog|tx timeout'; grep -E 'eth|enp|8139' /proc/interrupts; true",
+    )?;
     news(&format!("{storm} interrupts a second, at rest; {said}"));
     ensure!(storm < QUIET && said.starts_with('0'), "{storm} interrupts a second; {said}");
     guest.kill()?;

@@ -1,6 +1,6 @@
 //! Kernels: what boots a guest by direct kernel boot, beside the one that is on its disk.
 
-use super::{Host, News, asset, initrd, text, tree};
+use super::{News, asset, initrd, text, tree};
 use crate::process::run;
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -17,23 +17,6 @@ pub enum Kernel {
     Newest,
     /// Debian 13's generic one, that of hosts in a VM: with drivers of old cards.
     Generic,
-}
-
-/// Drivers of the generic kernel that are not in a cloud kernel; without the first its ext4 does not load.
-const GENERIC_DRIVERS: [&str; 2] = ["crc32c_generic", "8139cp"];
-
-/// `vmlinux` and `initrd.img` of [`Kernel::Generic`].
-pub(super) fn generic(news: News<'_>) -> Result<[PathBuf; 2]> {
-    let host = Host::prepare(news)?;
-    // With the folder's name, which changes with the kernel. Raise the number when the code below changes what it makes.
-    let recipe = format!("{} 1\n{}", text(&host.modules)?, initrd::SCRIPT);
-    let folder = asset("generic", &recipe, news, |to| {
-        let versions = fs::read_dir(host.modules.join("lib/modules"))?;
-        let modules = versions.flatten().map(|entry| entry.path()).next().context("a kernel's modules")?;
-        fs::write(to.join("initrd.img"), initrd::archive_of(&modules, &GENERIC_DRIVERS)?)?;
-        Ok(vec!["initrd.img".into()])
-    })?;
-    Ok([host.kernel, folder.join("initrd.img")])
 }
 
 /// `vmlinux` and `initrd.img` of a kernel that is not on the guests' disk.

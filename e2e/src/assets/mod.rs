@@ -19,6 +19,7 @@
 mod batch;
 mod database;
 mod disk;
+mod generic;
 mod initrd;
 mod kernel;
 mod l1;
@@ -80,7 +81,7 @@ impl Guest {
             Kernel::Stable => return Ok(self),
             Kernel::Old => kernel::other("bookworm", news)?,
             Kernel::Newest => kernel::other("trixie-backports", news)?,
-            Kernel::Generic => kernel::generic(news)?,
+            Kernel::Generic => generic::generic(news)?,
         };
         Ok(self)
     }

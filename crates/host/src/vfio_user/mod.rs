@@ -22,6 +22,7 @@ mod dma;
 mod dma_write;
 mod fault;
 mod handle;
+mod held;
 mod irqs;
 mod memory;
 mod options;

@@ -16,7 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::connection::Connection;
 use super::fault::ClientFault;
 use super::handle::{Command, Purpose, Request};
-use super::session::{Held, Session, Underway};
+use super::held::Held;
+use super::session::{Session, Underway};
 
 /// When a device that did not go on is tried again.
 const AGAIN: Duration = Duration::from_secs(30);

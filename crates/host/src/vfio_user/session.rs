@@ -21,6 +21,7 @@ use super::dma::Dma;
 use super::dma_write::{DmaLayout, DmaWrites};
 use super::fault::ClientFault;
 use super::handle::{Command, Mailbox, Request};
+use super::held::Held;
 use super::options::Options;
 use super::spec;
 use super::status::{Status, StatusBoard};
@@ -48,33 +49,6 @@ impl Wake for EventWaker {
 pub(super) struct Underway<F: Function> {
     pub request: Request<F>,
     pub attempt: QuiesceAttempt,
-}
-
-/// How long a device is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
-    /// Then it goes on by itself.
-    Until(Instant),
-    /// It goes on when it is told to, or when its client has left.
-    UntilTold,
-}
-
-impl Held {
-    /// From now on; [`Duration::MAX`] is for good.
-    pub fn for_(lease: Duration) -> Held {
-        if lease == Duration::MAX {
-            return Held::UntilTold;
-        }
-        Instant::now().checked_add(lease).map_or(Held::UntilTold, Held::Until)
-    }
-
-    /// When it goes on by itself.
-    pub fn until(self) -> Option<Instant> {
-        match self {
-            Held::Until(until) => Some(until),
-            Held::UntilTold => None,
-        }
-    }
 }
 
 /// What is fixed about a function, asked once a client.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::Presence;
 
 use super::fault::ClientFault;
-use super::session::Held;
+use super::held::Held;
 
 /// A snapshot of a service. Counts are since it began.
 #[derive(Debug, Clone, Default)]

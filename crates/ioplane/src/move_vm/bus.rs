@@ -24,6 +24,10 @@ const HAS_CAPABILITIES: u32 = 1 << 4;
 const MSIX: u32 = 0x11;
 pub(super) const MSIX_CONTROL: u8 = 2;
 const MSIX_TABLE: u8 = 4;
+/// Class and subclass of the bridge that routes the wires of PCI to the interrupt controllers, and its first registers for that, one byte a wire (PIIX3
+/// data sheet, 2.2.10; ICH9 data sheet, 13.1.11).
+const ISA_BRIDGE: u64 = 0x0601;
+const PIRQ_ROUTES: u8 = 0x60;
 /// Capabilities begin behind the header, and there is room for so many.
 const HEADER: u8 = 0x40;
 /// The last place at which there is room for that of MSI-X.
@@ -54,6 +58,8 @@ pub(super) struct Found {
     pub id: String,
     /// Vendor and device, as `10ec:8139`.
     pub kind: String,
+    /// Class and subclass.
+    pub class: u64,
 }
 
 /// All functions of a guest, those behind bridges too.
@@ -81,6 +87,7 @@ fn one(device: &Value) -> Option<Found> {
         place,
         id: device["qdev_id"].as_str().unwrap_or_default().to_owned(),
         kind: format!("{:04x}:{:04x}", part("vendor")?, part("device")?),
+        class: device["class_info"]["class"].as_u64().unwrap_or_default(),
     })
 }
 
@@ -170,6 +177,16 @@ impl Ports<'_> {
     pub fn write(&mut self, place: Place, register: u8, size: Size, value: u32) -> Result<()> {
         let port = self.select(place, register)?;
         self.output(port, size, value)
+    }
+
+    /// Has QEMU find out by which wires of the interrupt controller those of the bus go: one that has just loaded a guest knows it for nobody who has the
+    /// kernel signal by itself (vfio with KVM). Writing what is there to the registers of the bridge that routes them does so.
+    pub fn route_again(&mut self, all: &[Found]) -> Result<()> {
+        for bridge in all.iter().filter(|found| found.class == ISA_BRIDGE) {
+            let routes = self.read(bridge.place, PIRQ_ROUTES, Size::Long)?;
+            self.write(bridge.place, PIRQ_ROUTES, Size::Long, routes)?;
+        }
+        Ok(())
     }
 
     /// Where the capability of MSI-X is, if there is one, of a function with this in its status register.

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ioplane_api::report::{
-    CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport, ServedState,
-    Stage,
+    CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport,
 };
 use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
 use ioplane_cli::client::{Client, Method};
@@ -148,40 +147,6 @@ pub(super) struct Functions<'a> {
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
-}
-
-/// Whether a function is such that it can go along at all.
-pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
-    let name = &function.name;
-    if function.mode == "passthrough" {
-        return Err(refused(
-            format!(
-                "PCI function {name} is passed through as it is: nobody knows its state, and it would not go along"
-            ),
-            format!(
-                "take it out of the VM (device_del); for virtual functions of an 82576 there is `ioplane pci add {name} --mode migratable`"
-            ),
-        ));
-    }
-    if function.state != ServedState::Served {
-        return Err(refused(
-            format!("PCI function {name} is not served"),
-            format!("see `ioplane pci show {name}`"),
-        ));
-    }
-    if function.stage != Stage::Running {
-        return Err(refused(
-            format!("PCI function {name} is held, or is not settled"),
-            format!("see `ioplane pci show {name}`; `ioplane pci resume {name}` lets it go on"),
-        ));
-    }
-    if let Some(why) = function.not_reset.as_ref().or(function.unusable.as_ref()) {
-        return Err(refused(
-            format!("PCI function {name} does not work: {why}"),
-            format!("see `ioplane pci show {name}`"),
-        ));
-    }
-    Ok(())
 }
 
 impl<'a> Functions<'a> {
@@ -413,7 +378,10 @@ impl<'a> Functions<'a> {
             }
         }
         let (there, all) = (self.there, &self.all);
-        with_ports(&mut self.far, &mut None, |ports| all.iter().try_for_each(|one| set_up(ports, there, one)))
+        with_ports(&mut self.far, &mut None, |ports| {
+            ports.route_again(&on_bus)?;
+            all.iter().try_for_each(|one| set_up(ports, there, one))
+        })
     }
 
     /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.

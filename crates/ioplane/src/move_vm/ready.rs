@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use ioplane_api::report::{FunctionReport, StatusReport};
+use ioplane_api::report::{FunctionReport, ServedState, Stage, StatusReport};
 use ioplane_cli::client::Client;
 use ioplane_plain::plain;
 use serde_json::{Value, json};
@@ -20,6 +20,40 @@ const DEVICE: &str = "vfio-user-pci";
 /// Ways of migrating that bring no PCI function along.
 const NOT_WITH: [&str; 5] =
     ["postcopy-ram", "x-colo", "background-snapshot", "mapped-ram", "x-ignore-shared"];
+
+/// Whether a function is such that it can go along at all.
+pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
+    let name = &function.name;
+    if function.mode == "passthrough" {
+        return Err(refused(
+            format!(
+                "PCI function {name} is passed through as it is: nobody knows its state, and it would not go along"
+            ),
+            format!(
+                "take it out of the VM (device_del); for virtual functions of an 82576 there is `ioplane pci add {name} --mode migratable`"
+            ),
+        ));
+    }
+    if function.state != ServedState::Served {
+        return Err(refused(
+            format!("PCI function {name} is not served"),
+            format!("see `ioplane pci show {name}`"),
+        ));
+    }
+    if function.stage != Stage::Running {
+        return Err(refused(
+            format!("PCI function {name} is held, or is not settled"),
+            format!("see `ioplane pci show {name}`; `ioplane pci resume {name}` lets it go on"),
+        ));
+    }
+    if let Some(why) = function.not_reset.as_ref().or(function.unusable.as_ref()) {
+        return Err(refused(
+            format!("PCI function {name} does not work: {why}"),
+            format!("see `ioplane pci show {name}`"),
+        ));
+    }
+    Ok(())
+}
 
 /// The other host.
 pub(super) struct Far<'a> {
@@ -121,7 +155,7 @@ fn has_the_same(there: &Client, vm: &str, functions: &[FunctionReport], own: u32
             ));
         };
         is_same(function, other)?;
-        super::functions::may_go(other).map_err(|error| super::with_remedy(error, "the other host", ""))?;
+        may_go(other).map_err(|error| super::with_remedy(error, "the other host", ""))?;
         let used_by = other.vm.as_ref().filter(|_| other.connected).map(|vm| vm.name.as_str());
         match used_by {
             Some(other) if other == vm => {}
