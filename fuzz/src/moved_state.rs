@@ -39,8 +39,8 @@ struct Shape {
     list: u8,
 }
 
-const SHAPES: [Shape; 2] = [
-    Shape { table: &vf82576::DIRECT, registers: 34, bases: [9, 23], rings: 4, counters: 9, each: 3, list: 6 },
+static SHAPES: [Shape; 2] = [
+    Shape { table: &vf82576::DIRECT, registers: 34, bases: [9, 23], rings: 4, counters: 9, each: 3, list: 1 },
     Shape { table: &vf82599::DIRECT, registers: 116, bases: [11, 18], rings: 16, counters: 5, each: 4, list: 6 },
 ];
 
@@ -85,10 +85,11 @@ fn state(input: &mut Unstructured<'_>, shape: &Shape) -> Result<State> {
     let mut last = Vec::new();
     for _ in 0..input.int_in_range(0..=3u8)? {
         let kind = input.int_in_range(0..=7u8)?;
-        let len = [3, 3, 16, 2, 2, 1].get(usize::from(kind)).copied().unwrap_or(4);
+        let message = shape.table.mailbox.messages.get(usize::from(kind));
+        let len = message.map_or(4, |message| usize::from(message.words));
         let mut said = words(input, len)?;
         if let Some(first) = said.first_mut().filter(|_| input.ratio(7, 8).unwrap_or(false)) {
-            *first = u32::from(kind) + 1;
+            *first = message.map_or(9, |message| message.kind);
         }
         last.push((kind, said));
     }

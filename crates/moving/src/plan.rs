@@ -4,7 +4,9 @@ use ioplane_model::verify::verify_direct;
 use ioplane_model::{Buffers, DirectModel, Flow, MessageKind, PageRule, Replay, Restore, TailRing};
 
 use crate::error::MovingError;
-use crate::written::PAGE;
+
+/// Bytes of a page of registers.
+const PAGE: u64 = 4096;
 
 /// A ring, by offsets.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,7 @@
 //! what they differ is in `card`.
 
 use ioplane_nic::silicon::spec::*;
-use ioplane_nic::silicon::{Chip, Counted, Layout, QueueLayout, QueueRegister};
+use ioplane_nic::silicon::{Chip, QueueLayout, QueueRegister, RegisterLayout, Statistic};
 
 use crate::card::Card;
 use crate::hardware::{frame, number};
@@ -52,7 +52,7 @@ impl Ring {
 
 pub struct Driver<C: Card> {
     pub world: World<C>,
-    layout: Layout,
+    layout: RegisterLayout,
     /// Read-to-clear bits of the mailbox that were seen.
     latched: u32,
     /// It holds the mailbox until the message was taken, and reads answers without holding it.
@@ -418,7 +418,7 @@ impl<C: Card> Driver<C> {
         self.last = now;
     }
 
-    fn counted(&self, counted: Counted) -> u64 {
+    fn counted(&self, counted: Statistic) -> u64 {
         let at = self.layout.counters.iter().position(|place| place.counts == counted);
         self.total[at.expect("a counter")]
     }
@@ -511,7 +511,7 @@ impl<C: Card> Driver<C> {
     pub fn finish(mut self) -> World<C> {
         self.drain();
         self.watchdog();
-        let (received, sent) = (self.counted(Counted::Received), self.counted(Counted::Sent));
+        let (received, sent) = (self.counted(Statistic::Received), self.counted(Statistic::Sent));
         assert_eq!(received, self.received.len() as u64, "the counter of received packets");
         assert_eq!(sent, self.sent, "the counter of sent packets");
         self.world.finish(&self.received, self.sent);

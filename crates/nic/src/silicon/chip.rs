@@ -6,7 +6,7 @@ use super::spec::MAILBOX_WORDS;
 /// A kind of virtual function.
 pub trait Chip: Send + 'static {
     /// Of its registers.
-    const LAYOUT: Layout;
+    const LAYOUT: RegisterLayout;
 
     /// The physical function's answer to a message.
     fn answer(pf: &mut PfState, message: &[u32; MAILBOX_WORDS]) -> [u32; MAILBOX_WORDS];
@@ -17,7 +17,7 @@ pub trait Chip: Send + 'static {
 
 /// Offsets of registers in BAR 0, all of 32 bits, and what a reset does.
 #[derive(Debug, Clone, Copy)]
-pub struct Layout {
+pub struct RegisterLayout {
     /// PCI device ID.
     pub device: u16,
     /// Has the bit that resets.
@@ -48,7 +48,7 @@ pub struct Layout {
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub enum Statistic {
     /// Frames received.
     Received,
     /// Bytes of these.
@@ -71,17 +71,17 @@ pub struct CounterPlace {
     /// The high half, and its bits.
     pub high: Option<(u64, u32)>,
     /// What it counts.
-    pub counts: Counted,
+    pub counts: Statistic,
 }
 
 impl CounterPlace {
     /// One of 32 bits.
-    pub const fn word(low: u64, counts: Counted) -> CounterPlace {
+    pub const fn word(low: u64, counts: Statistic) -> CounterPlace {
         CounterPlace { low, high: None, counts }
     }
 
     /// One of 36 bits.
-    pub const fn wide(low: u64, high: u64, counts: Counted) -> CounterPlace {
+    pub const fn wide(low: u64, high: u64, counts: Statistic) -> CounterPlace {
         CounterPlace { low, high: Some((high, 0xf)), counts }
     }
 

@@ -2,7 +2,7 @@
 
 use ioplane_pci::Vectors;
 
-use super::chip::{InterruptLayout, Layout};
+use super::chip::{InterruptLayout, RegisterLayout};
 use super::spec::*;
 
 /// The vectors' bits.
@@ -24,7 +24,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    pub(crate) fn new(layout: &Layout) -> Interrupts {
+    pub(crate) fn new(layout: &RegisterLayout) -> Interrupts {
         Interrupts {
             cause: 0,
             mask: 0,
@@ -39,7 +39,7 @@ impl Interrupts {
     }
 
     /// Everything but the vectors, which are of the bus.
-    pub(crate) fn reset(&mut self, layout: &Layout) {
+    pub(crate) fn reset(&mut self, layout: &RegisterLayout) {
         let vectors = std::mem::replace(&mut self.vectors, Vectors::new(0));
         *self = Interrupts { vectors, ..Interrupts::new(layout) };
     }

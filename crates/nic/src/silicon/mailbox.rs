@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::SiliconViolation;
-use super::chip::{Chip, Layout};
+use super::chip::{Chip, RegisterLayout};
 use super::pf::PfState;
 use super::spec::*;
 
@@ -62,7 +62,7 @@ impl Mailbox {
     }
 
     /// `None`: no register of the mailbox.
-    pub(crate) fn read(&mut self, layout: &Layout, offset: u64) -> Option<u32> {
+    pub(crate) fn read(&mut self, layout: &RegisterLayout, offset: u64) -> Option<u32> {
         if offset == layout.mailbox {
             let value = self.bits;
             self.bits &= !READ_TO_CLEAR;
@@ -74,7 +74,7 @@ impl Mailbox {
     /// `false`: no register of the mailbox.
     pub(crate) fn write(
         &mut self,
-        layout: &Layout,
+        layout: &RegisterLayout,
         offset: u64,
         value: u32,
     ) -> Result<bool, SiliconViolation> {
@@ -140,7 +140,7 @@ impl Mailbox {
 }
 
 /// Which word of the mailbox is there.
-fn word(layout: &Layout, offset: u64) -> Option<usize> {
+fn word(layout: &RegisterLayout, offset: u64) -> Option<usize> {
     let at = offset.checked_sub(layout.memory)? / 4;
     usize::try_from(at).ok().filter(|at| *at < MAILBOX_WORDS)
 }

@@ -25,7 +25,7 @@ mod rss;
 pub mod spec;
 mod violation;
 
-pub use chip::{Chip, Counted, CounterPlace, InterruptLayout, Layout, QueueLayout, QueueRegister};
+pub use chip::{Chip, CounterPlace, InterruptLayout, QueueLayout, QueueRegister, RegisterLayout, Statistic};
 pub use pf::PfState;
 pub(crate) use pf::{STANDARD, address, info, words};
 pub use violation::SiliconViolation;
@@ -261,7 +261,7 @@ impl<C: Chip> VirtualFunction<C> {
         Some((&mut self.transmit, at, register))
     }
 
-    fn count(&mut self, counted: Counted, by: usize) {
+    fn count(&mut self, counted: Statistic, by: usize) {
         for (place, value) in C::LAYOUT.counters.iter().zip(&mut self.counters) {
             if place.counts == counted {
                 *value = value.wrapping_add(by as u64) & place.mask();
@@ -285,10 +285,10 @@ impl<C: Chip> VirtualFunction<C> {
         if !queue.receive(frame, &self.dma, &mut self.violations) {
             return false;
         }
-        self.count(Counted::Received, 1);
-        self.count(Counted::ReceivedBytes, frame.len() + 4);
+        self.count(Statistic::Received, 1);
+        self.count(Statistic::ReceivedBytes, frame.len() + 4);
         if group && !broadcast {
-            self.count(Counted::Multicast, 1);
+            self.count(Statistic::Multicast, 1);
         }
         true
     }
@@ -323,8 +323,8 @@ impl<C: Chip> VirtualFunction<C> {
                 continue;
             }
             if let Some(frame) = self.transmit[at].transmit(self.link, &self.dma, &mut self.violations) {
-                self.count(Counted::Sent, 1);
-                self.count(Counted::SentBytes, frame.len() + 4);
+                self.count(Statistic::Sent, 1);
+                self.count(Statistic::SentBytes, frame.len() + 4);
                 self.sent.push(frame);
             }
         }

@@ -4,7 +4,8 @@
 pub mod spec;
 
 use crate::silicon::{
-    self, Chip, Counted, CounterPlace, InterruptLayout, Layout, QueueLayout, QueueRegister, VirtualFunction,
+    self, Chip, CounterPlace, InterruptLayout, QueueLayout, QueueRegister, RegisterLayout, Statistic,
+    VirtualFunction,
 };
 use spec::*;
 
@@ -24,7 +25,7 @@ const MORE: usize = 16;
 pub enum Chip82576 {}
 
 impl Chip for Chip82576 {
-    const LAYOUT: Layout = Layout {
+    const LAYOUT: RegisterLayout = RegisterLayout {
         device: DEVICE,
         control: CTRL,
         link: (STATUS, STATUS_LU),
@@ -33,15 +34,15 @@ impl Chip for Chip82576 {
         split: PSRTYPE,
         plain: &[PBACL],
         counters: &[
-            CounterPlace::word(VFGPRC, Counted::Received),
-            CounterPlace::word(VFGPTC, Counted::Sent),
-            CounterPlace::word(VFGORC, Counted::ReceivedBytes),
-            CounterPlace::word(VFGOTC, Counted::SentBytes),
-            CounterPlace::word(VFMPRC, Counted::Multicast),
-            CounterPlace::word(VFGPRLBC, Counted::Nothing),
-            CounterPlace::word(VFGPTLBC, Counted::Nothing),
-            CounterPlace::word(VFGORLBC, Counted::Nothing),
-            CounterPlace::word(VFGOTLBC, Counted::Nothing),
+            CounterPlace::word(VFGPRC, Statistic::Received),
+            CounterPlace::word(VFGPTC, Statistic::Sent),
+            CounterPlace::word(VFGORC, Statistic::ReceivedBytes),
+            CounterPlace::word(VFGOTC, Statistic::SentBytes),
+            CounterPlace::word(VFMPRC, Statistic::Multicast),
+            CounterPlace::word(VFGPRLBC, Statistic::Nothing),
+            CounterPlace::word(VFGPTLBC, Statistic::Nothing),
+            CounterPlace::word(VFGORLBC, Statistic::Nothing),
+            CounterPlace::word(VFGOTLBC, Statistic::Nothing),
         ],
         interrupts: InterruptLayout {
             cause: EICR,

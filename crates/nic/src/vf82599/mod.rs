@@ -14,7 +14,8 @@ mod pf;
 pub mod spec;
 
 use crate::silicon::{
-    Chip, Counted, CounterPlace, InterruptLayout, Layout, QueueLayout, QueueRegister, VirtualFunction,
+    Chip, CounterPlace, InterruptLayout, QueueLayout, QueueRegister, RegisterLayout, Statistic,
+    VirtualFunction,
 };
 use spec::*;
 
@@ -28,7 +29,7 @@ pub type Vf82599 = VirtualFunction<Chip82599>;
 pub enum Chip82599 {}
 
 impl Chip for Chip82599 {
-    const LAYOUT: Layout = Layout {
+    const LAYOUT: RegisterLayout = RegisterLayout {
         device: DEVICE,
         control: VFCTRL,
         link: (VFLINKS, LINKS_UP),
@@ -37,11 +38,11 @@ impl Chip for Chip82599 {
         split: VFPSRTYPE,
         plain: &[],
         counters: &[
-            CounterPlace::word(VFGPRC, Counted::Received),
-            CounterPlace::wide(VFGORC_LSB, VFGORC_MSB, Counted::ReceivedBytes),
-            CounterPlace::word(VFMPRC, Counted::Multicast),
-            CounterPlace::word(VFGPTC, Counted::Sent),
-            CounterPlace::wide(VFGOTC_LSB, VFGOTC_MSB, Counted::SentBytes),
+            CounterPlace::word(VFGPRC, Statistic::Received),
+            CounterPlace::wide(VFGORC_LSB, VFGORC_MSB, Statistic::ReceivedBytes),
+            CounterPlace::word(VFMPRC, Statistic::Multicast),
+            CounterPlace::word(VFGPTC, Statistic::Sent),
+            CounterPlace::wide(VFGOTC_LSB, VFGOTC_MSB, Statistic::SentBytes),
         ],
         interrupts: InterruptLayout {
             cause: VTEICR,
