@@ -78,11 +78,6 @@ impl L1 {
         Self::boot_as(&Shape { memory_mib, by_instructions: true, ..Shape::default() }, news)
     }
 
-    /// One of so much memory with these modules besides, as `,tun`.
-    pub fn boot_with_modules(memory_mib: u64, load: &str, news: News<'_>) -> Result<L1> {
-        Self::boot_as(&Shape { memory_mib, load, ..Shape::default() }, news)
-    }
-
     /// Boots one of that shape.
     pub(crate) fn boot_as(shape: &Shape<'_>, news: News<'_>) -> Result<L1> {
         let host = Host::prepare(news)?;

@@ -435,6 +435,29 @@ fn an_emulated_nic_goes_to_another_daemon() {
 }
 
 #[test]
+fn a_function_at_rest_for_a_move_waits_to_be_told_and_not_for_a_vmm_that_has_left() {
+    let daemon = TestDaemon::open(config());
+    let mut client = connect(&daemon, "soft");
+    switch_on(&mut client);
+    let form = json!({"deadline_ms": 2000, "guest_stopped": true}).to_string();
+    let rest = || daemon.http("POST", "/v1/pci/soft/rest", &form);
+    // One that is held for a while would go on while the other host has it.
+    assert_eq!(daemon.cli(&["pci", "quiesce", "soft"]).code, 0);
+    let (code, refused) = rest();
+    assert!(code == 409 && refused["error"] == "soft: it is held", "{refused}");
+    assert_eq!(daemon.cli(&["pci", "resume", "soft"]).code, 0);
+    assert_eq!(rest().0, 200);
+    let shown = show(&daemon, "soft");
+    assert_eq!((&shown["stage"], &shown["held_ms"]), (&"held".into(), &Value::Null));
+    assert!(daemon.cli(&["pci", "show", "soft"]).out.contains("for a move of its VM"));
+    assert_eq!(daemon.http("GET", "/v1/pci/soft/carried", "").0, 200);
+    drop(client);
+    daemon.until(|| show(&daemon, "soft")["stage"] == "running");
+    let mut client = connect(&daemon, "soft");
+    assert_eq!(client.read(CONFIG, 4, 2).unwrap(), [0, 0], "it was reset");
+}
+
+#[test]
 fn a_function_is_watched() {
     let daemon = TestDaemon::open(config());
     let mut client = connect(&daemon, "soft");
