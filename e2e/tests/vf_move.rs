@@ -69,7 +69,7 @@ impl<'a> Traffic<'a> {
     fn start(l1: &'a L1) -> Result<Self> {
         let (program, end) = (built("ioplane-stream")?, Self::END);
         let job = l1.start(&format!(
-            "rm -f {end}; exec {} drive {GUEST_IP}:{PORT} {RATE} {BYTES} {end}",
+            "echo 8388608 >/proc/sys/net/core/rmem_max; echo 8388608 >/proc/sys/net/core/rmem_default; rm -f {end}; exec {} drive {GUEST_IP}:{PORT} {RATE} {BYTES} {end}",
             program.display()
         ))?;
         Ok(Traffic { l1, job })

@@ -144,6 +144,8 @@ fn datagrams(socket: &UdpSocket, rate: u64, sent: &AtomicU64, answered: &AtomicU
         if echoes != last.0 {
             last = (echoes, Instant::now());
         }
+        // Those that came late after all are no room for more.
+        lost = lost.min(number.saturating_sub(echoes));
         let waiting = number.saturating_sub(echoes + lost);
         if waiting >= WINDOW {
             if last.1.elapsed() >= ALONE {
