@@ -86,8 +86,8 @@ impl Capability {
         let has = u16::from_le_bytes([config[spec::STATUS], config[spec::STATUS + 1]]);
         let mut found: Vec<usize> = Vec::new();
         let mut link = spec::CAPABILITIES;
-        while has & spec::STATUS_CAPABILITIES != 0 {
-            let at = usize::from(config[link] & !3);
+        let listed = has & spec::STATUS_CAPABILITIES != 0;
+        while let Some(at) = listed.then(|| usize::from(config[link] & !3)) {
             if at < spec::HEADER_END {
                 break;
             }
