@@ -61,6 +61,8 @@ enum Phase {
     Running,
     /// We ask for the lock.
     Locking,
+    /// We have it. What the driver has written last may still be on its way from the VMM, which does not wait for that.
+    Draining,
     /// We have it; the entry that is waited for, and since when.
     Stopping(usize, Instant),
     /// It does nothing, and its registers are in the page.
@@ -310,7 +312,7 @@ impl<H: Hardware> Cooperating<H> {
     /// At rest, or on the way: whoever accesses registers has not locked.
     fn denied(&self, bar: u8, offset: u64, len: usize) -> Result<(), HardwareError> {
         match self.phase {
-            Phase::Running | Phase::Locking => Ok(()),
+            Phase::Running | Phase::Locking | Phase::Draining => Ok(()),
             Phase::Stopping(..) | Phase::Still => {
                 let function = self.hardware.name().to_owned();
                 Err(HardwareError::NoSuchRegister { function, bar, offset, len })
@@ -376,7 +378,7 @@ impl<H: Hardware> Hardware for Cooperating<H> {
         if (offset..).zip(bytes).any(|(at, _)| self.capability.has(at)) {
             if let Some(wish) = self.capability.write(offset, bytes) {
                 match self.phase {
-                    Phase::Running | Phase::Locking => self.wish(wish),
+                    Phase::Running | Phase::Locking | Phase::Draining => self.wish(wish),
                     // Only a driver that does not wait for its lock comes here.
                     Phase::Stopping(..) | Phase::Still => self.capability.say(REFUSED),
                 }

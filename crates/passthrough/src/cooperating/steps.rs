@@ -23,7 +23,7 @@ const PENDING: u16 = 1 << 5;
 impl<H: Hardware> Cooperating<H> {
     pub(crate) fn motion(&self) -> Motion {
         match self.phase {
-            Phase::Running | Phase::Locking => Motion::Runs,
+            Phase::Running | Phase::Locking | Phase::Draining => Motion::Runs,
             Phase::Stopping(..) => Motion::Stopping,
             Phase::Still => Motion::Still,
         }
@@ -55,9 +55,12 @@ impl<H: Hardware> Cooperating<H> {
         };
         if matches!(self.phase, Phase::Running | Phase::Locking) {
             self.phase = Phase::Locking;
-            if !page.lock() {
-                return Ok(false);
+            if page.lock() {
+                self.phase = Phase::Draining;
             }
+            return Ok(false);
+        }
+        if self.phase == Phase::Draining {
             self.phase = Phase::Stopping(0, Instant::now());
         }
         while let Phase::Stopping(number, since) = self.phase {
@@ -118,7 +121,7 @@ impl<H: Hardware> Cooperating<H> {
 
     /// Nobody waits for it any more: its driver goes on, if it has not come to rest.
     pub(crate) fn give_up(&mut self) {
-        if self.phase != Phase::Locking {
+        if !matches!(self.phase, Phase::Locking | Phase::Draining) {
             return;
         }
         self.phase = Phase::Running;
