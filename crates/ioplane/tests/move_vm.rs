@@ -215,7 +215,7 @@ fn a_vm_moves_with_its_disk() {
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     let report: Value = serde_json::from_str(&said.out).unwrap();
     let expected = json!({
-        "vm": name, "to": "tcp:host-c:4444", "disks": ["data"], "total_ms": 1234, "downtime_ms": 17, "bytes": 60 * MIB
+        "vm": name, "to": "tcp:host-c:4444", "disks": ["data"], "functions": [], "total_ms": 1234, "downtime_ms": 17, "bytes": 60 * MIB
     });
     assert_eq!(report, expected);
     assert_eq!(remote(&here)["claim"], "free");
