@@ -71,7 +71,7 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => nic.announce(),
             Body::Ne2000(nic) => nic.announce(),
-            Body::Mediated(_) | Body::Passthrough(_) | Body::Migratable(_) => {}
+            Body::Mediated(_) | Body::Passthrough(_) | Body::Migratable(_) | Body::Cooperating(_) => {}
         }
     }
 

@@ -222,7 +222,7 @@ impl Card {
         )
     }
 
-    fn way(&self) -> Result<Way, Refusal> {
+    pub(super) fn way(&self) -> Result<Way, Refusal> {
         match self.note().read().now.source {
             SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Ok(Way::Direct(address)),
             SourceSpec::Host { address, mode: ModeWord::Cooperating, .. } => Ok(Way::Cooperating(address)),
