@@ -1,5 +1,7 @@
 //! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `ioplane_coop.c`.
 
+use ioplane_nic::silicon::Chip;
+use ioplane_nic::vf82576::Chip82576;
 use ioplane_nic::vf82576::spec::*;
 use ioplane_passthrough::cooperating::page::{self, COPIED, SharedEntry, WRITER};
 
@@ -140,7 +142,8 @@ impl Driver {
         let interrupts = [EITR, EITR + 4, EITR + 8, IVAR0, IVAR_MISC, EIAC, EIAM];
         let keep = queues.chain([RX + SRRCTL, TX + DCA]).chain(interrupts);
         list.extend(keep.map(|offset| SharedEntry::Keep { offset }));
-        list.extend(COUNTERS.map(|offset| SharedEntry::Counter { offset }));
+        let counters = Chip82576::LAYOUT.counters.iter();
+        list.extend(counters.map(|place| SharedEntry::Counter { offset: place.low }));
         for ring in [&self.rx, &self.tx] {
             list.push(SharedEntry::Area { gpa: ring.base, len: u64::from(ring.count() * DESCRIPTOR) });
         }

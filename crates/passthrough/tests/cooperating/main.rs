@@ -2,6 +2,7 @@
 //! breaks its rules. Nothing on our side knows what the function is.
 
 mod driver;
+#[allow(unused_imports, unused_macros)]
 #[path = "../exchange/silicon.rs"]
 mod silicon;
 mod world;
@@ -11,8 +12,8 @@ use ioplane_passthrough::cooperating::page::{self, PageFlaw, SharedEntry, WRITER
 use ioplane_passthrough::{Carry, CarryError, ExchangeError, Motion};
 
 use driver::Driver;
-use silicon::{Around, Silicon, vf};
-use world::{Plan, World};
+use silicon::{Around, vf};
+use world::{Plan, Silicon, World};
 
 /// Where the driver has its page.
 const PAGE: u64 = 0x4000;

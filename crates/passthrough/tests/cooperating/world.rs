@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex};
 use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_moving::PAGE;
+use ioplane_nic::silicon::SiliconViolation;
 use ioplane_nic::vf82576::spec::*;
-use ioplane_nic::vf82576::{SiliconViolation, Vf82576};
+use ioplane_nic::vf82576::{Chip82576, Vf82576};
 use ioplane_passthrough::{Carry, Cooperating, Motion, Passthrough, Prepared};
 use ioplane_pci::{Function, Irq, Wire, spec as pci};
 
-use crate::silicon::{Around, Silicon, Vector, vf};
+use crate::silicon::{Around, Vector, vf};
+
+pub type Silicon = crate::silicon::Silicon<Chip82576>;
 
 pub const MEMORY: u64 = 1 << 20;
 
