@@ -2,7 +2,7 @@
 //! breaks its rules. Nothing on our side knows what the function is.
 
 mod driver;
-#[allow(unused_imports, unused_macros)]
+#[allow(unused_imports, unused_macros, dead_code)]
 #[path = "../exchange/silicon.rs"]
 mod silicon;
 mod world;
