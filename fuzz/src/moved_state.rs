@@ -41,7 +41,15 @@ struct Shape {
 
 static SHAPES: [Shape; 2] = [
     Shape { table: &vf82576::DIRECT, registers: 34, bases: [9, 23], rings: 4, counters: 9, each: 3, list: 1 },
-    Shape { table: &vf82599::DIRECT, registers: 116, bases: [11, 18], rings: 16, counters: 5, each: 4, list: 6 },
+    Shape {
+        table: &vf82599::DIRECT,
+        registers: 116,
+        bases: [11, 18],
+        rings: 16,
+        counters: 5,
+        each: 4,
+        list: 6,
+    },
 ];
 
 /// Runs one input.
