@@ -6,8 +6,10 @@ use crate::daemon::Daemon;
 use crate::process::{Process, run, scratch};
 use crate::protocol::PORT;
 use crate::stage::MEMORY_MIB;
+use crate::version::Version;
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +17,15 @@ use tempfile::TempDir;
 
 /// How long libvirtd may take until it answers: it asks QEMU first what that can do.
 const START: Duration = Duration::from_secs(60);
+
+/// QEMU with as much memory as [`Version::memory_kib`] says, which libvirt would round to MiB.
+const EMULATOR: &str = r#"#!/bin/sh
+for word in "$@"; do
+    shift
+    set -- "$@" "$(printf %s "$word" | sed 's/"size":ALL/"size":LESS/; s/^MIB$/KIBk/')"
+done
+exec qemu-system-x86_64 "$@"
+"#;
 
 /// What a host sees at the same place on each: its daemon's folder, in which the guest's port and console are as well.
 const HERE: &str = "/run/ioplane-here";
@@ -91,6 +102,15 @@ impl LibvirtHost {
         let process = Process::start("unshare", &args, &folder.path().join("libvirtd.log"))?;
         let daemon = daemon.folder().to_owned();
         let mut host = LibvirtHost { name: name.to_owned(), process, folder, daemon };
+        let kib = Version::Host.memory_kib(MEMORY_MIB)?;
+        if kib != MEMORY_MIB << 10 {
+            let numbers = [("ALL", MEMORY_MIB << 20), ("LESS", kib << 10), ("MIB", MEMORY_MIB), ("KIB", kib)];
+            let script = numbers.iter().fold(EMULATOR.to_owned(), |script, (name, number)| {
+                script.replace(name, &number.to_string())
+            });
+            std::fs::write(host.emulator(), script)?;
+            std::fs::set_permissions(host.emulator(), PermissionsExt::from_mode(0o755))?;
+        }
         let end = Instant::now() + START;
         while let Err(error) = host.virsh(&["list"]) {
             host.process.still_runs()?;
@@ -117,7 +137,12 @@ impl LibvirtHost {
     pub fn create(&self, daemon: &Daemon, name: &str, disks: &[&str]) -> Result<()> {
         let accelerator = Accelerator::detect();
         let memory = format!("{MEMORY_MIB}M");
-        let words = ["libvirt-xml", "--memory", &memory, "--accel", accelerator.name()];
+        let emulator = self.emulator();
+        let qemu = emulator.display().to_string();
+        let mut words = vec!["libvirt-xml", "--memory", &memory, "--accel", accelerator.name()];
+        if emulator.exists() {
+            words.extend(["--qemu", &qemu]);
+        }
         let printed = daemon.text(&[&words, disks].concat())?;
         let folder = self.daemon.display().to_string();
         ensure!(printed.contains(&folder), "the disks' sockets are not in {folder}: {printed}");
@@ -143,6 +168,11 @@ impl LibvirtHost {
         let path = self.folder.path().join("domain.xml");
         std::fs::write(&path, domain)?;
         self.virsh(&["create", &path.display().to_string()]).map(|_| ())
+    }
+
+    /// The QEMU of this host's VMs, if it is not the one of the machine.
+    fn emulator(&self) -> PathBuf {
+        self.daemon.join("emulator")
     }
 
     /// Where the guest's port is, once a VM is here.

@@ -213,14 +213,14 @@ impl<'a> Qemu<'a> {
         let own_memory = self.args.iter().any(|arg| arg.to_string_lossy().contains("memory-backend-"));
         let machine = &self.machine;
         add(&format!("-nodefaults -no-user-config -no-reboot -display none -machine {machine},vmport=off"));
+        let size = self.version.memory_kib(self.memory_mib)?;
         if !own_memory {
-            let size = self.memory_mib;
             add(&format!(
-                "-object memory-backend-memfd,id=memory,size={size}M,share=on -machine memory-backend=memory"
+                "-object memory-backend-memfd,id=memory,size={size}K,share=on -machine memory-backend=memory"
             ));
         }
         add(&self.accelerator_args()?);
-        add(&format!("-m {} -smp {} -name {}", self.memory_mib, self.smp(), self.name));
+        add(&format!("-m {size}K -smp {} -name {}", self.smp(), self.name));
         for monitor in ["qmp", MONITOR] {
             add(&format!("-qmp unix:{},server=on,wait=off", at(monitor)));
         }

@@ -3,8 +3,10 @@
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use anyhow::{Context, Result};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::quiet;
 
@@ -34,7 +36,6 @@ impl ByteBar {
 
 /// From now on neither Ctrl-C nor a termination or hang-up ends this process: for what must not be left half done.
 pub fn ignore_signals() -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _entered = runtime.enter();
     // The process's handlers stay when these go.
@@ -44,25 +45,33 @@ pub fn ignore_signals() -> Result<()> {
     Ok(())
 }
 
-/// Becomes true by Ctrl-C, a termination or a hang-up, which end this process no more: what it has begun would go on without anybody who looks at it.
+/// Becomes true by Ctrl-C, which ends this process no more: what it has begun would go on without anybody who looks at it.
 pub fn interrupted() -> Result<Arc<AtomicBool>> {
-    use tokio::signal::unix::{SignalKind, signal};
+    noted(&[SignalKind::interrupt()])
+}
+
+/// The same, and by a termination or a hang-up: for what nobody else goes on with when this process ends.
+pub fn told_to_end() -> Result<Arc<AtomicBool>> {
+    noted(&[SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()])
+}
+
+/// Becomes true by the first of these signals.
+fn noted(kinds: &[SignalKind]) -> Result<Arc<AtomicBool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut interrupt, mut terminate, mut hang_up) = {
+    let mut signals = {
         let _entered = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?)
+        kinds.iter().map(|kind| signal(*kind)).collect::<Result<Vec<_>, _>>()?
     };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let noted = interrupted.clone();
+    let came = Arc::new(AtomicBool::new(false));
+    let told = came.clone();
     std::thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = hang_up.recv() => {}
+        runtime.block_on(std::future::poll_fn(|context| {
+            match signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
             }
-        });
-        noted.store(true, Ordering::SeqCst);
+        }));
+        told.store(true, Ordering::SeqCst);
     });
-    Ok(interrupted)
+    Ok(came)
 }

@@ -61,6 +61,17 @@ fn step_until(load: &mut CrashLoad, met: impl FnMut() -> bool) {
     load::step_until(load, met, String::new);
 }
 
+/// The same until the disk's swap has come so far.
+fn step_until_swap_is(load: &mut CrashLoad, daemon: &TestDaemon, wanted: &str) {
+    load::step_until(load, || state(daemon) == wanted, || daemon.disk("data")["swap"].to_string());
+}
+
+/// The same until the command draws its bar.
+fn step_until_shown(load: &mut CrashLoad, daemon: &TestDaemon, terminal: &Terminal) {
+    let told = || format!("{:?}, {}", terminal.shown(), daemon.disk("data")["swap"]);
+    load::step_until(load, || terminal.shown().contains(BAR), told);
+}
+
 /// A command, while the guest goes on.
 fn beside(load: &mut CrashLoad, daemon: &TestDaemon, args: &[&str]) -> Said {
     let command = std::thread::spawn(daemon.later(args));
@@ -539,9 +550,9 @@ fn ctrl_c_while_a_bar_is_drawn_cancels_the_swap_and_a_window_that_is_closed_does
     let new = daemon.path("new.img");
     let mut load = load_on(&daemon, 32);
     let mut terminal = Terminal::start(&daemon, &["swap", "data", "--to", text(&new), "--rate", "1M"]);
-    step_until(&mut load, || terminal.shown().contains(BAR));
+    step_until_shown(&mut load, &daemon, &terminal);
     terminal.press(CTRL_C);
-    step_until(&mut load, || state(&daemon) == "cancelled");
+    step_until_swap_is(&mut load, &daemon, "cancelled");
     let (code, shown) = terminal.end();
     assert_eq!(code, 1, "{shown:?}");
     drawn_and_cleared(&shown, "was cancelled");
@@ -552,10 +563,10 @@ fn ctrl_c_while_a_bar_is_drawn_cancels_the_swap_and_a_window_that_is_closed_does
 
     // The command is gone with its terminal, and nobody has cancelled anything.
     let terminal = Terminal::start(&daemon, &["swap", "data", "--to", text(&new), "--rate", "4M"]);
-    step_until(&mut load, || terminal.shown().contains(BAR));
+    step_until_shown(&mut load, &daemon, &terminal);
     terminal.close();
     assert_ne!(state(&daemon), "cancelled");
-    step_until(&mut load, || state(&daemon) == "done");
+    step_until_swap_is(&mut load, &daemon, "done");
     assert_eq!(path_of(&daemon.disk("data")), text(&new));
     load.settle().unwrap();
     rest_is_right(&new);

@@ -24,7 +24,7 @@ use ioplane_api::size::Size;
 use ioplane_cli::args::MoveVm;
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, hint, print_done};
-use ioplane_cli::progress::interrupted;
+use ioplane_cli::progress::told_to_end;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         }
     };
     let mut running = monitor.may_go(vm, |why| moving.as_ref().is_some_and(|moving| moving.removes(why)))?;
-    let interrupted = interrupted()?;
+    let interrupted = told_to_end()?;
     let (ended, functions, device_time) = match moving {
         None => {
             monitor.execute("migrate", &json!({ "uri": args.to }))?;
