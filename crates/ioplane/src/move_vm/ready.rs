@@ -65,7 +65,7 @@ pub(super) fn may_leave(function: &FunctionReport) -> Result<()> {
     announced(function).map_err(|why| {
         let name = &function.name;
         refused(
-            format!("PCI function {name} is moved by its guest's driver, and {why}"),
+            format!("PCI function {name} is moved by its guest's driver: {why}"),
             format!(
                 "load the igbvf of guest/igbvf in the guest and raise its interface, or add {name} with --mode migratable; see `ioplane pci show {name}`"
             ),

@@ -33,7 +33,7 @@ const LIMIT: u64 = 300;
 /// Bytes that are sent in no time.
 const LITTLE: u64 = 1 << 20;
 /// How long a function stands still before the guest does. If QEMU has not come to the switch-over by then, too much is written for that.
-const STILL: Duration = Duration::from_secs(3);
+const STILL: Duration = Duration::from_secs(10);
 /// How long the driver there may take to bring its function back, before it is said that it has not.
 const BACK: Duration = Duration::from_secs(5);
 
@@ -173,7 +173,7 @@ pub(in crate::move_vm) fn announced(function: &FunctionReport) -> std::result::R
         Some(now) if now.announced => Ok(()),
         Some(now) => match &now.refused {
             Some(why) => Err(why.clone()),
-            None => Err("its guest's driver has not announced a page".to_owned()),
+            None => Err("it has not announced a page".to_owned()),
         },
         None => Err("it is no function whose driver can say so".to_owned()),
     }
