@@ -118,8 +118,6 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let module = Host::prepare(&news)?.cooperating_igbvf(&news)?;
     let (l1, cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
-    // The cards' own interfaces answer for nobody else's address: the guest would speak to that of the card that it has left.
-    l1.run("echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore", MINUTE)?;
     let [here, mut there] = Side::both(&l1, cards, "cooperating")?;
     let first = l1.traveller("first", &here.args()?)?;
     news("the guest is up");
