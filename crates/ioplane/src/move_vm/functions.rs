@@ -65,6 +65,9 @@ pub(super) struct MovedFunction {
     /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rested_before_ms: Option<f64>,
+    /// Whether the driver there has brought it back by now, where its driver has to and its guest runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub brought_back: Option<bool>,
 }
 
 /// What the devices took of the time in which the guest stood still, ms.
@@ -198,6 +201,7 @@ impl<'a> Functions<'a> {
                 stop_accesses: 0,
                 replay_accesses: 0,
                 rested_before_ms: None,
+                brought_back: None,
             };
             let cooperates = report.mode == cooperating::MODE;
             all.push(Moving {

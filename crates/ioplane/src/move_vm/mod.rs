@@ -170,6 +170,11 @@ fn shown(report: &MoveReport) -> String {
             ));
         }
         text.push('\n');
+        if function.brought_back == Some(false) {
+            text.push_str(&format!(
+                "  the guest's driver has not brought PCI function {name} back yet: see `ioplane pci show {name}` there, and the guest's kernel log\n"
+            ));
+        }
     }
     text
 }

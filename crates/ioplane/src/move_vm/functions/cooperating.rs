@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ioplane_api::report::{DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport};
 use ioplane_cli::client::Method;
-use ioplane_cli::output::hint;
 use serde_json::{Value, json};
 
 use super::{Functions, LOOK, Moving, STEP, Stand, followed, ms};
@@ -34,8 +33,9 @@ const LIMIT: u64 = 300;
 const LITTLE: u64 = 1 << 20;
 /// How long a function stands still before the guest does. If QEMU has not come to the switch-over by then, too much is written for that.
 const STILL: Duration = Duration::from_secs(10);
-/// How long the driver there may take to bring its function back, before it is said that it has not.
+/// How long the driver there may take to bring its function back, before it is said that it has not; and between two looks at that.
 const BACK: Duration = Duration::from_secs(5);
+const PACE: Duration = Duration::from_millis(100);
 
 /// What was done to a QEMU to hold it back.
 #[derive(Debug, Default)]
@@ -144,19 +144,20 @@ impl Functions<'_> {
     }
 
     /// Waits a while for the drivers there, which have a guest that runs. One that has not brought its function back by then may still do so.
-    pub(super) fn are_brought_back(&self) {
+    pub(super) fn are_brought_back(&mut self) {
         let end = Instant::now() + BACK;
-        for one in self.all.iter().filter(|one| one.cooperates) {
-            while !self.is_brought_back(one) {
-                if Instant::now() >= end {
-                    hint(format!(
-                        "the guest's driver has not brought PCI function {} back yet: see `ioplane pci show {}` there, and the guest's kernel log",
-                        one.name, one.name
-                    ));
-                    break;
-                }
-                std::thread::sleep(LOOK);
+        for at in 0..self.all.len() {
+            if !self.all[at].cooperates {
+                continue;
             }
+            let back = loop {
+                let back = self.is_brought_back(&self.all[at]);
+                if back || Instant::now() >= end {
+                    break back;
+                }
+                std::thread::sleep(PACE);
+            };
+            self.all[at].moved.brought_back = Some(back);
         }
     }
 
