@@ -96,7 +96,8 @@ fn fails<'a>(
 
 /// The figures, on a line of their own.
 fn told(driven: &Driven, moves: &[Value], unseen: i64) {
-    let all = |field: &str| moves.iter().map(|report| report["functions"][0][field].clone()).collect::<Vec<_>>();
+    let all =
+        |field: &str| moves.iter().map(|report| report["functions"][0][field].clone()).collect::<Vec<_>>();
     let line = json!({
         "cooperating": {
             "stop_accesses": all("stop_accesses"),

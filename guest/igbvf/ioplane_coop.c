@@ -408,6 +408,8 @@ static void coop_replay(struct ioplane_coop *coop)
 		/* As after a hang. It waits for this one's turn. */
 		schedule_work(&adapter->reset_task);
 	}
+	/* It has been stopped for longer than the stack believes a device to take, perhaps. */
+	netif_trans_update(netdev);
 	WRITE_ONCE(coop->filters, false);
 	WRITE_ONCE(coop->page->flags, 0);
 	WRITE_ONCE(coop->page->replayed, moves);
@@ -475,6 +477,13 @@ static void coop_mark_unseen(struct ioplane_coop *coop)
 	cmpxchg(&coop->page->flags, IOPLANE_COOP_STILL, IOPLANE_COOP_STILL | IOPLANE_COOP_MARKED);
 }
 
+/* The writer has the lock. The stack does not take it for a device that hangs. */
+static void coop_wait(struct ioplane_coop *coop)
+{
+	netif_trans_update(coop->adapter->netdev);
+	coop_mark_unseen(coop);
+}
+
 /* A reader of the version that there is, or false. */
 static bool coop_take(struct ioplane_coop *coop)
 {
@@ -506,7 +515,7 @@ static void coop_work(struct work_struct *work)
 		coop_resume(coop);
 		coop_release(coop);
 	} else {
-		coop_mark_unseen(coop);
+		coop_wait(coop);
 	}
 	mutex_unlock(&coop->turn);
 	if (taken)
@@ -521,7 +530,7 @@ void __ioplane_coop_begin(struct igbvf_adapter *adapter)
 
 	mutex_lock(&coop->turn);
 	while (!coop_take(coop)) {
-		coop_mark_unseen(coop);
+		coop_wait(coop);
 		usleep_range(500, 1000);
 	}
 }

@@ -302,14 +302,18 @@ mod tests {
     fn a_function_whose_driver_cooperates_needs_one_that_does() {
         assert_eq!(left(function("cooperating", driver(true, None))), "");
         let said = left(function("cooperating", driver(false, None)));
-        assert!(said.contains("nic0 is moved by its guest's driver") && said.contains("has not announced a page"), "{said}");
+        assert!(
+            said.contains("nic0 is moved by its guest's driver") && said.contains("has not announced a page"),
+            "{said}"
+        );
         let said = left(function("cooperating", driver(false, Some("the driver's page is of format 9"))));
         assert!(said.contains("is of format 9"), "{said}");
         assert!(!left(function("cooperating", Value::Null)).is_empty());
         // Of the others nobody asks for one.
         assert_eq!(left(function("migratable", Value::Null)), "");
         // There, where no guest is yet, there is no driver either.
-        let there: FunctionReport = serde_json::from_value(function("cooperating", driver(false, None))).unwrap();
+        let there: FunctionReport =
+            serde_json::from_value(function("cooperating", driver(false, None))).unwrap();
         may_go(&there).unwrap();
     }
 
