@@ -8,8 +8,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
-use ioplane_e2e::process::built;
-use ioplane_e2e::sides::{Side, Traffic, moves, noticed, right, unseen};
+use ioplane_e2e::sides::{Side, Traffic, last_words, moves, noticed, right, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2};
 use serde_json::{Value, json};
@@ -18,39 +17,6 @@ use std::time::{Duration, Instant};
 const MINUTE: Duration = Duration::from_secs(60);
 /// Echoes that have to come between two moves.
 const BETWEEN: u64 = 100;
-
-/// Registers of the function that tell why nothing comes or goes: EIMS, EIAC, EIAM, IVAR0, RDH, RDT, RXDCTL, TDH, TDT, TXDCTL of queue 0.
-const REGISTERS: [u64; 10] = [0x1524, 0x152c, 0x1530, 0x1700, 0x2810, 0x2818, 0x2828, 0x3810, 0x3818, 0x3828];
-
-/// What the guest in this QEMU, its peer and the daemons tell when something has gone wrong.
-fn last_words(l1: &L1, qemu: &str, sides: [&Side<'_>; 2]) -> String {
-    let or_why = |said: Result<String>| said.unwrap_or_else(|error| format!("{error:#}"));
-    let ask = |line: &str| or_why(l1.ask(qemu, line));
-    let registers = || {
-        let resource = ask("head -n 1 /sys/bus/pci/drivers/igbvf/*/resource");
-        let bar = resource.split_whitespace().next().and_then(|word| word.strip_prefix("0x"));
-        let bar = bar.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or_default();
-        let reads = REGISTERS.map(|offset| format!(r#"{{"command-line":"xp /1xw {:#x}"}}"#, bar + offset));
-        let read = reads.map(|read| {
-            let program = built("ioplane-qmp").unwrap_or_default();
-            let line = format!("{} /tmp/{qemu}.watch human-monitor-command '{read}'", program.display());
-            or_why(l1.run(&line, MINUTE))
-        });
-        format!("{}{}", read.concat(), ask("grep PCI-MSIX /proc/interrupts"))
-    };
-    let mut said = [
-        registers(),
-        ask(&format!("/tmp/busybox ping -c 3 -W 2 {PEER_IP}; dmesg | tail -n 12; cat /tmp/answer /proc/net/arp /proc/net/tcp")),
-        registers(),
-        ask("cd /sys/bus/pci/drivers/igbvf/*/net/*; grep . statistics/[rt]x_packets queues/tx-0/byte_queue_limits/inflight; cat /proc/net/softnet_stat"),
-        or_why(l1.run("ss -tnoi; ip neigh; dmesg | tail -n 5; ip -s link", MINUTE)),
-    ]
-    .join("\n--\n");
-    for side in sides {
-        said += &format!("\n{}: {:#}", side.name, side.daemon.json("pci show nic0").unwrap_or_default());
-    }
-    said
-}
 
 #[test]
 fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() -> Result<()> {
