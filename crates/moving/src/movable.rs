@@ -266,6 +266,11 @@ impl<H: Hardware> Movable<H> {
         matches!(self.phase, Phase::Stopped(_))
     }
 
+    /// Whether the guest drives it.
+    pub(crate) fn runs(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
     /// Gives the hardware back, as it is.
     pub fn into_hardware(self) -> H {
         self.hardware
