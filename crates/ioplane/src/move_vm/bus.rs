@@ -39,9 +39,9 @@ pub(super) const ENTRY: usize = 4;
 /// Where a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    bus: u8,
-    slot: u8,
-    function: u8,
+    pub bus: u8,
+    pub slot: u8,
+    pub function: u8,
 }
 
 impl std::fmt::Display for Place {

@@ -6,7 +6,8 @@
 //!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay -'    `--> cont
 //! ```
 //!
-//! Whatever fails before `leave`, the functions here go on, and the guest with them.
+//! Whatever fails before `leave`, the functions here go on, and the guest with them. What is changed is written down first, and so is whose the guest is,
+//! before `leave`: [`super::journal`], for whoever brings a move to its end that was broken off.
 
 mod broken_off;
 

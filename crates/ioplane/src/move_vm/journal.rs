@@ -32,15 +32,16 @@ fn path(vm: &str) -> String {
     format!("/v1/moves/{vm}")
 }
 
-fn code(error: &anyhow::Error) -> Option<Code> {
-    error.downcast_ref::<CommandError>().map(|CommandError(body)| body.code)
+fn is_missing(error: &anyhow::Error) -> bool {
+    let body = error.downcast_ref::<CommandError>();
+    body.is_some_and(|CommandError(body)| body.code == Code::NotFound.word())
 }
 
 /// What is written down of a move of this VM, if there is anything.
 pub(super) fn read(here: &Client, vm: &str) -> Result<Option<MoveNoteForm>> {
     match here.get(&path(vm)) {
         Ok(note) => Ok(Some(note)),
-        Err(error) if code(&error) == Some(Code::NotFound) => Ok(None),
+        Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -94,7 +95,7 @@ impl<'a> Journal<'a> {
     pub fn end(&self) -> Result<()> {
         match self.here.ask::<DoneReport>(Method::DELETE, &path(self.vm), None::<&()>) {
             Ok(_) => Ok(()),
-            Err(error) if code(&error) == Some(Code::NotFound) => Ok(()),
+            Err(error) if is_missing(&error) => Ok(()),
             Err(error) => Err(error),
         }
     }

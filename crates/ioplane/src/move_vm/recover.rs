@@ -65,7 +65,13 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
     let far_place = args.qmp_there.clone().unwrap_or_else(|| note.qmp_there.clone());
     let far = monitor(vm, &far_place);
     let report = match note.gone {
-        true => forward(vm, &here, &there, note, &status, far?)?,
+        true => {
+            let far = far.map_err(|error| {
+                let before = format!("the guest of VM {vm} is the other host's");
+                super::with_remedy(error, &before, "do not let the QEMU here continue")
+            })?;
+            forward(vm, &here, &there, note, &status, far)?
+        }
         false => {
             let near = args.qmp.clone().unwrap_or_else(|| PathBuf::from(&note.qmp));
             let near = monitor(vm, &near)?;
@@ -133,12 +139,16 @@ fn forward(
     Ok(RecoverReport { vm: vm.to_owned(), owner: "there", running, functions, troubles })
 }
 
+fn gone_with_its_daemon(name: &str, at: &str) -> String {
+    format!(
+        "PCI function {name} {at} is gone with its daemon, and the guest has none: unplug it, and plug it in again"
+    )
+}
+
 /// A function there goes on, if it has not.
 fn revived(there: &Client, status: &StatusReport, name: &str) -> Option<String> {
     let Some(function) = function(status, name).filter(|function| function.connected) else {
-        return Some(format!(
-            "the guest's PCI function {name} is gone there with its daemon: unplug it, and plug it in again"
-        ));
+        return Some(gone_with_its_daemon(name, "there"));
     };
     if function.step != Some(MoveStep::Taken) {
         return None;
@@ -203,10 +213,17 @@ fn back(
         let step = function(status, name).and_then(|function| function.step);
         matches!(step, Some(MoveStep::AtRest))
     };
+    let lost = |name: &&String| {
+        function(status, name)
+            .is_none_or(|function| !function.connected || function.step == Some(MoveStep::Lost))
+    };
+    let lost: Vec<String> =
+        names.iter().filter(lost).map(|name| gone_with_its_daemon(name, "here")).collect();
     let running = note.running;
     let journal = Journal::found(here, vm, note);
     let mut functions = Functions::found(vm, journal, there, far, sent, at_rest);
-    let troubles = functions.recover(&mut near)?;
+    let mut troubles = functions.recover(&mut near)?;
+    troubles.extend(lost);
     let now = near.state()?;
     if running && now != "running" {
         hint("the guest ran before, and is here, paused: `cont` by its monitor lets it go on");
