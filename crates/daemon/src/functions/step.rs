@@ -36,12 +36,6 @@ pub(super) fn now(record: &FunctionRecord, connections: u64, connected: bool) ->
 }
 
 impl Card {
-    /// Where it is now.
-    pub(super) fn step_now(&self) -> Option<MoveStep> {
-        let status = self.served.handle.status();
-        now(&self.note().read(), status.connections, status.connected)
-    }
-
     /// Writes down where it is about to be. If that fails it is not to be there.
     pub(super) fn mark(&self, step: Option<MoveStep>) -> Result<(), Refusal> {
         if step.is_none() && self.note().read().step.is_none() {
