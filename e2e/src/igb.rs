@@ -84,12 +84,13 @@ impl L1 {
     /// Makes virtual functions of a card.
     fn virtual_functions(&self, card: u8, count: u32) -> Result<VirtualFunctions> {
         let (find_card, physical) = (crate::nics::find(&card_mac(card)), format!("pf{:x}", SLOT + card));
-        // The physical function is up before it has virtual ones, as its driver wants it.
+        // The physical function is up before it has virtual ones, as its driver wants it. It is at the same hub as the interface that has the address, and
+        // Linux would answer for that by each of them: guests would learn one or the other.
         let said = self.run(
             &format!(
                 "set -e
                  {RAISE}
-                 {find_card} up {physical}
+                 {find_card} up {physical}; echo 8 >/proc/sys/net/ipv4/conf/{physical}/arp_ignore
                  for try in $(seq 300); do [ \"$(cat /sys/class/net/{physical}/carrier)\" = 1 ] && break; sleep 0.1; done
                  cd /sys/class/net/{physical}/device/
                  echo 0 >sriov_drivers_autoprobe; echo {count} >sriov_numvfs

@@ -215,7 +215,13 @@ fn command(
         ("/".into(), program, args)
     };
     let mut add = |line: String| args.extend(line.split_whitespace().map(OsString::from));
-    let cpus = if matches!(accelerator, Accelerator::Kvm) { 2 } else { 1 };
+    // Room for a second one has TCG keep the guest's barriers: without them L1 misses now and then that a queue of virtio wants a kick, and its network
+    // stands still (docs/measurements/tcg-barrier.md).
+    let cpus = match accelerator {
+        Accelerator::Kvm => "2",
+        Accelerator::Tcg { .. } if *by_instructions => "1",
+        Accelerator::Tcg { .. } => "1,maxcpus=2",
+    };
     let (machine, kvm) = match accelerator {
         Accelerator::Kvm => ("-accel kvm -cpu host", "kvm-amd,kvm-intel"),
         Accelerator::Tcg { .. } if *by_instructions => {

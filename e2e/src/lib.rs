@@ -41,6 +41,7 @@ pub mod preload;
 pub mod process;
 pub mod qemu;
 pub mod qmp;
+pub mod sides;
 pub mod stage;
 pub mod status;
 pub mod streams;

@@ -387,7 +387,8 @@ static void coop_replay(struct ioplane_coop *coop)
 	struct igbvf_adapter *adapter = coop->adapter;
 	struct net_device *netdev = adapter->netdev;
 	u32 moves = READ_ONCE(coop->page->moves);
-	bool copied = READ_ONCE(coop->page->flags) & IOPLANE_COOP_COPIED;
+	u32 flags = READ_ONCE(coop->page->flags);
+	bool copied = (flags & IOPLANE_COOP_COPIED) && !(flags & IOPLANE_COOP_MARKED);
 	int err;
 
 	err = coop_say_reset(adapter);
@@ -407,6 +408,8 @@ static void coop_replay(struct ioplane_coop *coop)
 		/* As after a hang. It waits for this one's turn. */
 		schedule_work(&adapter->reset_task);
 	}
+	/* It has been stopped for longer than the stack believes a device to take, perhaps. */
+	netif_trans_update(netdev);
 	WRITE_ONCE(coop->filters, false);
 	WRITE_ONCE(coop->page->flags, 0);
 	WRITE_ONCE(coop->page->replayed, moves);
@@ -429,6 +432,56 @@ static void coop_resume(struct ioplane_coop *coop)
 		return;
 	ew32(EIMS, adapter->eims_enable_mask);
 	ew32(EICS, adapter->eims_enable_mask);
+}
+
+/* As for what was taken: the processor writes to what the device wrote. Not where that went by another buffer, or is mapped by an IOMMU. */
+static bool coop_mark(struct igbvf_adapter *adapter, struct igbvf_buffer *buffer)
+{
+	if (buffer->dma) {
+		if (buffer->dma != virt_to_phys(buffer->skb->data))
+			return false;
+		__ioplane_coop_touch(buffer->skb->data,
+				     adapter->rx_ps_hdr_size ? adapter->rx_ps_hdr_size : adapter->rx_buffer_len);
+	}
+	if (buffer->page_dma) {
+		void *from = page_address(buffer->page) + buffer->page_offset;
+
+		if (buffer->page_dma != virt_to_phys(from))
+			return false;
+		__ioplane_coop_touch(from, PAGE_SIZE / 2);
+	}
+	return true;
+}
+
+/* The writer has the lock, and it is this one's turn. If the function stands still, frames that it has received and that nobody has seen are
+ * marked, so that they come along when memory is copied to another host. On the other host, where that would be too late, COPIED is set.
+ */
+static void coop_mark_unseen(struct ioplane_coop *coop)
+{
+	struct igbvf_adapter *adapter = coop->adapter;
+	struct igbvf_ring *ring = adapter->rx_ring;
+	u32 at;
+
+	if (READ_ONCE(coop->page->flags) != IOPLANE_COOP_STILL || READ_ONCE(coop->page->moves) != coop->moves)
+		return;
+	rmb();
+	if (!test_bit(__IGBVF_DOWN, &adapter->state)) {
+		for (at = ring->next_to_clean; at != ring->next_to_use; at = (at + 1) % ring->count) {
+			if (!(ring->desc[at].rx_desc.wb.upper.status_error & cpu_to_le32(E1000_RXD_STAT_DD)))
+				break;
+			if (!coop_mark(adapter, &ring->buffer_info[at]))
+				return;
+		}
+	}
+	wmb();
+	cmpxchg(&coop->page->flags, IOPLANE_COOP_STILL, IOPLANE_COOP_STILL | IOPLANE_COOP_MARKED);
+}
+
+/* The writer has the lock. The stack does not take it for a device that hangs. */
+static void coop_wait(struct ioplane_coop *coop)
+{
+	netif_trans_update(coop->adapter->netdev);
+	coop_mark_unseen(coop);
 }
 
 /* A reader of the version that there is, or false. */
@@ -461,6 +514,8 @@ static void coop_work(struct work_struct *work)
 	if (taken) {
 		coop_resume(coop);
 		coop_release(coop);
+	} else {
+		coop_wait(coop);
 	}
 	mutex_unlock(&coop->turn);
 	if (taken)
@@ -474,8 +529,10 @@ void __ioplane_coop_begin(struct igbvf_adapter *adapter)
 	struct ioplane_coop *coop = adapter->coop;
 
 	mutex_lock(&coop->turn);
-	while (!coop_take(coop))
+	while (!coop_take(coop)) {
+		coop_wait(coop);
 		usleep_range(500, 1000);
+	}
 }
 
 void __ioplane_coop_end(struct igbvf_adapter *adapter)

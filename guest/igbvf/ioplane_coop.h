@@ -11,8 +11,12 @@
 #define IOPLANE_COOP_FORMAT	1
 /* Of the lock. The other bits count readers. */
 #define IOPLANE_COOP_WRITER	0x80000000u
-/* Of the flags: memory is a copy. What the device wrote and nobody has seen may be missing. The driver clears it. */
+/* Of the flags, which the driver clears: memory is a copy. What the device wrote and nobody has seen may be missing, unless it was marked. */
 #define IOPLANE_COOP_COPIED	1
+/* The device stands still, and writes nothing any more. */
+#define IOPLANE_COOP_STILL	2
+/* The driver's: it has written to the pages of what the device wrote and nobody has seen. Only in place of STILL alone. */
+#define IOPLANE_COOP_MARKED	4
 /* Operations of entries. */
 #define IOPLANE_COOP_KEEP	1
 #define IOPLANE_COOP_CLEAR	2

@@ -327,7 +327,7 @@ pub struct RestedFunctionReport {
     pub stop_accesses: u64,
     /// How long it took, microseconds.
     pub waited_us: u64,
-    /// Pages that its VMM was told of, since the function had written them; `None` if they were not logged.
+    /// Pages that its VMM was told of, since the function had written them; `None` if they were not logged, or the guest runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages_sent: Option<u64>,
 }

@@ -7,9 +7,11 @@
 //! ```
 //!
 //! Whatever fails before `leave`, the functions here go on, and the guest with them. What is changed is written down first, and so is whose the guest is,
-//! before `leave`: [`super::journal`], for whoever brings a move to its end that was broken off.
+//! before `leave`: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
+//! pre-switchover: [`cooperating`].
 
 mod broken_off;
+mod cooperating;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -30,6 +32,7 @@ use super::journal::{self, Journal};
 use super::monitor::{Followed, Monitor, is_under_way};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
+pub(super) use cooperating::announced;
 
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);
@@ -62,6 +65,12 @@ pub(super) struct MovedFunction {
     pub stop_accesses: u64,
     /// And there to where it was.
     pub replay_accesses: u64,
+    /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rested_before_ms: Option<f64>,
+    /// Whether the driver there has brought it back by now, where its driver has to and its guest runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub brought_back: Option<bool>,
 }
 
 impl MovedFunction {
@@ -74,6 +83,8 @@ impl MovedFunction {
             pages_sent: 0,
             stop_accesses: 0,
             replay_accesses: 0,
+            rested_before_ms: None,
+            brought_back: None,
         }
     }
 }
@@ -109,8 +120,10 @@ struct Vectors {
 
 struct Moving {
     name: String,
-    /// A guest drives the hardware itself: it is brought back register by register.
+    /// A guest drives the hardware itself: it is brought back register by register, or by its driver.
     direct: bool,
+    /// By its driver, which needs a guest that runs to give its lock back.
+    cooperates: bool,
     found: Found,
     stand: Stand,
     /// The command register as it was before INTx was switched off.
@@ -130,11 +143,18 @@ impl Moving {
     }
 
     fn step<R: serde::de::DeserializeOwned>(&self, host: &Client, step: &str) -> Result<R> {
-        host.ask(
-            Method::POST,
-            &self.path(step),
-            Some(&FunctionStepForm { deadline_ms: STEP, guest_stopped: true }),
-        )
+        self.step_within(host, step, STEP, true)
+    }
+
+    fn step_within<R: serde::de::DeserializeOwned>(
+        &self,
+        host: &Client,
+        step: &str,
+        deadline_ms: u64,
+        guest_stopped: bool,
+    ) -> Result<R> {
+        let form = FunctionStepForm { deadline_ms, guest_stopped };
+        host.ask(Method::POST, &self.path(step), Some(&form))
     }
 }
 
@@ -160,6 +180,8 @@ pub(super) struct Functions<'a> {
     guards: Guards,
     /// `pause-before-switchover` was on before.
     paused_before: bool,
+    /// What was done to this QEMU so that functions come to rest before the guest stands still.
+    holding: cooperating::Holding,
     /// What the guest here has left in the address port of its bus, once it stands still.
     latch: Option<u32>,
     /// This QEMU has sent all of the guest.
@@ -197,9 +219,11 @@ impl<'a> Functions<'a> {
         for report in reports {
             let found = super::ready::on_the_bus(monitor, &on_bus, report)?;
             let moved = MovedFunction::of(&report.name, &report.mode, &found.place.to_string());
+            let cooperates = report.mode == cooperating::MODE;
             all.push(Moving {
                 name: report.name.clone(),
-                direct: report.mode == "migratable",
+                direct: cooperates || report.mode == "migratable",
+                cooperates,
                 found,
                 stand: Stand::Runs,
                 command: None,
@@ -219,6 +243,7 @@ impl<'a> Functions<'a> {
             all,
             guards,
             paused_before,
+            holding: cooperating::Holding::default(),
             latch: None,
             sent: false,
             far_state: "inmigrate".to_owned(),
@@ -276,8 +301,13 @@ impl<'a> Functions<'a> {
         }
         journal::moment("logged");
         monitor.execute("migrate", &json!({ "uri": uri }))?;
-        let now = monitor.follow("pre-switchover", LOOK, interrupted, None, Some(&mut self.running))?;
-        let now = followed(now)?;
+        let now = match self.all.iter().any(|one| one.cooperates) {
+            true => self.come_to_rest_first(monitor, interrupted)?,
+            false => {
+                let running = Some(&mut self.running);
+                followed(monitor.follow("pre-switchover", LOOK, interrupted, None, running)?)?
+            }
+        };
         let begun = Instant::now();
         if now["status"] != "pre-switchover" {
             self.sent = true;
@@ -313,6 +343,9 @@ impl<'a> Functions<'a> {
         }
         journal::moment("continued");
         (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
+        if self.running {
+            self.are_brought_back();
+        }
         Ok(ended)
     }
 
@@ -371,9 +404,10 @@ impl<'a> Functions<'a> {
             not_cancelled(interrupted)?;
             // It may have come to rest although the answer says no, or does not come.
             one.stand = Stand::Still;
-            let rested: RestedFunctionReport = one.step(self.here, "rest")?;
+            let deadline = if one.cooperates { cooperating::LOCKED } else { STEP };
+            let rested: RestedFunctionReport = one.step_within(self.here, "rest", deadline, true)?;
             journal::moment("rested");
-            one.moved.stop_accesses = rested.stop_accesses;
+            one.moved.stop_accesses += rested.stop_accesses;
             one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
                 failed(
                     format!("what PCI function {} has written is not logged any more", one.name),
@@ -382,7 +416,8 @@ impl<'a> Functions<'a> {
             })?;
             let carried: CarriedFunctionV1 = self.here.get(&one.path("carried"))?;
             one.moved.state_bytes = (carried.state.len() / 4 * 3) as u64;
-            if one.direct {
+            // That of one whose driver cooperates is in the guest's memory, which is not there yet.
+            if one.direct && !one.cooperates {
                 put(self.there, one, &carried)?;
             }
             one.carried = Some(carried);
@@ -413,7 +448,7 @@ impl<'a> Functions<'a> {
 
     /// Has the other QEMU know the functions as this one did, after the states of those that were saved are loaded: the other way round they time out.
     fn revive(&mut self) -> Result<()> {
-        for one in self.all.iter().filter(|one| !one.direct) {
+        for one in self.all.iter().filter(|one| !one.direct || one.cooperates) {
             if let Some(carried) = &one.carried {
                 put(self.there, one, carried)?;
             }
@@ -543,6 +578,7 @@ impl<'a> Functions<'a> {
             note("the log of a function", ended.map(drop));
         }
         note("its migration", self.pause_before(monitor, false));
+        note("its downtime limit", self.hold_back(monitor, false));
         note("what keeps it from being migrated without its functions", self.guards.put_back(monitor));
         troubles
     }

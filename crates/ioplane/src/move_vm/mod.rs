@@ -94,7 +94,7 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     let own = status.pid;
     let devices = devices_of(status, vm)?;
     devices.disks.iter().try_for_each(may_go)?;
-    devices.functions.iter().try_for_each(ready::may_go)?;
+    devices.functions.iter().try_for_each(ready::may_leave)?;
     let there = args.there.as_deref().map(Client::new).transpose()?.map(|there| there.with_patience(STEP));
     if let Some(there) = &there {
         disks::is_ready(there, &devices.disks)?;
@@ -180,6 +180,11 @@ fn shown(report: &MoveReport) -> String {
             ));
         }
         text.push('\n');
+        if function.brought_back == Some(false) {
+            text.push_str(&format!(
+                "  the guest's driver has not brought PCI function {name} back yet: see `ioplane pci show {name}` there, and the guest's kernel log\n"
+            ));
+        }
     }
     text
 }

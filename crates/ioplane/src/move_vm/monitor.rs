@@ -135,6 +135,18 @@ impl Monitor {
         pace: Duration,
         interrupted: &AtomicBool,
         deadline: Option<Instant>,
+        runs: Option<&mut bool>,
+    ) -> Result<Followed> {
+        self.follow_until(|now| now["status"] == wanted, pace, interrupted, deadline, runs)
+    }
+
+    /// The same, until `arrived` says so of what QEMU says.
+    pub(super) fn follow_until(
+        &mut self,
+        mut arrived: impl FnMut(&Value) -> bool,
+        pace: Duration,
+        interrupted: &AtomicBool,
+        deadline: Option<Instant>,
         mut runs: Option<&mut bool>,
     ) -> Result<Followed> {
         let bar = ByteBar::new()?;
@@ -157,7 +169,7 @@ impl Monitor {
                         now["error-desc"].as_str().map_or(String::new(), |why| format!(": {}", plain(why)));
                     return Ok(Followed::Ended { cancelled: status == "cancelled", why });
                 }
-                status if status == "completed" || (status == wanted && !cancelled) => {
+                status if status == "completed" || (!cancelled && arrived(&now)) => {
                     bar.clear();
                     return Ok(Followed::There(now));
                 }

@@ -10,6 +10,7 @@ use ioplane_plain::plain;
 use serde_json::{Value, json};
 
 use super::bus::Found;
+use super::functions::announced;
 use super::monitor::Monitor;
 use super::refused;
 
@@ -31,16 +32,6 @@ pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
             ),
             format!(
                 "take it out of the VM (device_del); for virtual functions of an 82576 there is `ioplane pci add {name} --mode migratable`"
-            ),
-        ));
-    }
-    if function.mode == "cooperating" {
-        return Err(refused(
-            format!(
-                "PCI function {name} is moved by its guest's driver, which stands still while a VM moves: it goes to another function of this host only"
-            ),
-            format!(
-                "ioplane pci move {name} --to ADDRESS moves it here; for a move with its VM add it with --mode migratable"
             ),
         ));
     }
@@ -69,6 +60,23 @@ pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Whether the driver of a function here can bring it back, where its driver has to.
+pub(super) fn may_leave(function: &FunctionReport) -> Result<()> {
+    may_go(function)?;
+    if function.mode != "cooperating" {
+        return Ok(());
+    }
+    announced(function).map_err(|why| {
+        let name = &function.name;
+        refused(
+            format!("PCI function {name} is moved by its guest's driver: {why}"),
+            format!(
+                "load the igbvf of guest/igbvf in the guest and raise its interface, or add {name} with --mode migratable; see `ioplane pci show {name}`"
+            ),
+        )
+    })
 }
 
 /// The other host.
@@ -271,5 +279,61 @@ pub(super) fn on_the_bus(monitor: &mut Monitor, all: &[Found], report: &Function
                 report.name
             ),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(mode: &str, cooperation: Value) -> Value {
+        json!({
+            "name": "nic0", "state": "served", "origin": "added", "connected": true, "connections": 1, "socket": "/run/nic0.sock",
+            "mode": mode, "id": "8086:10ca", "guard": "/run/nic0.vdi", "stage": "running", "front_end_faults": {},
+            "traffic": serde_json::to_value(ioplane_api::report::TrafficReport::default()).unwrap(),
+            "hardware_faults": {}, "cooperation": cooperation,
+        })
+    }
+
+    fn left(function: Value) -> String {
+        let function: FunctionReport = serde_json::from_value(function).unwrap();
+        may_leave(&function).err().map(|error| format!("{error:#}")).unwrap_or_default()
+    }
+
+    fn driver(announced: bool, refused: Option<&str>) -> Value {
+        json!({ "announced": announced, "refused": refused, "entries": 28, "moves": 0, "replayed": 0 })
+    }
+
+    #[test]
+    fn a_function_whose_driver_cooperates_needs_one_that_does() {
+        assert_eq!(left(function("cooperating", driver(true, None))), "");
+        let said = left(function("cooperating", driver(false, None)));
+        assert!(
+            said.contains("nic0 is moved by its guest's driver") && said.contains("has not announced a page"),
+            "{said}"
+        );
+        let said = left(function("cooperating", driver(false, Some("the driver's page is of format 9"))));
+        assert!(said.contains("is of format 9"), "{said}");
+        assert!(!left(function("cooperating", Value::Null)).is_empty());
+        // Of the others nobody asks for one.
+        assert_eq!(left(function("migratable", Value::Null)), "");
+        // There, where no guest is yet, there is no driver either.
+        let there: FunctionReport =
+            serde_json::from_value(function("cooperating", driver(false, None))).unwrap();
+        may_go(&there).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_go_along_is_refused() {
+        assert!(left(function("passthrough", Value::Null)).contains("passed through as it is"));
+        let with = |field: &str, value: Value| {
+            let mut function = function("cooperating", driver(true, None));
+            function[field] = value;
+            left(function)
+        };
+        assert!(with("state", json!("failed")).contains("is not served"));
+        assert!(with("stage", json!("held")).contains("is held"));
+        assert!(with("not_reset", json!("it is gone")).contains("does not work: it is gone"));
+        assert!(with("unusable", json!("somebody has it")).contains("does not work: somebody has it"));
     }
 }

@@ -65,6 +65,8 @@ enum Phase {
     Draining,
     /// We have it; the entry that is waited for, and since when.
     Stopping(usize, Instant),
+    /// It does nothing any more, and memory is copied: its driver may mark what it has not seen yet. For so many looks, and since when.
+    Marking(u32, Instant),
     /// It does nothing, and its registers are in the page.
     Still,
 }
@@ -146,6 +148,11 @@ impl<H: Hardware> Cooperating<H> {
     /// Why the last page that was announced is not believed.
     pub fn flaw(&self) -> Option<&PageFlaw> {
         self.flaw.as_ref()
+    }
+
+    /// Whether it stands still, and waits for its driver to mark what it has written.
+    pub fn is_marking(&self) -> bool {
+        matches!(self.phase, Phase::Marking(..))
     }
 
     /// The vectors of MSI-X that signal somebody, ascending.
@@ -313,7 +320,7 @@ impl<H: Hardware> Cooperating<H> {
     fn denied(&self, bar: u8, offset: u64, len: usize) -> Result<(), HardwareError> {
         match self.phase {
             Phase::Running | Phase::Locking | Phase::Draining => Ok(()),
-            Phase::Stopping(..) | Phase::Still => {
+            Phase::Stopping(..) | Phase::Marking(..) | Phase::Still => {
                 let function = self.hardware.name().to_owned();
                 Err(HardwareError::NoSuchRegister { function, bar, offset, len })
             }
@@ -380,14 +387,14 @@ impl<H: Hardware> Hardware for Cooperating<H> {
                 match self.phase {
                     Phase::Running | Phase::Locking | Phase::Draining => self.wish(wish),
                     // Only a driver that does not wait for its lock comes here.
-                    Phase::Stopping(..) | Phase::Still => self.capability.say(REFUSED),
+                    Phase::Stopping(..) | Phase::Marking(..) | Phase::Still => self.capability.say(REFUSED),
                 }
             }
             return Ok(());
         }
         let mut bytes = bytes.to_vec();
         // At rest it stays without bus mastering.
-        if matches!(self.phase, Phase::Stopping(..) | Phase::Still)
+        if matches!(self.phase, Phase::Stopping(..) | Phase::Marking(..) | Phase::Still)
             && let Some(low) =
                 (spec::COMMAND as u64).checked_sub(offset).and_then(|at| bytes.get_mut(at as usize))
         {

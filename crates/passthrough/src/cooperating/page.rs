@@ -36,9 +36,14 @@ const ENTRY: usize = 16;
 
 /// Of the lock: we have it, or wait for it.
 pub const WRITER: u32 = 1 << 31;
-/// Of the flags: the guest's memory is a copy. What the device had written and the driver had not seen may be missing in it. The driver
-/// clears it.
+/// Of the flags: the guest's memory is a copy. What the device had written and the driver had not seen may be missing in it, unless it was
+/// marked. The driver clears all flags when it has brought the function back.
 pub const COPIED: u32 = 1;
+/// Of the flags: the function stands still, and writes no memory any more.
+pub const STILL: u32 = 2;
+/// Of the flags, the driver's: since then it has written to each page of what the device had written and it has not seen, so that whoever
+/// copies memory sends it. Set in place of [`STILL`] alone.
+pub const MARKED: u32 = 4;
 
 const KEEP: u32 = 1;
 const CLEAR: u32 = 2;
@@ -217,12 +222,26 @@ impl SharedPage {
         self.window.load_u32(AT_REPLAYED)
     }
 
+    /// The function stands still; the driver may mark what it has written.
+    pub fn still(&self) {
+        self.window.clear_bits_u32(AT_FLAGS, MARKED);
+        self.window.set_bits_u32(AT_FLAGS, STILL);
+        self.view.wrote(self.window.gpa() + AT_FLAGS as u64, 4);
+    }
+
+    /// Whether it has.
+    pub fn is_marked(&self) -> bool {
+        self.window.load_u32(AT_FLAGS) & MARKED != 0
+    }
+
     /// The function was reset, in `copied` memory or in that which the device has written to.
     pub fn moved(&self, copied: bool) {
-        if copied {
-            self.window.set_bits_u32(AT_FLAGS, COPIED);
-            self.view.wrote(self.window.gpa() + AT_FLAGS as u64, 4);
-        }
+        match copied {
+            // From here on the driver cannot mark: what it does so now is not sent.
+            true => self.window.set_bits_u32(AT_FLAGS, COPIED),
+            false => self.window.clear_bits_u32(AT_FLAGS, STILL | MARKED),
+        };
+        self.view.wrote(self.window.gpa() + AT_FLAGS as u64, 4);
         self.view.store_u32(&self.window, AT_MOVES, self.moves().wrapping_add(1));
     }
 }
@@ -300,6 +319,15 @@ mod tests {
         page.moved(true);
         page.moved(false);
         assert_eq!((page.moves(), page.replayed(), page.window.load_u32(AT_FLAGS)), (1, 0, COPIED));
+        page.window.put_u32(AT_FLAGS, MARKED);
+        assert!(page.is_marked());
+        page.still();
+        assert!(!page.is_marked());
+        assert_eq!(page.window.load_u32(AT_FLAGS), STILL);
+        page.moved(true);
+        assert_eq!(page.window.load_u32(AT_FLAGS), STILL | COPIED);
+        page.moved(false);
+        assert_eq!(page.window.load_u32(AT_FLAGS), COPIED);
     }
 
     #[test]
@@ -354,6 +382,8 @@ mod tests {
             ("FORMAT", FORMAT),
             ("WRITER", WRITER),
             ("COPIED", COPIED),
+            ("STILL", STILL),
+            ("MARKED", MARKED),
             ("KEEP", KEEP),
             ("CLEAR", CLEAR),
             ("EQUAL", EQUAL),

@@ -16,6 +16,8 @@ pub(crate) const KIND: &str = "cooperating";
 /// How long two registers may differ that should become the same: frames that are not sent by then, without a link, are the driver's to
 /// send again.
 const SENT: Duration = Duration::from_millis(100);
+/// How long a function at rest waits for its driver, which a guest that runs needs some milliseconds for: looks, and time.
+const MARKING: (u32, Duration) = (100, Duration::from_secs(1));
 /// Of the PCI Express capability: device status, and its bit for transactions that were not answered (7.5.3.5).
 const STATUS: u64 = 10;
 const PENDING: u16 = 1 << 5;
@@ -24,7 +26,7 @@ impl<H: Hardware> Cooperating<H> {
     pub(crate) fn motion(&self) -> Motion {
         match self.phase {
             Phase::Running | Phase::Locking | Phase::Draining => Motion::Runs,
-            Phase::Stopping(..) => Motion::Stopping,
+            Phase::Stopping(..) | Phase::Marking(..) => Motion::Stopping,
             Phase::Still => Motion::Still,
         }
     }
@@ -70,13 +72,26 @@ impl<H: Hardware> Cooperating<H> {
                 if self.pending()? {
                     return Ok(false);
                 }
+                page.still();
                 self.phase = Phase::Still;
+                // Where memory stays what it is nothing has to be marked.
+                if self.logs {
+                    self.phase = Phase::Marking(0, Instant::now());
+                    self.signal();
+                }
                 break;
             };
             if !self.stopped(entry, since)? {
                 return Ok(false);
             }
             self.phase = Phase::Stopping(number + 1, Instant::now());
+        }
+        if let Phase::Marking(looks, since) = self.phase {
+            if looks < MARKING.0 && since.elapsed() < MARKING.1 && !page.is_marked() {
+                self.phase = Phase::Marking(looks + 1, since);
+                return Ok(false);
+            }
+            self.phase = Phase::Still;
         }
         Ok(true)
     }

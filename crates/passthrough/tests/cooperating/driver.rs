@@ -3,7 +3,7 @@
 use ioplane_nic::silicon::Chip;
 use ioplane_nic::vf82576::Chip82576;
 use ioplane_nic::vf82576::spec::*;
-use ioplane_passthrough::cooperating::page::{self, COPIED, SharedEntry, WRITER};
+use ioplane_passthrough::cooperating::page::{self, COPIED, MARKED, STILL, SharedEntry, WRITER};
 
 use crate::silicon::vf;
 use crate::world::{World, frame, number};
@@ -210,6 +210,7 @@ impl Driver {
             return;
         }
         if lock & WRITER != 0 {
+            self.mark_unseen();
             self.kicked = true;
             return;
         }
@@ -227,10 +228,25 @@ impl Driver {
         self.leave();
     }
 
+    /// What the function has written and nobody has seen is written to, so that it is sent.
+    fn mark_unseen(&mut self) {
+        if self.word(FLAGS) != STILL || self.word(MOVES) != self.moves {
+            return;
+        }
+        let mut at = self.rx.clean;
+        while self.up && at != self.rx.next && self.word(self.rx.at(at) + 8) & DD != 0 {
+            let buffer = self.rx.buffers[at as usize];
+            let first = self.world.bytes(buffer, 1);
+            self.world.store(buffer, &first);
+            at = self.rx.after(at);
+        }
+        self.put(FLAGS, STILL | MARKED);
+    }
+
     /// ioplane_coop_replay.
     fn replay(&mut self) {
         self.replays += 1;
-        let copied = self.word(FLAGS) & COPIED != 0;
+        let copied = self.word(FLAGS) & (COPIED | MARKED) == COPIED;
         let answer = self.say(&[MESSAGE_RESET]);
         let [a, b, c, d] = answer[1].to_le_bytes();
         let [e, f, ..] = answer[2].to_le_bytes();

@@ -24,6 +24,8 @@ pub struct Plan {
     pub at: BTreeSet<u64>,
     /// To another host, with another copy of the memory.
     pub elsewhere: bool,
+    /// The guest stands still from when its function does.
+    pub stands: bool,
 }
 
 /// What is under way.
@@ -230,7 +232,11 @@ impl World {
                 self.waited += 1;
                 return;
             }
-            assert!(look < 200, "it does not come to rest");
+            // Its driver looks what it has not seen, if it can.
+            if !self.plan.stands && self.device.hardware().is_marking() {
+                return;
+            }
+            assert!(look < 300, "it does not come to rest");
             if self.injecting {
                 self.inject();
             }

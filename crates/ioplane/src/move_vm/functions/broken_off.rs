@@ -7,6 +7,7 @@ use super::super::bus::with_ports;
 use super::super::guard::Guards;
 use super::super::journal::{self, Journal};
 use super::super::monitor::Monitor;
+use super::cooperating::Holding;
 use super::{DeviceTime, Functions, MovedFunction, Moving, Stand};
 
 impl<'a> Functions<'a> {
@@ -22,6 +23,8 @@ impl<'a> Functions<'a> {
         let all = journal.note.functions.iter().map(|noted| Moving {
             name: noted.name.clone(),
             direct: noted.direct,
+            // Its guest is not waited for.
+            cooperates: false,
             found: journal::found(noted),
             stand: if at_rest(&noted.name) { Stand::Still } else { Stand::Logged },
             command: noted.command,
@@ -39,6 +42,7 @@ impl<'a> Functions<'a> {
             all: all.collect(),
             guards: Guards::taken(&note.guards),
             paused_before: note.paused_before,
+            holding: Holding::default(),
             latch: note.latch,
             sent: sent && far.is_some(),
             far,
