@@ -564,7 +564,11 @@ fn a_guest_that_was_given_away_stays_so() {
     daemon.start();
     assert_eq!(daemon.http("GET", "/v1/moves/web", "").1, note(7, true));
     let (code, answer) = daemon.http("PUT", "/v1/moves/web", &note(7, false).to_string());
-    assert_eq!((code, answer["error"].as_str().unwrap().contains("is the other host's")), (409, true), "{answer}");
+    assert_eq!(
+        (code, answer["error"].as_str().unwrap().contains("is the other host's")),
+        (409, true),
+        "{answer}"
+    );
     assert_eq!(daemon.http("GET", "/v1/moves/web", "").1["gone"], true);
     // Another VMM of that name has another guest.
     assert_eq!(put(&daemon, &note(8, false)), 200);

@@ -183,7 +183,7 @@ impl Kept {
                 vlans.extend(numbers.filter(|number| *number != 0));
             }
         }
-        addresses::of(self, further, &vlans)
+        addresses::of(self.begun.then_some(self.address), further, &vlans)
     }
 
     /// Whether a saved one could be.

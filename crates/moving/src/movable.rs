@@ -4,6 +4,7 @@ use ioplane_hardware::Hardware;
 use ioplane_memory::GuestView;
 use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdict, Way};
 
+use crate::addresses::GuestAddress;
 use crate::error::MovingError;
 use crate::kept::Kept;
 use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
@@ -266,9 +267,19 @@ impl<H: Hardware> Movable<H> {
         matches!(self.phase, Phase::Stopped(_))
     }
 
-    /// Whether the guest drives it.
-    pub(crate) fn runs(&self) -> bool {
-        matches!(self.phase, Phase::Running)
+    /// Under which addresses the guest receives now. None of one that stands still, or that has no receive ring switched on: its
+    /// address may be another function's.
+    pub fn addresses(&mut self) -> Result<Vec<GuestAddress>, MovingError> {
+        if !matches!(self.phase, Phase::Running) {
+            return Ok(Vec::new());
+        }
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            if ring.receives() && self.get(ring.control)? & ring.enable != 0 {
+                return Ok(self.kept.addresses(&self.plan.table.mailbox));
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Gives the hardware back, as it is.
