@@ -13,7 +13,7 @@ use crate::report::{
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm, MoveForm,
-    MoveFunctionForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
+    MoveFunctionForm, MoveNoteForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
     WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
@@ -333,6 +333,8 @@ operations! {
     LoadFunction: Post "/v1/pci/{name}/load" body StateFileV1 => 200 DoneReport;
     /// Puts another function of the host in the place of one that a guest uses.
     MoveFunction: Post "/v1/pci/{name}/move" body MoveFunctionForm => 200 MovedFunctionReport;
+    /// Whether that could be done, as far as is seen while the guest runs. Nothing is touched.
+    CheckMoveFunction: Post "/v1/pci/{name}/move/check" body MoveFunctionForm => 200 DoneReport;
     /// Logs from here on which pages a PCI function that its guest drives itself writes: the guest's memory is about to be copied.
     LogFunction: Post "/v1/pci/{name}/log" => 200 DoneReport;
     /// Logs them no longer: the guest stays.
@@ -349,6 +351,12 @@ operations! {
     ReplayFunction: Post "/v1/pci/{name}/replay" body FunctionStepForm => 200 ReplayedFunctionReport;
     /// A PCI function that stands still has no guest any more: it went on with another host's.
     LeaveFunction: Post "/v1/pci/{name}/leave" => 200 DoneReport;
+    /// What is written down of a move of a VM with PCI functions that has not come to its end.
+    ShowMove: Get "/v1/moves/{name}" => 200 MoveNoteForm;
+    /// Writes that down, on disk before the answer. With `gone` it is the one step by which the guest becomes the other host's.
+    NoteMove: Put "/v1/moves/{name}" body MoveNoteForm => 200 DoneReport;
+    /// It has come to its end.
+    EndMove: Delete "/v1/moves/{name}" => 200 DoneReport;
     /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
     Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;
     /// The I/O cores.

@@ -264,6 +264,66 @@ body! {
     }
 }
 
+/// A PCI function of a VM that moves, as its guest had it before anything was done to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct NotedFunction {
+    /// Its name at both daemons.
+    pub name: String,
+    /// Its guest drives the hardware itself.
+    pub direct: bool,
+    /// Its place on the guest's bus: bus, slot, function.
+    pub place: [u8; 3],
+    /// QEMU's `id` of it.
+    pub id: String,
+    /// Vendor and device, as `8086:10ca`.
+    pub kind: String,
+    /// Its command register, once that is about to be changed.
+    pub command: Option<u32>,
+}
+
+/// An image that keeps QEMU from migrating a VM, which is taken away for a move.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct NotedGuard {
+    /// QEMU's name of it.
+    pub node: String,
+    /// Where it is.
+    pub file: String,
+}
+
+body! {
+    /// What a move of a VM with PCI functions is about to change, and who has the guest: written down by whoever drives the move, so that
+    /// another one brings it to its end if that one dies.
+    #[derive(PartialEq, Eq)]
+    MoveNoteForm {
+        /// Process of the VM's VMM here.
+        pid: u32,
+        /// The guest is the other host's from here on. It is never taken back.
+        gone: bool,
+        /// Where to, as QEMU was told.
+        to: String,
+        /// Its monitor here.
+        qmp: String,
+        /// The control socket of the daemon there.
+        there: PathBuf,
+        /// The monitor of the QEMU there.
+        qmp_there: PathBuf,
+        /// The guest ran before.
+        running: bool,
+        /// `pause-before-switchover` was on before.
+        paused_before: bool,
+        /// What the guest has in the address port of its bus, once that is about to be used.
+        latch: Option<u32>,
+        /// Images that were taken away.
+        guards: Vec<NotedGuard>,
+        /// Its functions.
+        functions: Vec<NotedFunction>,
+    }
+}
+
 /// A vector of MSI-X, as an entry of a function's table has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -202,6 +202,11 @@ impl<K: ServedKind> StateRecord<K> {
         self.lock().clone()
     }
 
+    /// Looks at what else is in the state file.
+    pub fn look<R>(&self, look: impl FnOnce(&Entries) -> R) -> R {
+        self.state_file.look(look)
+    }
+
     /// Changes it, in the state file first: if that fails nothing has changed. Callers may be at a quiescent point.
     pub fn change(&self, change: impl FnOnce(&mut Record<K::Spec>)) -> Result<(), Refusal> {
         let mut record = self.lock();

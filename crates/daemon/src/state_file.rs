@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::report::MoveStep;
+use ioplane_api::request::MoveNoteForm;
 use ioplane_api::spec::{
     BackingSpec, CoreSpec, DiskSpec, ExportSpec, Flaw, FunctionSpec, GroupSpec, NicSpec, ServedSpec,
     SwitchSpec,
@@ -37,9 +39,21 @@ pub struct Record<S> {
     /// A disk's image, opened as raw. Its guest may have written anything since, the first bytes of another format too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
+    /// Where a PCI function is on its way from one host to another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<MoveStepRecord>,
     /// How it comes by the claim to an export of others. One that is read from the file has a guest that may know an older one.
     #[serde(skip)]
     pub claim: ClaimWish,
+}
+
+/// Where a PCI function is on its way from one host to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveStepRecord {
+    pub step: MoveStep,
+    /// VMMs that had come to it by then: another one knows nothing of that.
+    pub connections: u64,
 }
 
 /// A disk, as it is being served.
@@ -153,6 +167,9 @@ pub struct Entries {
     /// TAP devices that the daemon has made, by name, with the numbers that they got then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub taps: BTreeMap<String, u32>,
+    /// Moves of VMs with PCI functions, by the names of the VMs, until they have come to their end.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub moves: BTreeMap<String, MoveNoteForm>,
     /// VMs that were paused, by the sockets of their monitors.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pauses: BTreeMap<PathBuf, PauseRecord>,
@@ -227,6 +244,11 @@ impl StateFile {
         self.lock().clone()
     }
 
+    /// Looks at them.
+    pub fn look<R>(&self, look: impl FnOnce(&Entries) -> R) -> R {
+        look(&self.lock())
+    }
+
     /// How often the entries have changed since they were read.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -253,7 +275,9 @@ impl StateFile {
         serde_json::to_writer_pretty(&mut file, &whole)?;
         file.write_all(b"\n")?;
         file.sync_all()?;
-        std::fs::rename(&fresh, &self.file)
+        std::fs::rename(&fresh, &self.file)?;
+        let folder = self.file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        std::fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 }
 
@@ -323,7 +347,7 @@ impl<S: ServedSpec> Record<S> {
     /// One that somebody has asked for just now.
     pub fn added(now: S) -> Self {
         let claim = ClaimWish::New;
-        Record { configured: None, now, moved: BTreeMap::new(), bytes: None, image: None, claim }
+        Record { configured: None, now, moved: BTreeMap::new(), bytes: None, image: None, step: None, claim }
     }
 
     /// Where it comes from, in a word.
@@ -340,7 +364,7 @@ impl<S: ServedSpec> Record<S> {
                 let claim = known.map_or(added.claim, |known| known.claim);
                 Record { configured: Some(configured.clone()), claim, ..added }
             }
-            Some(Record { configured: Some(base), now, moved, bytes, image, claim }) => {
+            Some(Record { configured: Some(base), now, moved, bytes, image, step, claim }) => {
                 let merged = S::three_way(base, configured, now);
                 let same = S::same_content(&merged, now);
                 Record {
@@ -349,6 +373,7 @@ impl<S: ServedSpec> Record<S> {
                     bytes: bytes.filter(|_| same),
                     image: image.filter(|_| same),
                     now: merged,
+                    step: step.filter(|_| same),
                     claim: *claim,
                 }
             }

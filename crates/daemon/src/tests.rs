@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ioplane_api::report::MoveStep;
+use ioplane_api::request::{MoveNoteForm, NotedGuard};
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 use ioplane_identity::IdentityDirectory;
@@ -18,7 +20,7 @@ use super::devices::DirectoryClient;
 use super::groups::Groups;
 use super::registry::{OnFailure, Registry};
 use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord};
-use super::state_file::{DiskRecord, Entries, FunctionRecord, StateFile, StateFileError};
+use super::state_file::{DiskRecord, Entries, FunctionRecord, MoveStepRecord, StateFile, StateFileError};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -35,6 +37,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
         moved: BTreeMap::new(),
         bytes: None,
         image: None,
+        step: None,
         claim: Default::default(),
     }
 }
@@ -56,9 +59,24 @@ fn what_is_written_is_read() {
             let form = FunctionForm { host: "00:05.0".parse().ok(), ..FunctionForm::default() };
             // How it comes by a claim is not written: one that is read from the file goes on with what it has.
             let added = FunctionRecord::added(form.spec("f").unwrap());
-            let function = FunctionRecord { claim: ClaimWish::default(), ..added };
+            let step = Some(MoveStepRecord { step: MoveStep::Left, connections: 4 });
+            let function = FunctionRecord { claim: ClaimWish::default(), step, ..added };
             let other = FunctionSpec { name: "g".into(), ..function.now.clone() };
             entries.removed_functions.insert("g".into(), other);
+            let note = MoveNoteForm {
+                pid: 7,
+                gone: true,
+                to: "tcp:b:4444".into(),
+                qmp: "/a".into(),
+                there: "/b".into(),
+                qmp_there: "/c".into(),
+                running: true,
+                paused_before: false,
+                latch: Some(1),
+                guards: vec![NotedGuard { node: "n".into(), file: "/g".into() }],
+                functions: Vec::new(),
+            };
+            entries.moves.insert("vm".into(), note);
             entries.functions.insert("f".into(), function);
         })
         .unwrap();

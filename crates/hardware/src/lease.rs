@@ -77,6 +77,18 @@ impl Lease {
         take(&Sysfs::new(root), root, address, folder, accepted)
     }
 
+    /// Whether [`Lease::take`] would refuse it now. Touches nothing.
+    pub fn may_take(
+        root: &Path,
+        address: PciAddress,
+        folder: &Path,
+        accepted: Accepted,
+    ) -> Result<(), LeaseError> {
+        let sysfs = Sysfs::new(root);
+        open(address, &folder.join(format!("{address}.json")))?;
+        may_take(&sysfs, address, accepted).map(drop)
+    }
+
     /// Which function.
     pub fn address(&self) -> PciAddress {
         self.record.address
@@ -195,11 +207,7 @@ fn take(
 ) -> Result<Lease, LeaseError> {
     let path = folder.join(format!("{address}.json"));
     let left = open(address, &path)?;
-    let found = inventory::look(sysfs, address, &|_| None).ok_or(LeaseError::NoSuchFunction(address))?;
-    let obstacles: Vec<Obstacle> = found.obstacles.into_iter().filter(|o| !accepted.covers(o)).collect();
-    if !obstacles.is_empty() {
-        return Err(LeaseError::Refused { address, obstacles });
-    }
+    let found = may_take(sysfs, address, accepted)?;
     load(sysfs, VFIO)?;
     let (file, record) = match left {
         Some(left) => left,
@@ -221,6 +229,21 @@ fn take(
             lease.file = None;
             Err(error)
         }
+    }
+}
+
+/// The function, if nothing is in the way of taking it but what is accepted.
+fn may_take(
+    sysfs: &Sysfs<'_>,
+    address: PciAddress,
+    accepted: Accepted,
+) -> Result<inventory::Found, LeaseError> {
+    let mut found = inventory::look(sysfs, address, &|_| None).ok_or(LeaseError::NoSuchFunction(address))?;
+    let obstacles: Vec<Obstacle> =
+        std::mem::take(&mut found.obstacles).into_iter().filter(|o| !accepted.covers(o)).collect();
+    match obstacles.is_empty() {
+        true => Ok(found),
+        false => Err(LeaseError::Refused { address, obstacles }),
     }
 }
 

@@ -31,8 +31,12 @@ fn a_function_is_taken_and_given_back() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), Some("8139cp"));
     with(&tree, |sysfs, folder| {
+        let may_take = || Lease::may_take(tree.root(), card(), folder, Accepted::default());
+        may_take().expect("it is free");
+        assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
         let lease = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken");
         assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
+        assert!(matches!(may_take(), Err(LeaseError::Leased(_))));
         assert_eq!(lease.driver(), Some("8139cp"));
         assert!(lease.path.exists());
         let again = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("leased");
@@ -60,6 +64,12 @@ fn what_is_in_use_is_refused_unless_forced() {
     with(&tree, |sysfs, folder| {
         let error = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("up");
         assert!(error.to_string().contains("eth1 is up"), "{error}");
+        let error = Lease::may_take(tree.root(), card(), folder, Accepted::default()).expect_err("up");
+        assert!(error.to_string().contains("eth1 is up"), "{error}");
+        Lease::may_take(tree.root(), card(), folder, FORCED).expect("forced");
+        let none = "0000:07:00.0".parse().expect("an address");
+        let error = Lease::may_take(tree.root(), none, folder, FORCED).expect_err("there is none");
+        assert!(matches!(error, LeaseError::NoSuchFunction(_)));
         assert!(advice(&error).contains("ip link set eth1 down"), "{error:?}");
         assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
         let lease = take(sysfs, tree.root(), card(), folder, FORCED).expect("forced");

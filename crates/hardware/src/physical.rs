@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ioplane_api::spec::{MacAddress, PciAddress};
 
@@ -19,6 +19,8 @@ const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 const UP: u32 = 1;
 /// The shortest frame, without its check sum.
 const SHORTEST: usize = 60;
+/// The same with the tag of a VLAN.
+const TAGGED: usize = SHORTEST + 4;
 
 /// A frame with nothing in it. Hardware that shares frames out to queues by their addresses keeps those of a flow together. Flow 0 is no
 /// IPv4: it goes to the first queue.
@@ -45,6 +47,25 @@ pub fn flow_frame(to: [u8; 6], from: [u8; 6], flow: u32) -> [u8; SHORTEST] {
     frame
 }
 
+/// What tells switches on the way where an address is now: a reverse request for it (RFC 903), as hypervisors send after a guest has
+/// moved; with the tag of a VLAN (IEEE 802.1Q-2018, 9.6) if there is one.
+fn announcement(address: [u8; 6], vlan: Option<u16>) -> [u8; TAGGED] {
+    let mut frame = [0; TAGGED];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&address);
+    let mut at = 12;
+    if let Some(vlan) = vlan {
+        let [high, low] = (vlan & 0xfff).to_be_bytes();
+        frame[12..16].copy_from_slice(&[0x81, 0, high, low]);
+        at = 16;
+    }
+    // RARP; Ethernet, IPv4, lengths of their addresses, reverse request; sender and target hardware address.
+    frame[at..at + 10].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[at + 10..at + 16].copy_from_slice(&address);
+    frame[at + 20..at + 26].copy_from_slice(&address);
+    frame
+}
+
 /// The network interface of a physical function.
 #[derive(Debug)]
 pub struct PhysicalFunction {
@@ -54,28 +75,51 @@ pub struct PhysicalFunction {
     socket: OwnedFd,
 }
 
-impl PhysicalFunction {
-    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`. It has to be up.
-    pub fn of(root: &Path, of: PciAddress) -> io::Result<Self> {
-        let missing = |what: String| io::Error::new(io::ErrorKind::NotFound, what);
+/// What sysfs says of the interface of a card's physical function.
+struct Net {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Net {
+    /// Of the card that the virtual function `of` belongs to. It is up.
+    fn of(root: &Path, of: PciAddress) -> io::Result<Net> {
         let nets = Sysfs::new(root).function(of).join("physfn/net");
         let interface = fs::read_dir(&nets).ok().and_then(|mut all| all.next()?.ok());
         let interface = interface.ok_or_else(|| {
             missing(format!("{of} is not a virtual function of a card whose interface this host has"))
         })?;
-        let name = interface.file_name().to_string_lossy().into_owned();
-        let attribute = |what: &str| {
-            let found = text(&nets.join(&name).join(what));
-            found.ok_or_else(|| missing(format!("{name} has no {what}")))
-        };
-        let wrong = |what: &str| io::Error::other(format!("{name} has no {what} that can be read"));
-        let index = attribute("ifindex")?.parse().map_err(|_| wrong("index"))?;
-        let address: MacAddress = attribute("address")?.parse().map_err(|_| wrong("address"))?;
-        let flags = attribute("flags")?;
-        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).map_err(|_| wrong("flags"))?;
-        if flags & UP == 0 {
-            return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("{name} is down")));
+        let net =
+            Net { folder: interface.path(), name: interface.file_name().to_string_lossy().into_owned() };
+        let flags = net.attribute("flags")?;
+        let flags =
+            u32::from_str_radix(flags.trim_start_matches("0x"), 16).map_err(|_| net.wrong("flags"))?;
+        match flags & UP {
+            0 => Err(io::Error::new(io::ErrorKind::NetworkDown, format!("{} is down", net.name))),
+            _ => Ok(net),
         }
+    }
+
+    fn attribute(&self, what: &str) -> io::Result<String> {
+        let found = text(&self.folder.join(what));
+        found.ok_or_else(|| missing(format!("{} has no {what}", self.name)))
+    }
+
+    fn wrong(&self, what: &str) -> io::Error {
+        io::Error::other(format!("{} has no {what} that can be read", self.name))
+    }
+}
+
+fn missing(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, what)
+}
+
+impl PhysicalFunction {
+    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`. It has to be up.
+    pub fn of(root: &Path, of: PciAddress) -> io::Result<Self> {
+        let net = Net::of(root, of)?;
+        let index = net.attribute("ifindex")?.parse().map_err(|_| net.wrong("index"))?;
+        let address: MacAddress = net.attribute("address")?.parse().map_err(|_| net.wrong("address"))?;
         // SAFETY: no pointers; what it returns is a new descriptor or -1.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if socket < 0 {
@@ -83,7 +127,17 @@ impl PhysicalFunction {
         }
         // SAFETY: nobody else has it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        Ok(PhysicalFunction { interface: name, index, address: address.0, socket })
+        Ok(PhysicalFunction { interface: net.name, index, address: address.0, socket })
+    }
+
+    /// Whether frames from it could come now to the virtual function `of`, and leave by the cable: it is driven by this host, up, and has
+    /// a link. Opens nothing.
+    pub fn is_ready(root: &Path, of: PciAddress) -> io::Result<()> {
+        let net = Net::of(root, of)?;
+        match net.attribute("carrier")?.as_str() {
+            "0" => Err(io::Error::new(io::ErrorKind::NetworkDown, format!("{} has no link", net.name))),
+            _ => Ok(()),
+        }
     }
 
     /// Its interface.
@@ -94,33 +148,43 @@ impl PhysicalFunction {
     /// Sends so many frames of a flow with nothing in them. Some may be lost where its queue is full.
     pub fn send(&self, to: [u8; 6], flow: u32, count: u32) -> io::Result<()> {
         let frame = flow_frame(to, self.address, flow);
+        (0..count).try_for_each(|_| self.put(&frame))
+    }
+
+    /// Says to the network that an address is behind this card now, in the name of whoever has it: a broadcast, which the card hands
+    /// to its other functions and sends by the cable. One that is lost where its queue is full is made up for by the next.
+    pub fn announce(&self, address: [u8; 6], vlan: Option<u16>) -> io::Result<()> {
+        let len = if vlan.is_some() { TAGGED } else { SHORTEST };
+        self.put(&announcement(address, vlan)[..len])
+    }
+
+    /// Sends a frame as it is. Does not wait.
+    fn put(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: integers and bytes, for which zero is a value.
         let mut place: libc::sockaddr_ll = unsafe { mem::zeroed() };
         place.sll_family = libc::AF_PACKET as u16;
         place.sll_ifindex = self.index;
         place.sll_halen = 6;
-        place.sll_addr[..6].copy_from_slice(&to);
-        for _ in 0..count {
-            // SAFETY: both pointers are to what lives across the call, with its length.
-            let sent = unsafe {
-                libc::sendto(
-                    self.socket.as_raw_fd(),
-                    frame.as_ptr().cast(),
-                    frame.len(),
-                    libc::MSG_DONTWAIT,
-                    (&raw const place).cast(),
-                    size_of::<libc::sockaddr_ll>() as u32,
-                )
-            };
-            if sent < 0 {
-                let error = io::Error::last_os_error();
-                return match error.raw_os_error() {
-                    Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR) => Ok(()),
-                    _ => Err(io::Error::new(error.kind(), format!("{}: {error}", self.interface))),
-                };
-            }
+        place.sll_addr[..6].copy_from_slice(&frame[..6]);
+        // SAFETY: both pointers are to what lives across the call, with its length.
+        let sent = unsafe {
+            libc::sendto(
+                self.socket.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                libc::MSG_DONTWAIT,
+                (&raw const place).cast(),
+                size_of::<libc::sockaddr_ll>() as u32,
+            )
+        };
+        if sent >= 0 {
+            return Ok(());
         }
-        Ok(())
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR) => Ok(()),
+            _ => Err(io::Error::new(error.kind(), format!("{}: {error}", self.interface))),
+        }
     }
 }
 
@@ -146,6 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn an_announcement_is_a_reverse_request() {
+        let address = [2, 0, 0, 0, 0, 7];
+        let frame = announcement(address, None);
+        assert_eq!((&frame[..6], &frame[6..12]), (&[0xff; 6][..], &address[..]));
+        assert_eq!((&frame[12..14], &frame[20..22]), (&[0x80, 0x35][..], &[0, 3][..]));
+        let tagged = announcement(address, Some(0xffff));
+        assert_eq!(tagged[12..16], [0x81, 0, 0x0f, 0xff]);
+        assert_eq!((&tagged[..12], &tagged[16..]), (&frame[..12], &frame[12..SHORTEST]));
+    }
+
+    #[test]
     fn what_has_no_physical_function_is_said() {
         let root = tempfile::tempdir().expect("a folder");
         let of = "0000:01:10.0".parse().expect("an address");
@@ -157,12 +232,21 @@ mod tests {
         let net = root.path().join("bus/pci/devices/0000:01:10.0/physfn/net/pf0");
         fs::create_dir_all(&net).expect("a folder");
         fs::write(net.join("ifindex"), "7\n").expect("a file");
-        fs::write(net.join("address"), "nothing\n").expect("a file");
-        let error = PhysicalFunction::of(root.path(), of).expect_err("it has no address");
-        assert_eq!(error.to_string(), "pf0 has no address that can be read");
-        fs::write(net.join("address"), "02:00:00:00:00:01\n").expect("a file");
         fs::write(net.join("flags"), "0x1002\n").expect("a file");
         let error = PhysicalFunction::of(root.path(), of).expect_err("it is down");
         assert_eq!(error.to_string(), "pf0 is down");
+        assert_eq!(
+            PhysicalFunction::is_ready(root.path(), of).expect_err("it is down").to_string(),
+            "pf0 is down"
+        );
+        fs::write(net.join("flags"), "0x1003\n").expect("a file");
+        fs::write(net.join("address"), "nothing\n").expect("a file");
+        let error = PhysicalFunction::of(root.path(), of).expect_err("it has no address");
+        assert_eq!(error.to_string(), "pf0 has no address that can be read");
+        fs::write(net.join("carrier"), "0\n").expect("a file");
+        let error = PhysicalFunction::is_ready(root.path(), of).expect_err("its cable is out");
+        assert_eq!(error.to_string(), "pf0 has no link");
+        fs::write(net.join("carrier"), "1\n").expect("a file");
+        PhysicalFunction::is_ready(root.path(), of).expect("it is up, and has a link");
     }
 }

@@ -25,7 +25,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, IdentityArgs, ModelCommand, MovePrepare, MoveVm, PciMove, RunArgs};
+use ioplane_cli::args::{
+    ExitsArgs, IdentityArgs, ModelCommand, MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
+};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -60,6 +62,10 @@ impl Host for ThisHost {
 
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         move_vm::run(client, args, json)
+    }
+
+    fn move_recover(&self, client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
+        move_vm::recover(client, args, json)
     }
 
     fn move_prepare(&self, client: &Client, args: &MovePrepare, json: bool) -> Result<()> {

@@ -39,6 +39,7 @@ pub fn run(client: &Client, args: &PciMove, json: bool) -> Result<()> {
     let vm = function.vm.filter(|_| function.connected).ok_or_else(|| {
         refused(format!("no VM uses {name}"), format!("remove {name}, and add the function at {}", args.to))
     })?;
+    pci::check_exchange(client, args)?;
     let Some(qmp) = &args.qmp else {
         // Where it has to stand still the daemon says so.
         ignore_signals()?;

@@ -528,6 +528,10 @@ fn bad_requests_have_the_right_codes() {
             422,
         ),
         ("POST", "/v1/pci/none/leave", "", 404),
+        ("POST", "/v1/pci/soft/move/check", "{\"to\": \"0000:00:05.0\", \"deadline_ms\": 5}", 409),
+        ("GET", "/v1/moves/web", "", 404),
+        ("DELETE", "/v1/moves/web", "", 404),
+        ("PUT", "/v1/moves/web", "{}", 422),
         ("PUT", "/v1/disks/soft", "{\"memory\": \"1M\"}", 409),
     ] {
         let (code, answer) = daemon.http(method, path, body);
@@ -539,6 +543,40 @@ fn bad_requests_have_the_right_codes() {
     // Nothing is left of what was refused.
     assert_eq!(daemon.json(&["pci", "list"])["functions"].as_array().unwrap().len(), 1);
     assert_eq!(daemon.http("PUT", "/v1/pci/x", emulate).0, 201);
+}
+
+/// Who has a guest that moves is one line, which is never taken back, and outlives the daemon.
+#[test]
+fn a_guest_that_was_given_away_stays_so() {
+    let mut daemon = TestDaemon::open(config());
+    let note = |pid: u32, gone: bool| {
+        let (there, guards) = ("/run/c.sock", [json!({ "node": "unmovable-soft", "file": "/run/u.vdi" })]);
+        let function = json!({ "name": "soft", "direct": false, "place": [1, 0, 0], "id": "x", "kind": "10ec:8029", "command": 7 });
+        json!({
+            "pid": pid, "gone": gone, "to": "tcp:c:4444", "qmp": "/run/a", "there": there, "qmp_there": "/run/b", "running": true,
+            "paused_before": false, "latch": 1, "guards": guards, "functions": [function],
+        })
+    };
+    let put = |daemon: &TestDaemon, note: &Value| daemon.http("PUT", "/v1/moves/web", &note.to_string()).0;
+    assert_eq!(put(&daemon, &note(7, false)), 200);
+    assert_eq!(put(&daemon, &note(7, true)), 200);
+    daemon.kill9();
+    daemon.start();
+    assert_eq!(daemon.http("GET", "/v1/moves/web", "").1, note(7, true));
+    let (code, answer) = daemon.http("PUT", "/v1/moves/web", &note(7, false).to_string());
+    assert_eq!(
+        (code, answer["error"].as_str().unwrap().contains("is the other host's")),
+        (409, true),
+        "{answer}"
+    );
+    assert_eq!(daemon.http("GET", "/v1/moves/web", "").1["gone"], true);
+    // Another VMM of that name has another guest.
+    assert_eq!(put(&daemon, &note(8, false)), 200);
+    let mut long = note(8, false);
+    long["to"] = "x".repeat(5000).into();
+    assert_eq!(put(&daemon, &long), 422);
+    assert_eq!(daemon.http("DELETE", "/v1/moves/web", "").0, 200);
+    assert_eq!(daemon.http("GET", "/v1/moves/web", "").0, 404);
 }
 
 #[test]

@@ -44,6 +44,10 @@ struct Qemu {
     /// Which command of those that it is asked is refused; and whether all after it are, as if the way there had broken.
     refuses: Option<usize>,
     breaks: bool,
+    /// Which command kills whoever asks; and whether it is done all the same.
+    kills: Option<(usize, bool)>,
+    /// Who that is.
+    mover: Option<u32>,
     asked: Vec<String>,
 }
 
@@ -67,6 +71,8 @@ impl Qemu {
             misused: false,
             refuses: None,
             breaks: false,
+            kills: None,
+            mover: None,
             asked: Vec::new(),
         }
     }
@@ -102,7 +108,8 @@ impl Qemu {
         let at = u64::from(self.latch & 0xfc) + u64::from(port - 0xcfc);
         match value {
             Some(value) => {
-                self.client.write(CONFIG_SPACE, at, &value.to_le_bytes()[..size]).unwrap();
+                // Nothing happens where its daemon has died.
+                let _ = self.client.write(CONFIG_SPACE, at, &value.to_le_bytes()[..size]);
                 String::new()
             }
             None => {
@@ -143,6 +150,13 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
     let line = arguments["command-line"].as_str().map(str::to_owned);
     qemu.asked.push(line.clone().unwrap_or_else(|| command.to_owned()));
     let (number, breaks) = (qemu.asked.len() - 1, qemu.breaks);
+    if let Some((_, done)) = qemu.kills.take_if(|(at, _)| *at == number) {
+        let mover = i32::try_from(qemu.mover.unwrap()).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+        rustix::process::kill_process(mover, rustix::process::Signal::KILL).unwrap();
+        if !done {
+            return json!({ "error": "killed by the test" });
+        }
+    }
     if qemu.refuses.is_some_and(|at| number == at || (breaks && number > at)) {
         return json!({ "error": "refused by the test" });
     }
@@ -331,6 +345,68 @@ impl World {
         said
     }
 
+    /// Begins a command that is killed on its way: by a monitor at that command, done or not, or by itself at a moment.
+    fn is_killed(&self, args: &[&str], kills: [Option<(usize, bool)>; 2], moment: Option<&str>) {
+        let mut child = {
+            let mut qemus = self.qemus.each_ref().map(|qemu| lock(qemu));
+            let child = self.here.begin(args, moment.map(|moment| ("IOPLANE_MOVE_KILL", moment)));
+            for (qemu, kills) in qemus.iter_mut().zip(kills) {
+                (qemu.kills, qemu.mover, qemu.asked) = (kills, Some(child.id()), Vec::new());
+            }
+            child
+        };
+        let status = child.wait().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9),
+            "{kills:?} {moment:?}: {status}"
+        );
+        // A monitor that is at a command that nobody waits for has done it before the next one is asked.
+        for qemu in &self.qemus {
+            lock(qemu).kills = None;
+        }
+    }
+
+    fn move_is_killed(&self, kills: [Option<(usize, bool)>; 2], moment: Option<&str>) {
+        let args = self.args();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        self.is_killed(&args, kills, moment);
+    }
+
+    fn recovers(&self) -> daemon::Said {
+        let name = self.near().name.clone();
+        self.here.cli(&["move", "recover", &name])
+    }
+
+    /// Exactly one side has the guest, which runs there with its function as before. Says whether it is the other one.
+    fn has_one_owner(&self, what: &str) -> bool {
+        let (here, there) = (function(&self.here), function(&self.there));
+        let (mut near, mut far) = (self.near(), self.far());
+        assert!(!near.misused && !far.misused, "{what}");
+        let moved = far.state == "running";
+        assert_eq!(near.state == "running", !moved, "{what}: {} here, {} there", near.state, far.state);
+        assert_eq!(if moved { &there } else { &here }["stage"], "running", "{what}");
+        assert_eq!((&here["stage"], here["step"] == "at_rest"), (&json!("running"), false), "{what}: {here}");
+        let (command, latch) = if moved { (far.command(), far.latch) } else { (near.command(), near.latch) };
+        assert_eq!((command, latch), (SET, LATCH), "{what}");
+        if moved {
+            assert_eq!(
+                (near.command() & SET, near.state),
+                (0, "postmigrate"),
+                "{what}: the one here was reset"
+            );
+        } else {
+            assert!(near.guarded && !near.pauses, "{what}: guarded {}, pauses {}", near.guarded, near.pauses);
+            let under_way = ["setup", "active", "pre-switchover", "device"];
+            assert!(
+                !near.migration.is_some_and(|now| under_way.contains(&now)),
+                "{what}: {:?}",
+                near.migration
+            );
+        }
+        moved
+    }
+
     /// The guest is here as before, whatever was tried.
     fn is_as_before(&self, said: &daemon::Said, what: &str) {
         let text = format!("{what}: {}{}", said.out, said.err);
@@ -514,4 +590,154 @@ fn what_cannot_go_along_is_found_before_anything_is_done() {
     refused("no QEMU of the other host uses PCI function nic0 yet");
     assert_eq!(world.there.cli(&["pci", "remove", "nic0"]).code, 0);
     refused("the other host has no PCI function nic0");
+}
+
+/// Commands that change something: killed before one of them and after it are two things.
+fn changes(command: &str) -> bool {
+    let ports = command.starts_with("o/");
+    ports || !(command.starts_with("query-") || command.starts_with("i/") || command.starts_with("qom-"))
+}
+
+/// What was killed comes to its end by one more command. Says whether the guest is there.
+fn is_brought_to_its_end(world: &World, what: &str) -> bool {
+    let said = world.recovers();
+    if said.err.contains("nothing is written down") {
+        // Nothing was begun, or all was done.
+        return world.has_one_owner(what);
+    }
+    assert_eq!(said.code, 0, "{what}: {}{}", said.out, said.err);
+    let moved = world.has_one_owner(what);
+    let words = if moved { "is on the other host, and runs" } else { "is here, and runs" };
+    assert!(said.out.contains(words), "{what}: {}", said.out);
+    assert!(world.recovers().err.contains("nothing is written down"), "{what}");
+    moved
+}
+
+#[test]
+fn a_move_that_is_killed_at_any_command_comes_to_its_end_by_another_one() {
+    let mut world = World::new();
+    let asked = {
+        let other = World::new();
+        assert_eq!(other.moves([None, None]).code, 0);
+        [other.near().asked.clone(), other.far().asked.clone()]
+    };
+    let mut moved = 0;
+    for (host, asked) in asked.iter().enumerate() {
+        for (at, command) in asked.iter().enumerate() {
+            for done in [false, true] {
+                if done && !changes(command) {
+                    continue;
+                }
+                let mut kills = [None, None];
+                kills[host] = Some((at, done));
+                world.move_is_killed(kills, None);
+                let what = format!("{at}, {command} {}, done: {done}", ["here", "there"][host]);
+                if is_brought_to_its_end(&world, &what) {
+                    moved += 1;
+                    assert_eq!(command, "cont", "{what}: nothing was given away before that");
+                    world = World::new();
+                } else {
+                    world.again();
+                }
+            }
+        }
+    }
+    assert_eq!(moved, 2, "before `cont` there and after it");
+}
+
+#[test]
+fn a_move_that_is_killed_between_two_steps_comes_to_its_end_by_another_one() {
+    let mut world = World::new();
+    let here = ["noted", "logged", "port", "commands", "rested", "taken", "sent", "revived", "replayed"];
+    for moment in here {
+        world.move_is_killed([None, None], Some(moment));
+        assert!(!is_brought_to_its_end(&world, moment), "{moment}");
+        world.again();
+    }
+    // One line on the daemon's disk is the difference.
+    for moment in ["gone", "left", "continued"] {
+        world.move_is_killed([None, None], Some(moment));
+        if moment == "gone" {
+            assert_eq!(function(&world.here)["step"], "at_rest");
+            let refused = world.here.refused(&["pci", "resume", "nic0"]);
+            assert!(refused.contains("does not go on here"), "{refused}");
+        }
+        assert!(is_brought_to_its_end(&world, moment), "{moment}");
+        world = World::new();
+    }
+}
+
+#[test]
+fn a_recovery_that_is_killed_is_done_again() {
+    let world = World::new();
+    let name = world.near().name.clone();
+    let args = ["move", "recover", &name];
+    world.move_is_killed([None, None], Some("revived"));
+    world.far().asked.clear();
+    world.near().asked.clear();
+    assert_eq!(world.recovers().code, 0);
+    let asked = [world.near().asked.clone(), world.far().asked.clone()];
+    assert!(asked[0].len() > 10 && asked[1].iter().any(|asked| asked == "quit"), "{asked:?}");
+    for (host, asked) in asked.iter().enumerate() {
+        for (at, command) in asked.iter().enumerate() {
+            world.again();
+            world.move_is_killed([None, None], Some("revived"));
+            let mut kills = [None, None];
+            kills[host] = Some((at, true));
+            world.is_killed(&args, kills, None);
+            let what = format!("{at}, {command} {}", ["here", "there"][host]);
+            assert!(!is_brought_to_its_end(&world, &what));
+        }
+    }
+}
+
+#[test]
+fn what_is_written_down_outlives_the_daemon() {
+    let mut world = World::new();
+    world.move_is_killed([None, None], Some("gone"));
+    world.here.kill9();
+    world.here.start();
+    // Its VMM does not come back to the function, and whoever has the guest is no question.
+    assert_eq!(function(&world.here)["step"], "lost");
+    let said = world.recovers();
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(said.out.contains("is on the other host, and runs"), "{}", said.out);
+    assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
+
+    let mut world = World::new();
+    world.move_is_killed([None, None], Some("taken"));
+    assert_eq!(function(&world.here)["step"], "at_rest");
+    world.here.kill9();
+    world.here.start();
+    assert_eq!(function(&world.here)["step"], "lost");
+    // It is this host's, with a function that is gone.
+    let said = world.recovers();
+    assert!(said.err.contains("nic0"), "{}{}", said.out, said.err);
+    assert_eq!((world.near().state, world.far().state), ("running", "inmigrate"));
+}
+
+#[test]
+fn a_guest_that_runs_there_is_not_let_run_here() {
+    let world = World::new();
+    world.move_is_killed([None, None], Some("sent"));
+    // Somebody says so by hand, or whoever has the other host.
+    world.far().state = "running";
+    let said = world.recovers();
+    assert!(said.code != 0 && said.err.contains("runs on the other host"), "{}", said.err);
+    assert_eq!(world.near().state, "postmigrate");
+    // Nobody can be asked there.
+    world.far().state = "paused";
+    let name = world.near().name.clone();
+    let nowhere = world.folder.path().join("nowhere").display().to_string();
+    let args = ["move", "recover", &name, "--qmp-there", &nowhere];
+    let refused = world.here.refused(&args);
+    assert!(refused.contains("say --ended-there"), "{refused}");
+    assert_eq!(world.near().state, "postmigrate");
+    // The next move waits for that.
+    let said = world.moves([None, None]);
+    assert!(said.code != 0, "{}", said.out);
+    world.far().state = "shutdown";
+    let said = world.here.cli(&[&args[..], &["--ended-there"]].concat());
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(!world.has_one_owner("ended there"));
 }

@@ -200,7 +200,8 @@ pub enum KeepRule {
         /// Most that are kept.
         most: u8,
     },
-    /// A list, one element in a message, in their order. A number in bits of the first word says where it begins anew.
+    /// A list of addresses, one in a message from its second word on, in their order. A number in bits of the first word says where it
+    /// begins anew.
     List {
         /// The number: zero empties the list, one begins it anew with this element, others add theirs.
         number: u32,

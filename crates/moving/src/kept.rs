@@ -3,6 +3,8 @@
 use ioplane_model::{KeepRule, MailboxTable, MessageKind};
 use serde::{Deserialize, Serialize};
 
+use crate::addresses::{self, GuestAddress};
+
 /// Kept messages. Hostile when it was loaded, until [`Kept::doubt`] has looked at it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
@@ -156,6 +158,32 @@ impl Kept {
             words.iter_mut().skip(word.into()).zip(self.address).for_each(|(place, word)| *place = word);
             Some((message, words))
         })
+    }
+
+    /// Under which addresses the function receives.
+    pub(super) fn addresses(&self, mailbox: &MailboxTable) -> Vec<GuestAddress> {
+        let rule = |place: &u8| mailbox.messages.get(usize::from(*place)).map(|message| message.keep);
+        let further = self.lists.iter().flat_map(|(place, list)| {
+            // The words after the first, of which the address begins here.
+            let from = match rule(place) {
+                Some(KeepRule::Address { word, further: Some(_) }) => usize::from(word),
+                Some(KeepRule::List { .. }) => 1,
+                _ => usize::MAX,
+            };
+            list.iter().filter_map(move |element| {
+                let words = element.get(from.checked_sub(1)?..)?;
+                words.first_chunk().copied()
+            })
+        });
+        let mut vlans: Vec<u16> = Vec::new();
+        for (place, _, values) in &self.each {
+            if let Some(KeepRule::Each { field, .. }) = rule(place) {
+                // Frames of VLAN 0 have a priority and no VLAN (IEEE 802.1Q-2018, 9.6).
+                let numbers = values.iter().map(|value| (value & field) as u16);
+                vlans.extend(numbers.filter(|number| *number != 0));
+            }
+        }
+        addresses::of(self.begun.then_some(self.address), further, &vlans)
     }
 
     /// Whether a saved one could be.

@@ -21,6 +21,7 @@
 //! Must not know: a monitor that mediates cards, sockets of VMMs, which host is the other one.
 #![forbid(unsafe_code)]
 
+mod addresses;
 pub mod catalog;
 mod error;
 mod guarded;
@@ -35,6 +36,7 @@ pub mod vf82576;
 pub mod vf82599;
 mod written;
 
+pub use addresses::GuestAddress;
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};

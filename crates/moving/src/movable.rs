@@ -4,6 +4,7 @@ use ioplane_hardware::Hardware;
 use ioplane_memory::GuestView;
 use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdict, Way};
 
+use crate::addresses::GuestAddress;
 use crate::error::MovingError;
 use crate::kept::Kept;
 use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
@@ -264,6 +265,21 @@ impl<H: Hardware> Movable<H> {
     /// Whether it stands still, with a state.
     pub fn is_stopped(&self) -> bool {
         matches!(self.phase, Phase::Stopped(_))
+    }
+
+    /// Under which addresses the guest receives now. None of one that stands still, or that has no receive ring switched on: its
+    /// address may be another function's.
+    pub fn addresses(&mut self) -> Result<Vec<GuestAddress>, MovingError> {
+        if !matches!(self.phase, Phase::Running) {
+            return Ok(Vec::new());
+        }
+        for at in 0..self.plan.rings.len() {
+            let ring = self.plan.rings[at];
+            if ring.receives() && self.get(ring.control)? & ring.enable != 0 {
+                return Ok(self.kept.addresses(&self.plan.table.mailbox));
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Gives the hardware back, as it is.

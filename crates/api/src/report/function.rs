@@ -34,6 +34,33 @@ impl Stage {
     }
 }
 
+/// Where a function is on its way from one host to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum MoveStep {
+    /// It was told to stand still, for its state to go along. Nobody has let it go on since.
+    AtRest,
+    /// It stands still with the state of another host's function.
+    Taken,
+    /// Its guest went on with another host's function.
+    Left,
+    /// It stood still, and what it was to go on from ended with the daemon or with its VMM.
+    Lost,
+}
+
+impl MoveStep {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            MoveStep::AtRest => "stands still, to be moved",
+            MoveStep::Taken => "stands still, with the state of another host's function",
+            MoveStep::Left => "has left: its guest is another host's",
+            MoveStep::Lost => "was to be moved, and its state is lost",
+        }
+    }
+}
+
 /// One PCI function: `ioplane pci show --json`, `GET /v1/pci/NAME`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -79,6 +106,9 @@ pub struct FunctionReport {
     pub guard: PathBuf,
     /// What it does just now.
     pub stage: Stage,
+    /// Where it is on its way to or from another host. It is written down before it is so.
+    #[serde(default)]
+    pub step: Option<MoveStep>,
     /// Milliseconds until it resumes by itself, if somebody has quiesced it.
     pub held_ms: Option<u64>,
     /// What VMMs did wrong, by name of the fault.
@@ -98,6 +128,10 @@ pub struct FunctionReport {
     /// Why it takes no guest, and what to do about that: it could not be reset, or somebody keeps what an earlier guest was given.
     #[serde(default)]
     pub unusable: Option<String>,
+    /// Why it could not be brought to a state now, of one that its guest drives itself and that can be moved: its physical function is
+    /// not driven by this host, is down, or has no link.
+    #[serde(default)]
+    pub no_replay: Option<String>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
     /// What its guest's driver has announced, of one that is added to cooperate.

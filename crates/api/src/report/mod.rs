@@ -35,9 +35,9 @@ pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
-    CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MovedFunctionReport,
-    QuiesceReport, RegionReport, ReplayedFunctionReport, RestedFunctionReport, Stage, StateFileV1,
-    TrafficReport, WatchFaultReport, WatchReport,
+    CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MoveStep,
+    MovedFunctionReport, QuiesceReport, RegionReport, ReplayedFunctionReport, RestedFunctionReport, Stage,
+    StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{

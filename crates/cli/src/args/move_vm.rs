@@ -15,6 +15,9 @@ const NO_HOSTS: [&str; 7] = ["exec", "fd", "file", "rdma", "tcp", "unix", "vsock
 pub enum MoveCommand {
     /// Move a VM to a QEMU on another host that waits for it (-incoming), with its disks of other machines and its PCI functions; Ctrl-C cancels
     Vm(MoveVm),
+    /// Bring the move of a VM with PCI functions to its end after the command that moved it was killed: the host that has it by what is written down
+    /// lets it go on, and the other one does not
+    Recover(MoveRecover),
     /// Add the disks and NICs that a VM uses here on the other host, as far as they are not there: before its QEMU is started there
     Prepare(MovePrepare),
 }
@@ -61,6 +64,25 @@ pub struct MoveVm {
     /// The monitor of the QEMU that waits there, such as one that ssh -L forwards. A VM with PCI functions needs it, and --there
     #[arg(long, value_name = "SOCKET")]
     pub qmp_there: Option<PathBuf>,
+}
+
+/// A VM whose move was broken off.
+#[derive(Debug, Args)]
+pub struct MoveRecover {
+    /// Name of the VM
+    pub name: String,
+    /// The monitor of its QEMU here [default: the one of the move]
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<PathBuf>,
+    /// The control socket of the other host's daemon [default: the one of the move]
+    #[arg(long, value_name = "SOCKET")]
+    pub there: Option<PathBuf>,
+    /// The monitor of the QEMU there [default: the one of the move]
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp_there: Option<PathBuf>,
+    /// You have seen that the QEMU there has ended, where its monitor cannot be asked
+    #[arg(long)]
+    pub ended_there: bool,
 }
 
 /// What QEMU is told.

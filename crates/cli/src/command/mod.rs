@@ -41,7 +41,7 @@ use serde::de::DeserializeOwned;
 
 use crate::args::{
     Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand,
-    MovePrepare, MoveVm, PciMove, RunArgs,
+    MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
 };
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
@@ -67,6 +67,9 @@ pub trait Host {
 
     /// `ioplane move vm`: drives the migration of a QEMU of this host. Blocks until that has ended.
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()>;
+
+    /// `ioplane move recover`: brings a move that was broken off to its end.
+    fn move_recover(&self, client: &Client, args: &MoveRecover, json: bool) -> Result<()>;
 
     /// `ioplane move prepare`: makes what a VM uses here on the other host.
     fn move_prepare(&self, client: &Client, args: &MovePrepare, json: bool) -> Result<()>;
@@ -113,6 +116,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Swap(args) => swap::run(&client()?, args, json)?,
         Command::Verify(args) => return Ok(verify::run(client, args, json)),
         Command::Move(MoveCommand::Vm(args)) => host.move_vm(&client()?, &args, json)?,
+        Command::Move(MoveCommand::Recover(args)) => host.move_recover(&client()?, &args, json)?,
         Command::Move(MoveCommand::Prepare(args)) => host.move_prepare(&client()?, &args, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Devices(args) => devices::run(&client()?, args, json)?,

@@ -78,6 +78,14 @@ pub async fn exchange(State(daemon): Own, Path(name): Path<String>, body: Body) 
     .await
 }
 
+pub async fn check_exchange(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: MoveFunctionForm = form(body)?;
+    let leases = daemon.functions.below().leases();
+    let to = form.to;
+    daemon.functions.served(&name)?.may_move_to(form, leases).await?;
+    done(format!("{name} may become {to}"))
+}
+
 pub async fn log(State(daemon): Own, Path(name): Path<String>) -> Answer {
     whole(daemon.may_change()?, async move {
         daemon.functions.served(&name)?.log().await?;

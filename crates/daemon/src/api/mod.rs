@@ -15,6 +15,7 @@ mod export;
 mod form;
 mod function;
 mod group;
+mod moving;
 mod network;
 
 use std::future::Future;
@@ -135,6 +136,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::SaveFunction => routing::on(method, function::save),
         Operation::LoadFunction => routing::on(method, function::load),
         Operation::MoveFunction => routing::on(method, function::exchange),
+        Operation::CheckMoveFunction => routing::on(method, function::check_exchange),
         Operation::LogFunction => routing::on(method, function::log),
         Operation::EndLogFunction => routing::on(method, function::end_log),
         Operation::RestFunction => routing::on(method, function::rest),
@@ -142,6 +144,9 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::TakeFunction => routing::on(method, function::take),
         Operation::WriteVectors => routing::on(method, function::write_vectors),
         Operation::ReplayFunction => routing::on(method, function::replay),
+        Operation::ShowMove => routing::on(method, moving::show),
+        Operation::NoteMove => routing::on(method, moving::note),
+        Operation::EndMove => routing::on(method, moving::end),
         Operation::LeaveFunction => routing::on(method, function::leave),
         Operation::Cores => routing::on(method, cores::cores),
         Operation::AddCore => routing::on(method, cores::add),

@@ -58,6 +58,11 @@ impl Here {
     pub(super) fn new(physical: Option<PhysicalFunction>, patience: Duration) -> Self {
         Here { physical, patience, deadline: None, sent: None }
     }
+
+    /// Who has sent frames.
+    pub(super) fn physical(self) -> Option<PhysicalFunction> {
+        self.physical
+    }
 }
 
 impl Surroundings for Here {
@@ -80,12 +85,24 @@ impl Surroundings for Here {
 
 /// Who sends frames to the virtual function at `of`. Blocks.
 pub(super) fn physical(of: PciAddress) -> Result<PhysicalFunction, Refusal> {
-    PhysicalFunction::of(Path::new(SYSFS), of).map_err(|error| {
-        Refusal::conflict(
-            format!("frames to {of} cannot be sent from its physical function: {error}"),
-            "the card's physical function has to be driven by this host, with its interface up",
-        )
-    })
+    PhysicalFunction::of(Path::new(SYSFS), of).map_err(|error| no_frames(of, &error))
+}
+
+fn no_frames(of: PciAddress, error: &std::io::Error) -> Refusal {
+    Refusal::conflict(
+        format!("frames to {of} cannot be sent from its physical function: {error}"),
+        "the card's physical function has to be driven by this host, with its interface up and its cable plugged in",
+    )
+}
+
+/// Why the virtual function at `of` could not be brought to a state now. Blocks.
+pub(super) fn obstacle(of: PciAddress) -> Option<String> {
+    PhysicalFunction::is_ready(Path::new(SYSFS), of).err().map(|error| error.to_string())
+}
+
+/// The same, as a refusal. Blocks.
+pub(super) fn is_ready(of: PciAddress) -> Result<(), Refusal> {
+    PhysicalFunction::is_ready(Path::new(SYSFS), of).map_err(|error| no_frames(of, &error))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use ioplane_api::report::{CarriedFunctionV1, ReplayedFunctionReport, RestedFunctionReport};
+use ioplane_api::report::{CarriedFunctionV1, MoveStep, ReplayedFunctionReport, RestedFunctionReport};
 use ioplane_api::request::{FunctionStepForm, QuiesceForm};
 use ioplane_api::spec::{ModeWord, PciAddress, SourceSpec};
 use ioplane_device::{Access, Device, Lifecycle, Quiescent, RegisterAddress, SavedState};
@@ -24,7 +24,7 @@ use super::around::{Here, physical};
 use super::body::Body;
 use super::hold::gone;
 use super::state::body_of;
-use super::{Card, hold};
+use super::{Card, announce, hold};
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 
@@ -247,6 +247,17 @@ impl Card {
             .map_err(|error| refuse(&name, &error))
     }
 
+    /// Whether it does not go on, or cannot by itself.
+    async fn stands_still(&self, way: Way) -> bool {
+        match way {
+            // One that does not say may stand still.
+            Way::Direct(_) | Way::Cooperating(_) => {
+                !matches!(self.step(|direct| Ok(direct.motion())).await, Ok(Motion::Runs))
+            }
+            Way::Saved => self.served.handle.held().is_some(),
+        }
+    }
+
     /// Its guest stands still: nobody waits here for somebody else.
     pub(super) fn changes(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Refusal> {
         let busy = |_| Refusal::busy(format!("{} is being changed", self.name()), "try again in a moment");
@@ -274,13 +285,19 @@ impl Card {
         let way = self.way()?;
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
-        let stop_accesses = match way {
-            Way::Direct(_) | Way::Cooperating(_) => self.rest_direct(begun + patience).await?,
+        self.has_guest()?;
+        self.mark(Some(MoveStep::AtRest))?;
+        let rested = match way {
+            Way::Direct(_) | Way::Cooperating(_) => self.rest_direct(begun + patience).await,
             Way::Saved => {
-                self.rest_saved(&QuiesceForm { deadline_ms: form.deadline_ms, or_resume: false }).await?;
-                0
+                let form = QuiesceForm { deadline_ms: form.deadline_ms, or_resume: false };
+                self.rest_saved(&form).await.map(|()| 0)
             }
         };
+        if rested.is_err() && !self.stands_still(way).await {
+            self.unmark();
+        }
+        let stop_accesses = rested?;
         let waited_us = begun.elapsed().as_micros() as u64;
         // A guest that runs may write to the same pages. Those of a function whose driver cooperates are sent by another `rest`, of a guest that stands still.
         let pages_sent = if form.guest_stopped { self.send_written(way).await? } else { None };
@@ -437,8 +454,14 @@ impl Card {
                     return Err(Refusal::conflict(text, "use the same version of ioplane on both hosts"));
                 }
                 let carried = Carried { state: state.body, set_up };
-                self.step(move |direct| direct.load_carried(&carried)).await?;
-                Ok(true)
+                if self.step(|direct| Ok(direct.motion())).await? == Motion::Runs {
+                    self.mark(Some(MoveStep::Taken))?;
+                }
+                let taken = self.step(move |direct| direct.load_carried(&carried)).await;
+                if taken.is_err() && !self.stands_still(way).await {
+                    self.unmark();
+                }
+                taken.map(|()| true)
             }
             Way::Saved => {
                 self.has_guest()?;
@@ -462,10 +485,16 @@ impl Card {
         let way = self.way()?;
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
+        self.may_go_on()?;
         let (replay_accesses, took) = match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
-                let Replayed { accesses, took } = self.step(move |direct| direct.replay(&mut around)).await?;
+                let (Replayed { accesses, took }, physical) = self
+                    .step(move |direct| {
+                        direct.replay(&mut around).map(|replayed| (replayed, around.physical()))
+                    })
+                    .await?;
+                announce::begin(&self.served.handle, &name, physical);
                 (accesses, took)
             }
             Way::Saved => {
@@ -476,6 +505,7 @@ impl Card {
                 (0, begun.elapsed())
             }
         };
+        self.unmark();
         self.served.keep_unsent(PageSet::new());
         tracing::info!(function = name, replay_accesses, "goes on from its state");
         Ok(ReplayedFunctionReport { name, replay_accesses, took_us: took.as_micros() as u64 })
@@ -486,9 +516,15 @@ impl Card {
         let way = self.way()?;
         let _changing = self.changes()?;
         match way {
-            Way::Direct(_) | Way::Cooperating(_) => self.step(|direct| direct.leave()).await?,
+            Way::Direct(_) | Way::Cooperating(_) => {
+                if self.step(|direct| Ok(direct.motion())).await? == Motion::Still {
+                    self.mark(Some(MoveStep::Left))?;
+                }
+                self.step(|direct| direct.leave()).await?;
+            }
             Way::Saved => {
                 self.is_held()?;
+                self.mark(Some(MoveStep::Left))?;
                 self.log_saved(false).await?;
                 let reset = |held: &mut Quiescent<Body>| held.with(|body, proof| body.reset(proof));
                 self.at_quiescence(QuiesceForm::default(), reset).await?;

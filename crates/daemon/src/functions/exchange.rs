@@ -14,15 +14,15 @@ use ioplane_api::request::MoveFunctionForm;
 use ioplane_api::spec::{PciAddress, SourceSpec};
 use ioplane_device::Lifecycle;
 use ioplane_hardware::lease::Accepted;
-use ioplane_hardware::{Lease, Vfio};
+use ioplane_hardware::{Lease, Vfio, inventory};
 use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
 
-use super::around::{Here, physical};
+use super::around::{Here, is_ready, physical};
 use super::body::Body;
 use super::carry::{Resting, Way};
 use super::hold::gone;
 use super::service::After;
-use super::{Card, SYSFS, carry, host};
+use super::{Card, SYSFS, announce, carry, host};
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, blocking};
 
@@ -80,7 +80,42 @@ fn refuse(name: &str, error: &ExchangeError) -> Refusal {
     }
 }
 
+/// Whether the function at `to` could take the place of the one at `from`, as far as that is seen from outside. Blocks.
+fn may_take(
+    name: &str,
+    (from, way): (PciAddress, Way),
+    form: &MoveFunctionForm,
+    leases: &Path,
+) -> Result<(), Refusal> {
+    let root = Path::new(SYSFS);
+    let accepted = Accepted { in_use: form.force, unsafe_interrupts: form.unsafe_interrupts };
+    Lease::may_take(root, form.to, leases, accepted)?;
+    let [here, there] = [from, form.to].map(|address| inventory::find(root, address, |_| None));
+    let (here, there) = (here?, there?);
+    let why = match (here.identity == there.identity, here.bars == there.bars) {
+        (false, _) => Some("device, revision, class or subsystem"),
+        (true, false) => Some("its BARs"),
+        (true, true) => None,
+    };
+    if let Some(why) = why {
+        return Err(refuse(name, &ExchangeError::OtherKind { other: form.to.to_string(), why }));
+    }
+    if let Way::Direct(_) = way {
+        is_ready(form.to)?;
+        is_ready(from)?;
+    }
+    Ok(())
+}
+
 impl Card {
+    /// Says whether [`Card::move_to`] could do what it is asked for, while the guest runs. Touches nothing.
+    pub async fn may_move_to(&self, form: MoveFunctionForm, leases: PathBuf) -> Result<(), Refusal> {
+        let name = self.name();
+        let from = self.may_move(&MoveFunctionForm { guest_stopped: true, ..form.clone() })?;
+        self.has_guest()?;
+        blocking(move || may_take(&name, from, &form, &leases)).await
+    }
+
     /// Puts another function of the host in its place, under its guest, which stands still.
     pub async fn move_to(
         &self,
@@ -96,15 +131,23 @@ impl Card {
         let (asked, to) = (form.clone(), form.to);
         let Taken { lease, vfio, mut there, mut back } = blocking(move || take(way, &asked, &leases)).await?;
         let exchanged = match way {
-            Way::Cooperating(_) => self.exchange_cooperating(vfio, patience(&form)).await,
+            Way::Cooperating(_) => {
+                let exchanged = self.exchange_cooperating(vfio, patience(&form)).await;
+                exchanged.map(|exchanged| (exchanged, None))
+            }
             Way::Direct(_) | Way::Saved => {
-                self.on_its_thread(move |body| body.exchange(vfio, &mut there, &mut back)).await
+                let exchange = move |body: &mut Body| {
+                    let exchanged = body.exchange(vfio, &mut there, &mut back)?;
+                    Ok((exchanged, there.physical()))
+                };
+                self.on_its_thread(exchange).await
             }
         };
-        let Exchanged { state_bytes, stop_accesses, replay_accesses, took } = match exchanged {
+        let (Exchanged { state_bytes, stop_accesses, replay_accesses, took }, physical) = match exchanged {
             Ok(exchanged) => exchanged,
             Err(refused) => return blocking(move || Err(give_back(lease, refused))).await,
         };
+        announce::begin(&self.served.handle, &name, physical);
         let ends: After = Box::new(move || Ok(lease.give_back()?));
         let mut complaints = Vec::new();
         let former = self.served.replace_after(vec![ends]);

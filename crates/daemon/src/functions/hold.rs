@@ -85,7 +85,12 @@ impl Card {
     /// It resumes. Says whether it was held.
     pub async fn resume(&self) -> Result<bool, Refusal> {
         let _changing = self.served.changing.lock().await;
-        self.let_go().await
+        self.may_go_on()?;
+        let held = self.let_go().await?;
+        if held {
+            self.unmark();
+        }
+        Ok(held)
     }
 
     /// The same, by whoever changes it already.

@@ -7,6 +7,7 @@
 //!
 //! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
 
+mod announce;
 mod around;
 mod body;
 mod carry;
@@ -17,6 +18,7 @@ mod hold;
 mod host;
 mod service;
 mod state;
+mod step;
 mod vectors;
 
 use std::collections::BTreeMap;
@@ -141,6 +143,7 @@ fn look(record: &FunctionRecord, handle: &Handle<Body>, id: &str, guard: PathBuf
     let resumes_by_itself = handle.held().filter(|left| *left < Duration::MAX);
     report.held_ms = resumes_by_itself.map(|left| left.as_millis() as u64);
     report.id = Some(id.to_owned()).filter(|id| !id.is_empty());
+    report.step = step::now(record, report.connections, report.connected);
     report.guard = guard;
     report
 }
@@ -160,6 +163,7 @@ impl Card {
         context: &Arc<DaemonContext>,
         below: &Functions,
     ) -> Result<Card, Refusal> {
+        let record = step::restarted(record);
         let Opened { mut body, after } = open(&record.now, context, below)?;
         let placement = Arc::new(context.placement(&record));
         let name = record.now.name.clone();
@@ -279,9 +283,16 @@ impl ServedKind for Card {
         // Its thread answers when the device lets it: one question a function waits for that.
         let (handle, id, guard) = (self.served.handle.clone(), self.id.clone(), self.guard.clone());
         let (record, turn) = (self.note().read(), self.looking.clone().acquire_owned());
+        let address = match record.now.source {
+            SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Some(address),
+            _ => None,
+        };
+        let no_replay = blocking(move || Ok(address.and_then(around::obstacle)));
         let look = async {
+            let no_replay = no_replay.await.ok()?;
             let turn = turn.await.ok()?;
             let mut report = look(&record, &handle, &id, guard);
+            report.no_replay = no_replay;
             let looked = handle.with(move |device: &mut Lifecycle<Body>| {
                 // One that is being exchanged shows nothing this time.
                 let _ = device.with(|body| body.report(&mut report));
@@ -333,6 +344,8 @@ impl ServedKind for Card {
             hardware_faults: BTreeMap::new(),
             not_reset: None,
             unusable: None,
+            no_replay: None,
+            step: None,
             port: None,
             cooperation: None,
         }

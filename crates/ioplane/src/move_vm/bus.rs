@@ -39,9 +39,9 @@ pub(super) const ENTRY: usize = 4;
 /// Where a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    bus: u8,
-    slot: u8,
-    function: u8,
+    pub bus: u8,
+    pub slot: u8,
+    pub function: u8,
 }
 
 impl std::fmt::Display for Place {
@@ -91,9 +91,14 @@ fn one(device: &Value) -> Option<Found> {
     })
 }
 
+/// What the guest has in its address port. Looking does nothing to it.
+pub(super) fn latch(monitor: &mut Monitor) -> Result<u32> {
+    Ports { monitor, address: None }.input(ADDRESS, Size::Long)
+}
+
 /// Whether the guest's machine has the ports. Looking does nothing to a guest that runs.
 pub(super) fn has_ports(monitor: &mut Monitor) -> Result<bool> {
-    Ok(Ports { monitor, address: None }.input(ADDRESS, Size::Long)? != u32::MAX)
+    Ok(latch(monitor)? != u32::MAX)
 }
 
 /// Bytes of an access.

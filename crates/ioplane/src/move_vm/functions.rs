@@ -6,9 +6,11 @@
 //!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay -'    `--> cont
 //! ```
 //!
-//! Whatever fails before `leave`, the functions here go on, and the guest with them. A function whose driver cooperates comes to rest before
+//! Whatever fails before `leave`, the functions here go on, and the guest with them. What is changed is written down first, and so is whose the guest is,
+//! before `leave`: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
 //! pre-switchover: [`cooperating`].
 
+mod broken_off;
 mod cooperating;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,7 @@ use anyhow::Result;
 use ioplane_api::report::{
     CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport,
 };
-use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
+use ioplane_api::request::{FunctionStepForm, MoveNoteForm, NotedFunction, VectorForm, WriteVectorsForm};
 use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::{CommandError, hint};
 use serde::Serialize;
@@ -26,6 +28,7 @@ use serde_json::{Value, json};
 
 use super::bus::{self, Found, Place, Size, with_ports};
 use super::guard::Guards;
+use super::journal::{self, Journal};
 use super::monitor::{Followed, Monitor, is_under_way};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
@@ -34,7 +37,7 @@ pub(super) use cooperating::announced;
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a step may take, ms; QEMU gives up on a function after five seconds.
-const STEP: u64 = 4000;
+pub(super) const STEP: u64 = 4000;
 /// For the other QEMU to have loaded the guest, once this one has sent it.
 const ARRIVAL: Duration = Duration::from_secs(60);
 /// For an answer from there when the guest is to go on here.
@@ -68,6 +71,22 @@ pub(super) struct MovedFunction {
     /// Whether the driver there has brought it back by now, where its driver has to and its guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub brought_back: Option<bool>,
+}
+
+impl MovedFunction {
+    fn of(name: &str, mode: &str, place: &str) -> MovedFunction {
+        MovedFunction {
+            name: name.to_owned(),
+            mode: mode.to_owned(),
+            place: place.to_owned(),
+            state_bytes: 0,
+            pages_sent: 0,
+            stop_accesses: 0,
+            replay_accesses: 0,
+            rested_before_ms: None,
+            brought_back: None,
+        }
+    }
 }
 
 /// What the devices took of the time in which the guest stood still, ms.
@@ -115,6 +134,10 @@ struct Moving {
 }
 
 impl Moving {
+    fn noted(&self) -> NotedFunction {
+        journal::noted(&self.name, self.direct, &self.found, self.command)
+    }
+
     fn path(&self, step: &str) -> String {
         format!("/v1/pci/{}/{step}", self.name)
     }
@@ -150,7 +173,9 @@ pub(super) struct Functions<'a> {
     vm: &'a str,
     here: &'a Client,
     there: &'a Client,
-    far: Monitor,
+    /// Of the QEMU there; `None` if that has ended.
+    far: Option<Monitor>,
+    journal: Journal<'a>,
     all: Vec<Moving>,
     guards: Guards,
     /// `pause-before-switchover` was on before.
@@ -178,6 +203,7 @@ impl<'a> Functions<'a> {
         here: &'a Client,
         monitor: &mut Monitor,
         Far { there, monitor: far }: Far<'a>,
+        note: MoveNoteForm,
     ) -> Result<Functions<'a>> {
         let paused_before = super::ready::settings(monitor, "here")?;
         let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
@@ -192,17 +218,7 @@ impl<'a> Functions<'a> {
         let mut all = Vec::new();
         for report in reports {
             let found = super::ready::on_the_bus(monitor, &on_bus, report)?;
-            let moved = MovedFunction {
-                name: report.name.clone(),
-                mode: report.mode.clone(),
-                place: found.place.to_string(),
-                state_bytes: 0,
-                pages_sent: 0,
-                stop_accesses: 0,
-                replay_accesses: 0,
-                rested_before_ms: None,
-                brought_back: None,
-            };
+            let moved = MovedFunction::of(&report.name, &report.mode, &found.place.to_string());
             let cooperates = report.mode == cooperating::MODE;
             all.push(Moving {
                 name: report.name.clone(),
@@ -222,7 +238,8 @@ impl<'a> Functions<'a> {
             vm,
             here,
             there,
-            far,
+            far: Some(far),
+            journal: Journal::begin(here, vm, note)?,
             all,
             guards,
             paused_before,
@@ -234,6 +251,10 @@ impl<'a> Functions<'a> {
             gone: false,
             time: DeviceTime::default(),
         })
+    }
+
+    fn far(&mut self) -> Result<&mut Monitor> {
+        self.far.as_mut().ok_or_else(|| failed("the QEMU there has ended", ""))
     }
 
     /// Whether this reason against a migration goes before it begins.
@@ -252,6 +273,9 @@ impl<'a> Functions<'a> {
         self.running = running;
         match self.attempt(monitor, uri, interrupted) {
             Ok(ended) => {
+                if let Err(error) = self.journal.end() {
+                    hint(format!("that the move has come to its end is not written down: {error:#}"));
+                }
                 let functions = self.all.into_iter().map(|one| one.moved).collect();
                 Ok(Moved { ended, functions, time: self.time, running: self.running })
             }
@@ -261,14 +285,21 @@ impl<'a> Functions<'a> {
     }
 
     fn attempt(&mut self, monitor: &mut Monitor, uri: &str, interrupted: &AtomicBool) -> Result<Value> {
+        self.journal.note.running = self.running;
+        self.journal.note.paused_before = self.paused_before;
+        self.journal.note.guards = self.guards.noted();
+        self.note_functions();
+        self.journal.write()?;
+        journal::moment("noted");
         self.guards.remove(monitor)?;
         self.pause_before(monitor, true)?;
         // While it waits for a guest this only says that the guest is not to run by itself.
-        self.far.execute("stop", &json!({}))?;
+        self.far()?.execute("stop", &json!({}))?;
         for one in &mut self.all {
             let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;
             one.stand = Stand::Logged;
         }
+        journal::moment("logged");
         monitor.execute("migrate", &json!({ "uri": uri }))?;
         let now = match self.all.iter().any(|one| one.cooperates) {
             true => self.come_to_rest_first(monitor, interrupted)?,
@@ -288,25 +319,38 @@ impl<'a> Functions<'a> {
         self.is_awaited()?;
         self.are_in_place(monitor)?;
         self.stand_still(monitor, interrupted)?;
+        journal::moment("taken");
         monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
         self.time.stop_ms = ms(begun);
         let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
         let ended = followed(ended)?;
         self.sent = true;
         let arriving = Instant::now();
+        journal::moment("sent");
         self.arrived()?;
         self.revive()?;
+        journal::moment("revived");
         self.replay()?;
         not_cancelled(interrupted)?;
+        journal::moment("replayed");
+        self.journal.give_away()?;
+        self.gone = true;
+        journal::moment("gone");
         self.leave();
+        journal::moment("left");
         if self.running {
-            self.far.execute("cont", &json!({}))?;
+            self.far()?.execute("cont", &json!({}))?;
         }
+        journal::moment("continued");
         (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
         if self.running {
             self.are_brought_back();
         }
         Ok(ended)
+    }
+
+    fn note_functions(&mut self) {
+        self.journal.note.functions = self.all.iter().map(Moving::noted).collect();
     }
 
     /// They are where they were before memory was copied: the guest may have rebooted meanwhile, or have been told to let go of one.
@@ -331,7 +375,7 @@ impl<'a> Functions<'a> {
 
     /// The other QEMU is there, and waits.
     fn is_awaited(&mut self) -> Result<()> {
-        self.far_state = self.far.state()?;
+        self.far_state = self.far()?.state()?;
         match self.far_state.as_str() {
             "inmigrate" => Ok(()),
             state => Err(failed(
@@ -344,9 +388,17 @@ impl<'a> Functions<'a> {
     /// Brings all of them to rest, and has the other daemon look at the states of those that are brought back register by register.
     fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
         // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
-        let all = &mut self.all;
+        self.journal.note.running = self.running;
+        self.journal.note.latch = Some(*self.latch.insert(bus::latch(monitor)?));
+        self.journal.write()?;
+        journal::moment("port");
+        let (all, journal) = (&mut self.all, &mut self.journal);
         with_ports(monitor, &mut self.latch, |ports| {
-            all.iter_mut().try_for_each(|one| note_set_up(ports, one))
+            all.iter_mut().try_for_each(|one| note_set_up(ports, one))?;
+            journal.note.functions = all.iter().map(Moving::noted).collect();
+            journal.write()?;
+            journal::moment("commands");
+            all.iter().try_for_each(|one| switch_wire_off(ports, one))
         })?;
         for one in &mut self.all {
             not_cancelled(interrupted)?;
@@ -354,6 +406,7 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Still;
             let deadline = if one.cooperates { cooperating::LOCKED } else { STEP };
             let rested: RestedFunctionReport = one.step_within(self.here, "rest", deadline, true)?;
+            journal::moment("rested");
             one.moved.stop_accesses += rested.stop_accesses;
             one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
                 failed(
@@ -376,7 +429,7 @@ impl<'a> Functions<'a> {
     fn arrived(&mut self) -> Result<()> {
         let end = Instant::now() + ARRIVAL;
         loop {
-            self.far_state = self.far.state()?;
+            self.far_state = self.far()?.state()?;
             let state = &self.far_state;
             match state.as_str() {
                 "paused" => return Ok(()),
@@ -400,7 +453,7 @@ impl<'a> Functions<'a> {
                 put(self.there, one, carried)?;
             }
         }
-        let on_bus = bus::functions(&mut self.far)?;
+        let on_bus = bus::functions(self.far()?)?;
         for one in &self.all {
             if !on_bus.contains(&one.found) {
                 let Found { place, kind, .. } = &one.found;
@@ -414,7 +467,8 @@ impl<'a> Functions<'a> {
             }
         }
         let (there, all) = (self.there, &self.all);
-        with_ports(&mut self.far, &mut None, |ports| {
+        let Some(far) = &mut self.far else { return Ok(()) };
+        with_ports(far, &mut None, |ports| {
             ports.route_again(&on_bus)?;
             all.iter().try_for_each(|one| set_up(ports, there, one))
         })
@@ -423,7 +477,6 @@ impl<'a> Functions<'a> {
     /// The guest is the other host's from here on. A function here that could not be told so stands still all the same.
     fn leave(&mut self) {
         for one in &mut self.all {
-            self.gone = true;
             one.stand = Stand::Left;
             let path = one.path("leave");
             if let Err(error) = self.here.ask::<DoneReport>(Method::POST, &path, None::<&()>) {
@@ -447,7 +500,7 @@ impl<'a> Functions<'a> {
 
     /// There is no way back.
     fn stranded(mut self, error: anyhow::Error) -> anyhow::Error {
-        let state = self.far.state().unwrap_or_default();
+        let state = self.far().and_then(Monitor::state).unwrap_or_default();
         let remedy = match (state.as_str(), self.running) {
             ("running", _) | ("paused", false) => {
                 "the guest is there: end the QEMU here, and do not let it continue"
@@ -461,7 +514,11 @@ impl<'a> Functions<'a> {
 
     /// The guest goes on here, with its functions.
     fn stay(mut self, monitor: &mut Monitor, error: anyhow::Error) -> anyhow::Error {
-        let troubles = self.undo(monitor);
+        let mut troubles = self.undo(monitor);
+        if troubles.is_empty() {
+            let ended = self.journal.end().err();
+            troubles.extend(ended.map(|error| format!("what is written down of the move: {error:#}")));
+        }
         for trouble in troubles {
             hint(format!("not as it was before: {trouble}"));
         }
@@ -529,8 +586,9 @@ impl<'a> Functions<'a> {
     /// Ends the QEMU there, which has all of the guest, and takes the functions there from it. `false`: it may run.
     fn end_there(&mut self) -> bool {
         // The guest stands still meanwhile, and whoever did not answer before may not do so now.
-        self.far.set_patience(LAST_WORD);
-        let ended = self.far.execute("quit", &json!({}));
+        let Some(far) = &mut self.far else { return true };
+        far.set_patience(LAST_WORD);
+        let ended = far.execute("quit", &json!({}));
         if let Err(error) = &ended {
             hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
             // What can be done without it. One that has no state, or no guest any more, refuses.
@@ -654,8 +712,13 @@ fn put(there: &Client, one: &Moving, carried: &CarriedFunctionV1) -> Result<()> 
     there.ask::<DoneReport>(Method::PUT, &one.path("carried"), Some(carried)).map(drop)
 }
 
-/// Notes how the guest has set the function up, as far as nobody else knows, and switches its wired interrupt off: QEMU migrates the bus's count
-/// of wires that are up, and not which function has one up.
+/// Switches the wired interrupt of a function off: QEMU migrates the bus's count of wires that are up, and not which function has one up.
+fn switch_wire_off(ports: &mut bus::Ports<'_>, one: &Moving) -> Result<()> {
+    let command = one.command.unwrap_or(0);
+    ports.write(one.found.place, bus::COMMAND, Size::Word, command | INTX_OFF)
+}
+
+/// Notes how the guest has set the function up, as far as nobody else knows.
 fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     let place = one.found.place;
     let both = ports.read(place, bus::COMMAND, Size::Long)?;
@@ -664,7 +727,6 @@ fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
         return Err(failed(format!("PCI function {} does not answer at {place}", one.name), "try again"));
     }
     one.command = Some(command);
-    ports.write(place, bus::COMMAND, Size::Word, command | INTX_OFF)?;
     let Some(at) = ports.msix(place, status)? else { return Ok(()) };
     let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
     let mut table = Vec::new();

@@ -11,10 +11,13 @@ mod bus;
 mod disks;
 mod functions;
 mod guard;
+mod journal;
 mod monitor;
 mod ready;
+mod recover;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -33,6 +36,7 @@ use self::functions::{DeviceTime, Functions, Moved, MovedFunction};
 use self::monitor::Followed;
 pub(crate) use self::monitor::Monitor;
 use self::ready::Far;
+pub(crate) use self::recover::run as recover;
 use crate::vm_monitor::monitor_of;
 
 /// Between two looks at how far it is.
@@ -106,7 +110,13 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
             let far = Far::look(vm, reports, there.as_ref(), args.qmp_there.as_deref(), &version, own)?;
-            Some(Functions::look(vm, reports, &steps, &mut monitor, far)?)
+            let pid = reports.iter().find_map(|report| report.vm.as_ref()).map_or(0, |vm| vm.pid);
+            let sockets = [there.as_ref().map(Client::socket), args.qmp_there.as_deref()];
+            let [socket, qmp_there] = sockets.map(|path| path.map(absolute).transpose());
+            let (socket, qmp_there) = (socket?.unwrap_or_default(), qmp_there?.unwrap_or_default());
+            let qmp = absolute(Path::new(monitor.place()))?.display().to_string();
+            let note = journal::blank(pid, &args.to, &qmp, socket, qmp_there);
+            Some(Functions::look(vm, reports, &steps, &mut monitor, far, note)?)
         }
     };
     let mut running = monitor.may_go(vm, |why| moving.as_ref().is_some_and(|moving| moving.removes(why)))?;
@@ -177,6 +187,11 @@ fn shown(report: &MoveReport) -> String {
         }
     }
     text
+}
+
+/// The same from wherever it is asked for.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    Ok(std::path::absolute(path)?)
 }
 
 /// The monitor of a VM that nobody has named.

@@ -54,6 +54,11 @@ impl Monitor {
         })
     }
 
+    /// Where it is.
+    pub(super) fn place(&self) -> &str {
+        &self.path
+    }
+
     /// As [`Monitor::is_of`], where a VM without a name may be any.
     pub(crate) fn is_surely_of(&mut self, vm: &str) -> Result<()> {
         if self.is_of(vm)? {

@@ -53,6 +53,12 @@ pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
             format!("see `ioplane pci show {name}`"),
         ));
     }
+    if let Some(why) = &function.no_replay {
+        return Err(refused(
+            format!("PCI function {name} could not be brought to where its guest is: {why}"),
+            "the card's physical function has to be driven by that host, with its interface up (ip link set NAME up) and its cable plugged in",
+        ));
+    }
     Ok(())
 }
 

@@ -236,6 +236,13 @@ impl TestDaemon {
         said(command.output().unwrap())
     }
 
+    /// The same, that a test may kill.
+    pub fn begin(&self, args: &[&str], env: Option<(&str, &str)>) -> Child {
+        let mut command = Command::new(BINARY);
+        command.arg("--socket").arg(self.path("control.sock")).args(args).envs(env);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
     /// The same, to be run on another thread.
     pub fn later(&self, args: &[&str]) -> impl FnOnce() -> Said + Send + 'static {
         let mut command = Command::new(BINARY);

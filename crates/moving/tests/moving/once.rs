@@ -1,6 +1,6 @@
 //! Single moves: what is refused, what is called off, what goes wrong on the way.
 
-use ioplane_moving::{MOST, MovingError, PAGE, Unsent};
+use ioplane_moving::{GuestAddress, MOST, MovingError, PAGE, Unsent};
 use ioplane_nic::silicon::{Chip, VirtualFunction, spec};
 
 use crate::card::{Card, for_each_card};
@@ -17,6 +17,7 @@ for_each_card!(
     frames_that_do_not_come_are_waited_for_until_the_deadline,
     the_largest_state_fits,
     what_the_physical_function_says_reaches_the_guest,
+    where_it_goes_on_it_has_its_guests_addresses,
 );
 
 /// A driver in the middle of its work.
@@ -196,5 +197,30 @@ fn what_the_physical_function_says_reaches_the_guest<C: Card>() {
     driver.world.write(C::Chip::LAYOUT.mailbox, spec::VFU);
     driver.world.write(C::Chip::LAYOUT.mailbox, spec::ACK);
     driver.work();
+    driver.finish();
+}
+
+/// Of a guest with two further addresses and two VLANs.
+fn where_it_goes_on_it_has_its_guests_addresses<C: Card>() {
+    let mut driver = busy::<C>();
+    let guest: Vec<GuestAddress> = driver.world.host.movable.addresses().expect("it runs");
+    let pf = driver.world.host.silicon.vf().pf().clone();
+    let own = [driver.world.mac].into_iter().chain(pf.more.iter().copied());
+    let vlans: Vec<u16> = pf.vlans.iter().copied().filter(|vlan| *vlan != 0).collect();
+    assert_eq!((pf.more.len(), &vlans[..]), (2, &[10, 30][..]));
+    let places = [None, Some(10), Some(30)];
+    let expected: Vec<GuestAddress> =
+        own.flat_map(|address| places.map(|vlan| GuestAddress { address, vlan })).collect();
+    assert_eq!(guest, expected, "the own one first, without a tag");
+    assert!(driver.world.host.stop(Unsent::Wait));
+    assert_eq!(driver.world.host.movable.addresses().expect("it stands"), [], "they may be another's");
+    let state = driver.world.host.movable.save().expect("it stands still");
+    let mut there = other(&driver, vf());
+    assert_eq!(there.movable.addresses().expect("it runs"), [], "nobody uses it");
+    there.movable.load(&state, &there.view).expect("a state");
+    assert_eq!(there.movable.addresses().expect("it stands"), [], "it does not go on yet");
+    there.replay().expect("a host");
+    assert_eq!(there.movable.addresses().expect("it runs"), guest);
+    driver.world.go_on(there);
     driver.finish();
 }

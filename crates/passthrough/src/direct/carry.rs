@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::GuestView;
-use ioplane_moving::{MovingError, PageSet, Surroundings, Unsent};
+use ioplane_moving::{GuestAddress, MovingError, PageSet, Surroundings, Unsent};
 use ioplane_pci::spec;
 
 use super::Passthrough;
@@ -131,6 +131,11 @@ pub trait Carry {
 
     /// Its guest is another function's: this one is reset, reaches nothing any more, and answers nothing until the next reset.
     fn leave(&mut self) -> Result<(), CarryError>;
+
+    /// Under which addresses its guest receives now, as far as that is known; none of one that stands still.
+    fn addresses(&mut self) -> Vec<GuestAddress> {
+        Vec::new()
+    }
 }
 
 impl<H: Hardware> Passthrough<H> {
@@ -295,6 +300,11 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn give_up(&mut self) {}
+
+    fn addresses(&mut self) -> Vec<GuestAddress> {
+        // Hardware that does not say whether it receives does not.
+        self.hardware.movable.addresses().unwrap_or_default()
+    }
 
     fn leave(&mut self) -> Result<(), CarryError> {
         self.may_be_carried()?;

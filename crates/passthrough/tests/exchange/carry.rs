@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ioplane_device::Device;
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
-use ioplane_moving::{MovingError, PAGE};
+use ioplane_moving::{GuestAddress, MovingError, PAGE};
 use ioplane_nic::silicon::QueueRegister::*;
 use ioplane_nic::silicon::spec::*;
 use ioplane_passthrough::{Carried, Carry, CarryError, ExchangeError, Motion};
@@ -73,6 +73,7 @@ for_each_chip!(
 
 fn a_guest_goes_on_with_a_function_of_another_host<C: Moved>() {
     let mut guest = Guest::<C>::new();
+    let own = GuestAddress { address: GUEST, vlan: None };
     let mut number = 0;
     for _ in 0..5 {
         for _ in 0..7 {
@@ -80,17 +81,21 @@ fn a_guest_goes_on_with_a_function_of_another_host<C: Moved>() {
             number += 1;
         }
         let before = guest.read(C::LAYOUT.counters[0].low);
+        assert_eq!(guest.device.addresses().first(), Some(&own), "its guest is here");
         let carried = guest.rest();
         assert!(carried.state.len() <= ioplane_moving::MOST);
+        assert_eq!(guest.device.addresses(), [], "and may be elsewhere soon");
         let mut there = guest.arrives();
         there.device.load_carried(&carried).expect("taken");
         assert_eq!(there.device.motion(), Motion::Still);
         guest.device.leave().expect("left");
+        assert_eq!((guest.device.addresses(), there.device.addresses()), (vec![], vec![]));
         assert!(!vf(&guest.now).receive(&frame(GUEST, 200)), "the former takes nothing in");
         assert_eq!(guest.read(C::LAYOUT.link.0), !0, "and answers nothing");
         there.set_up();
         there.replay(true).expect("it goes on");
         assert_eq!(there.device.motion(), Motion::Runs);
+        assert_eq!(there.device.addresses().first(), Some(&own), "where it goes on it is found");
         assert!(there.vectors.iter().all(|vector| vector.count() > 0), "each vector is signalled");
         assert_eq!(there.read(C::LAYOUT.counters[0].low), before, "counters go on");
         assert_eq!(vf(&there.now).pf().mac, GUEST, "the address goes along");

@@ -30,16 +30,25 @@ pub fn function(client: &Client, name: &str) -> Result<FunctionReport> {
     get(client, &address(name))
 }
 
-/// Asks the daemon to put another function in the place of one, whose guest stands still or has a driver that cooperates.
-pub fn exchange(client: &Client, args: &PciMove, guest_stopped: bool) -> Result<MovedFunctionReport> {
-    let form = MoveFunctionForm {
+fn move_form(args: &PciMove, guest_stopped: bool) -> MoveFunctionForm {
+    MoveFunctionForm {
         to: args.to,
         deadline_ms: args.deadline.as_millis() as u64,
         force: args.force,
         unsafe_interrupts: args.unsafe_interrupts,
         guest_stopped,
-    };
-    ask(client, Method::POST, &format!("{}/move", address(&args.name)), Some(&form))
+    }
+}
+
+/// Asks the daemon to put another function in the place of one, whose guest stands still or has a driver that cooperates.
+pub fn exchange(client: &Client, args: &PciMove, guest_stopped: bool) -> Result<MovedFunctionReport> {
+    ask(client, Method::POST, &format!("{}/move", address(&args.name)), Some(&move_form(args, guest_stopped)))
+}
+
+/// Asks it whether that could be done, before the guest is stopped for it.
+pub fn check_exchange(client: &Client, args: &PciMove) -> Result<DoneReport> {
+    let path = format!("{}/move/check", address(&args.name));
+    ask(client, Method::POST, &path, Some(&move_form(args, false)))
 }
 
 /// Does what was typed. Listing what this host has needs no daemon.

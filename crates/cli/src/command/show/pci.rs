@@ -172,6 +172,12 @@ pub fn function(function: &FunctionReport) -> String {
     if !function.hardware_faults.is_empty() {
         line("hardware's faults", counted(&function.hardware_faults));
     }
+    if let Some(step) = function.step {
+        line("move", step.words().to_owned());
+    }
+    if let Some(why) = &function.no_replay {
+        line("takes no state", why.clone());
+    }
     if let Some(why) = &function.not_reset {
         line("not reset", why.clone());
     }

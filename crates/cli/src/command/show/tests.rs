@@ -41,6 +41,8 @@ pub fn function(name: &str) -> FunctionReport {
         hardware_faults: BTreeMap::new(),
         not_reset: None,
         unusable: None,
+        no_replay: None,
+        step: None,
         port: None,
         cooperation: None,
     }
