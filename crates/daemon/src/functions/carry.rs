@@ -461,23 +461,25 @@ impl Card {
         let way = self.way()?;
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
-        let (replay_accesses, took) = match way {
+        let (replay_accesses, replay_messages, took) = match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
-                let Replayed { accesses, took } = self.step(move |direct| direct.replay(&mut around)).await?;
-                (accesses, took)
+                let Replayed { accesses, messages, took } =
+                    self.step(move |direct| direct.replay(&mut around)).await?;
+                (accesses, messages, took)
             }
             Way::Saved => {
                 self.is_held()?;
                 self.log_saved(false).await?;
                 self.let_go().await?;
                 self.announce().await;
-                (0, begun.elapsed())
+                (0, 0, begun.elapsed())
             }
         };
         self.served.keep_unsent(PageSet::new());
         tracing::info!(function = name, replay_accesses, "goes on from its state");
-        Ok(ReplayedFunctionReport { name, replay_accesses, took_us: took.as_micros() as u64 })
+        let took_us = took.as_micros() as u64;
+        Ok(ReplayedFunctionReport { name, replay_accesses, replay_messages, took_us })
     }
 
     /// Its guest is another function's from here on.

@@ -58,6 +58,8 @@ pub(super) struct MovedFunction {
     pub stop_accesses: u64,
     /// And there to where it was.
     pub replay_accesses: u64,
+    /// Messages to the physical function there that did so.
+    pub replay_messages: u64,
 }
 
 /// What the devices took of the time in which the guest stood still, ms.
@@ -179,6 +181,7 @@ impl<'a> Functions<'a> {
                 pages_sent: 0,
                 stop_accesses: 0,
                 replay_accesses: 0,
+                replay_messages: 0,
             };
             all.push(Moving {
                 name: report.name.clone(),
@@ -404,7 +407,9 @@ impl<'a> Functions<'a> {
         for one in self.all.iter_mut().filter(|one| one.direct) {
             // One that did not come to its state takes another try.
             let replay = || one.step::<ReplayedFunctionReport>(self.there, "replay");
-            one.moved.replay_accesses = replay().or_else(|_| replay())?.replay_accesses;
+            let replayed = replay().or_else(|_| replay())?;
+            one.moved.replay_accesses = replayed.replay_accesses;
+            one.moved.replay_messages = replayed.replay_messages;
         }
         Ok(())
     }
