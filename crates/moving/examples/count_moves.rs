@@ -4,7 +4,8 @@
 //! cargo run --release -p ioplane-moving --example count_moves -- 200
 //! ```
 //! The driver, the wire and the rules are those of the test `moving`: it works all the time, and is moved before every 31st of its accesses and
-//! ticks, in each run before others. It prints one line of JSON. Counts are exact, and the same each time.
+//! ticks, in each run before others: in one half of the runs with resets, changes of the MTU and of rings, in the other under traffic alone, which is
+//! where pages that are marked are compared with pages that the device wrote. It prints one line of JSON. Counts are exact, and the same each time.
 #![allow(dead_code, unused_imports, unused_macros, reason = "the test's modules have more than this needs")]
 
 #[path = "../tests/moving/card.rs"]
@@ -25,16 +26,21 @@ use world::{Plan, World};
 
 /// Points between two moves.
 const EVERY: u64 = 31;
+/// Of the traffic of a run; in each a frame or two are sent.
+const TURNS: u32 = 150;
 
 /// Of all moves of a card.
 #[derive(Default)]
 struct Counts {
     moves: u64,
+    /// Frames that were taken in or sent.
+    frames: u64,
     /// The most of any move.
     rest_accesses: u64,
     replay_accesses: u64,
     messages: u64,
-    frames: u64,
+    /// Frames of the physical function that a head was moved by.
+    dummies: u64,
     state_bytes: usize,
     /// Frames that the function had accepted, or the guest had given to it, and that did not arrive; and those that did so more than once.
     missed_frames: u64,
@@ -51,19 +57,35 @@ fn compared(due: impl IntoIterator<Item = u64>, came: &[u64]) -> (u64, u64) {
     (missed as u64, (came.len() - once.len()) as u64)
 }
 
-/// One run of all that the driver does, moved before these points.
-fn run<C: Card>(points: impl Iterator<Item = u64>, marking: bool, counts: &mut Counts) {
+/// What the driver does in a run.
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    /// Traffic, resets, another MTU, other rings.
+    All,
+    /// Traffic.
+    Load,
+}
+
+/// One run, moved before these points.
+fn run<C: Card>(work: Work, points: impl Iterator<Item = u64>, marking: bool, counts: &mut Counts) {
     let mut driver = Driver::<C>::new(World::new(Plan { marking, ..Plan::at(points) }));
-    driver.work();
+    match work {
+        Work::All => driver.work(),
+        Work::Load => {
+            driver.traffic(TURNS);
+            driver.drain();
+        }
+    }
     let received = compared(driver.world.accepted.iter().copied(), &driver.received);
     let sent = compared(0..driver.sent, &driver.world.sent);
     // All rules of the silicon, the order of frames, and the counters too.
     let world = driver.finish();
     counts.moves += world.moves;
+    counts.frames += world.accepted.len() as u64 + world.sent.len() as u64;
     counts.rest_accesses = counts.rest_accesses.max(world.accesses.0);
     counts.replay_accesses = counts.replay_accesses.max(world.accesses.1);
     counts.messages = counts.messages.max(world.said.0);
-    counts.frames = counts.frames.max(world.said.1);
+    counts.dummies = counts.dummies.max(world.said.1);
     counts.state_bytes = counts.state_bytes.max(world.largest_state);
     counts.missed_frames += received.0 + sent.0;
     counts.duplicated_frames += received.1 + sent.1;
@@ -73,12 +95,12 @@ fn run<C: Card>(points: impl Iterator<Item = u64>, marking: bool, counts: &mut C
 }
 
 /// At least so many moves.
-fn count<C: Card>(moves: u64, marking: bool) -> Counts {
+fn count<C: Card>(work: Work, moves: u64, marking: bool) -> Counts {
     let mut counts = Counts::default();
-    // A run has some 900 points; those of one run are not those of another until all have been used.
+    // Those of one run are not those of another until all have been used.
     for first in (0..EVERY).cycle() {
-        let points = (1..2000).filter(|point| point % EVERY == first);
-        run::<C>(points, marking, &mut counts);
+        let points = (1..3000).filter(|point| point % EVERY == first);
+        run::<C>(work, points, marking, &mut counts);
         if counts.moves >= moves {
             return counts;
         }
@@ -87,21 +109,35 @@ fn count<C: Card>(moves: u64, marking: bool) -> Counts {
 }
 
 fn card<C: Card>(moves: u64) -> String {
-    let (with, without) = (count::<C>(moves, true), count::<C>(moves.min(50), false));
-    let Counts { moves, rest_accesses, replay_accesses, messages, frames, state_bytes, .. } = with;
-    let Counts { missed_frames, duplicated_frames, pages_missed, pages_marked, pages_written, .. } = with;
-    let ratio = pages_marked as f64 / pages_written as f64;
-    assert!(state_bytes <= MOST && without.pages_missed > 0, "the comparison of memories can fail");
-    format!(
-        "{{\"moves\":{moves},\"stop_accesses\":{},\"rest_accesses\":{rest_accesses},\"replay_accesses\":{replay_accesses},\
-         \"stop_messages\":{messages},\"stop_frames\":{frames},\"state_bytes\":{state_bytes},\
-         \"missed_frames\":{missed_frames},\"duplicated_frames\":{duplicated_frames},\
-         \"pages_missed\":{pages_missed},\"pages_marked\":{pages_marked},\"pages_written\":{pages_written},\"pages_marked_ratio\":{ratio:.3},\
-         \"without_marking\":{{\"moves\":{},\"pages_missed\":{}}}}}",
-        rest_accesses + replay_accesses,
-        without.moves,
-        without.pages_missed
-    )
+    let half = moves.div_ceil(2);
+    let (all, load) = (count::<C>(Work::All, half, true), count::<C>(Work::Load, half, true));
+    let without = count::<C>(Work::Load, half.min(200), false);
+    let (rest, replay) =
+        (all.rest_accesses.max(load.rest_accesses), all.replay_accesses.max(load.replay_accesses));
+    let state = all.state_bytes.max(load.state_bytes);
+    assert!(state <= MOST && without.pages_missed > 0, "the comparison of memories can fail");
+    let ratio = |counts: &Counts| format!("{:.3}", counts.pages_marked as f64 / counts.pages_written as f64);
+    let fields = [
+        ("moves", all.moves + load.moves),
+        ("frames", all.frames + load.frames),
+        ("stop_accesses", rest + replay),
+        ("rest_accesses", rest),
+        ("replay_accesses", replay),
+        ("stop_messages", all.messages.max(load.messages)),
+        ("stop_frames", all.dummies.max(load.dummies)),
+        ("state_bytes", state as u64),
+        ("missed_frames", all.missed_frames + load.missed_frames),
+        ("duplicated_frames", all.duplicated_frames + load.duplicated_frames),
+        ("pages_missed", all.pages_missed + load.pages_missed),
+        ("pages_marked", load.pages_marked),
+        ("pages_written", load.pages_written),
+    ];
+    let mut text: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    text.push(format!("\"pages_marked_ratio\":{}", ratio(&load)));
+    text.push(format!("\"pages_marked_ratio_with_resets\":{}", ratio(&all)));
+    let Counts { moves, pages_missed, .. } = without;
+    text.push(format!("\"without_marking\":{{\"moves\":{moves},\"pages_missed\":{pages_missed}}}"));
+    format!("{{{}}}", text.join(","))
 }
 
 fn main() {

@@ -18,6 +18,8 @@ pub struct Measured {
     pub failover: Vec<(Kind, Result<Vec<Moved>, String>)>,
     pub stops: Vec<Stop>,
     pub runtime: Option<Result<Runtime, String>>,
+    /// Parts that ended with an error.
+    pub failed: Vec<(String, String)>,
 }
 
 const NOT_RUN: &str = "this part was not run";
@@ -129,6 +131,7 @@ impl Measured {
             counted("moves"),
             counted("pages_missed"),
             counted("pages_marked_ratio"),
+            counted("pages_marked_ratio_with_resets"),
             counted("without_marking"),
         ] {
             let value = value.unwrap_or_else(|| null(&format!("vf82599.{key}"), why));
@@ -162,6 +165,9 @@ impl Measured {
                 (format!("{kind:?}"), said)
             })
             .collect();
+        for (part, error) in &self.failed {
+            missing.insert(part.clone(), json!(error));
+        }
         json!({
             "vf82576": vf82576,
             "vf82599": vf82599,
@@ -195,8 +201,8 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
         text += &format!("| {key} | {} | {} |\n", one[key], other[key]);
     }
     text += "\n| guest | moves | longest gap, ms | of TCP | while unplugged | missed | doubled | lost while away |\n|---|---|---|---|---|---|---|---|\n";
-    let mut row = |name: &str, of: &Value| {
-        text += &format!(
+    let row = |name: &str, of: &Value| {
+        format!(
             "| {name} | {} | {} | {} | {} | {} | {} | {} |\n",
             of["moves"],
             of["gap_ms"],
@@ -205,15 +211,15 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
             of["missed_frames"],
             of["duplicated_frames"],
             of["lost_while_away"]
-        );
+        )
     };
-    row("virtual function", &one["traffic"]);
-    row("virtio-net", &figures["virtio"]);
+    text += &row("virtual function", &one["traffic"]);
+    text += &row("virtio-net", &figures["virtio"]);
     for (kind, tried) in &measured.failover {
-        match tried {
+        text += &match tried {
             Ok(_) => row(&format!("{kind:?}"), &figures["failover"][format!("{kind:?}")]),
-            Err(error) => text += &format!("| {kind:?} | {error} |\n"),
-        }
+            Err(error) => format!("| {kind:?} | {error} |\n"),
+        };
     }
     for key in [
         "runtime_cost_percent",

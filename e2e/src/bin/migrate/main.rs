@@ -117,30 +117,43 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     let (l1, cards) = L1::boot_with_igbs(2560, 2, 2, say)?;
     let both = sides(&l1, cards)?;
     say("both daemons serve");
+    // What goes wrong in one part says so, and the others are measured all the same.
+    let mut note = |part: &str, done: Result<()>| {
+        if let Err(error) = done {
+            say(&format!("{part}: {error:#}"));
+            measured.failed.push((part.to_owned(), format!("{error:#}")));
+        }
+    };
     if options.wants(Part::Vf) || options.wants(Part::Pages) {
-        let mut course = Course::begin(&l1, &both, Kind::Vf, options.rate)?;
-        for _ in 0..if options.wants(Part::Vf) { options.moves() } else { 0 } {
-            let moved = course.moves().context("a virtual function")?;
-            say(&format!("a virtual function has moved: {:.0} ms; {}", moved.gap_ms, moved.report));
-            measured.vf.push(moved);
-        }
-        if options.wants(Part::Pages) {
-            for log in [true, false] {
-                let stop = pages::stop(&course, log).context("memories compared")?;
+        let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
+        let stops: &[bool] = if options.wants(Part::Pages) { &[true, false] } else { &[] };
+        let (vf, memories) = (&mut measured.vf, &mut measured.stops);
+        let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
+            for log in stops {
+                let stop = pages::stop(course, *log).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
-                measured.stops.push(stop);
+                memories.push(stop);
             }
-        }
-        course.end()?;
+            Ok(())
+        });
+        note("vf", done);
     }
     if options.wants(Part::Virtio) {
-        let mut course = Course::begin(&l1, &both, Kind::Virtio, options.rate)?;
-        for _ in 0..options.moves() {
-            let moved = course.moves().context("virtio-net")?;
-            say(&format!("virtio-net has moved: {:.0} ms", moved.gap_ms));
-            measured.virtio.push(moved);
+        let way = (options.rate, options.moves());
+        let done = course(&l1, &both, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
+        note("virtio", done);
+    }
+    if options.wants(Part::Failover) {
+        for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
+            let mut moves = Vec::new();
+            let way = (options.rate, options.moves());
+            let done = course(&l1, &both, kind, way, &mut moves, say, |_| Ok(()));
+            let tried = done.map(|()| moves).map_err(|error| format!("{error:#}"));
+            if let Err(error) = &tried {
+                say(&format!("{kind:?}: {error}"));
+            }
+            measured.failover.push((kind, tried));
         }
-        course.end()?;
     }
     if options.wants(Part::Cost) {
         let seconds = if options.quick { 60 } else { 900 };
@@ -148,40 +161,36 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         say(&format!("while nothing moves: {runtime:?}"));
         measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
     }
-    if options.wants(Part::Failover) {
-        for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
-            let tried = failover(&l1, &both, kind, options, say);
-            say(&format!(
-                "{kind:?}: {}",
-                tried.as_ref().map_or_else(Clone::clone, |moves| format!("{} moves", moves.len()))
-            ));
-            measured.failover.push((kind, tried));
-        }
-    }
     Ok(())
 }
 
-/// The pair may not be to be had: what was tried and how it ended is a result.
-fn failover(
-    l1: &L1,
-    both: &[place::Side<'_>; 2],
+/// A guest that moves so often, at so many datagrams a second; then something else is done with it.
+fn course<'a>(
+    l1: &'a L1,
+    both: &'a [place::Side<'a>; 2],
     kind: Kind,
-    options: &Options,
+    (rate, moves): (u32, u32),
+    into: &mut Vec<moves::Moved>,
     say: &dyn Fn(&str),
-) -> Result<Vec<moves::Moved>, String> {
-    let tried = || -> Result<Vec<moves::Moved>> {
-        let mut course = Course::begin(l1, both, kind, options.rate)?;
-        let mut all = Vec::new();
-        for _ in 0..options.moves() {
-            let moved = course.moves()?;
-            say(&format!(
-                "{kind:?} has moved: {:.0} ms, {:?} ms while it was unplugged",
-                moved.gap_ms, moved.unplug_gap_ms
-            ));
-            all.push(moved);
+    then: impl FnOnce(&Course<'a>) -> Result<()>,
+) -> Result<()> {
+    let mut course = Course::begin(l1, both, kind, rate)?;
+    say(&format!("{kind:?}: the guest is up"));
+    let mut done = Ok(());
+    for _ in 0..moves {
+        match course.moves() {
+            Ok(moved) => {
+                say(&format!("{kind:?} has moved: {}", serde_json::to_string(&moved)?));
+                into.push(moved);
+            }
+            Err(error) => {
+                done = Err(error);
+                break;
+            }
         }
-        course.end()?;
-        Ok(all)
-    };
-    tried().map_err(|error| format!("{error:#}"))
+    }
+    let done = done.and_then(|()| then(&course));
+    // Another guest of that name would be in its way.
+    let ended = course.end();
+    done.and(ended)
 }

@@ -39,7 +39,6 @@ pub struct Moved {
     pub report: Value,
 }
 
-/// What the function does.
 impl Moved {
     fn of(driven: &Driven, unseen: u64, report: Value) -> Moved {
         let gap = |at: usize| driven.gaps.get(at).map_or(0.0, |gap| gap.ms);
@@ -150,17 +149,22 @@ impl<'a> Course<'a> {
         let destination = self.awaited()?;
         let traffic = Traffic::start(self.l1, self.rate, BYTES)?;
         traffic.goes_on(AROUND)?;
-        let said = || {
-            let (here, there) = (self.here().daemon.said(), self.there().daemon.said());
-            format!("QEMU said {}\nioplane said {here}\n{there}", destination.said())
-        };
         let pair = matches!(self.kind, Kind::FailoverVf | Kind::FailoverEmulated);
-        let report = match pair {
-            true => self.migrates().with_context(said)?,
-            false => self.here().daemon.json(&self.command()).with_context(said)?,
+        let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
+        let runs = moved.and_then(|report| {
+            let state = destination.qmp("query-status", &json!({}))?;
+            ensure!(state["status"] == "running", "the guest is there and {state}; {report}");
+            Ok(report)
+        });
+        let report = match runs {
+            Ok(report) => report,
+            Err(error) => {
+                let (here, there) = (self.here().daemon.said(), self.there().daemon.said());
+                let said = format!("QEMU said {}\nioplane said {here}\n{there}", destination.said());
+                destination.kill()?;
+                return Err(error.context(said));
+            }
         };
-        let state = destination.qmp("query-status", &json!({}))?;
-        ensure!(state["status"] == "running", "the guest is there and {state}; {report}");
         if let Some(left) = self.guest.take() {
             left.kill()?;
         }

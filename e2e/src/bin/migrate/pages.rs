@@ -110,9 +110,10 @@ pub fn compare(here: &str, there: &str) -> Result<()> {
         ours.read_exact_at(&mut a[..len], at)?;
         theirs.read_exact_at(&mut b[..len], at)?;
         for (number, (a, b)) in a[..len].chunks(PAGE).zip(b[..len].chunks(PAGE)).enumerate() {
-            let others = || (0..a.len()).filter(|byte| a[*byte] != b[*byte]);
-            if let Some(first) = others().next() {
-                let bytes = others().last().unwrap_or(first) + 1 - first;
+            if a != b {
+                let others = || (0..a.len()).filter(|byte| a[*byte] != b[*byte]);
+                let (first, last) = (others().next().unwrap_or(0), others().last().unwrap_or(0));
+                let bytes = last + 1 - first;
                 compared.differ.push(Differs { page: at / PAGE as u64 + number as u64, bytes });
             }
         }
