@@ -4,7 +4,9 @@ use crate::cost::Runtime;
 use crate::moves::{Moved, middle};
 use crate::pages::Stop;
 use crate::place::Kind;
-use ioplane_figures::report::rounded;
+use ioplane_figures::compare::interval;
+use ioplane_figures::goals::UNRESOLVED;
+use ioplane_figures::report::{median, rounded};
 use serde_json::{Map, Value, json};
 
 /// All that was measured.
@@ -22,6 +24,8 @@ pub struct Measured {
     pub failed: Vec<(String, String)>,
 }
 
+/// How far apart the ends of the interval of a quotient of times may be.
+const CLOSE: f64 = 1.5;
 const NOT_RUN: &str = "this part was not run";
 /// What a model cannot say.
 const NO_TIME: &str = "a model of the silicon has no time, and no 82599 is emulated";
@@ -47,7 +51,6 @@ impl Measured {
         };
         let model = |card: &str, key: &str| self.model.as_ref().map(|model| model[card][key].clone());
         let most = |field: &str| self.vf.iter().filter_map(|moved| moved.of_function(field)).max();
-        let gap = middle(&self.vf, |moved| moved.gap_ms);
         let device = middle(&self.vf, |moved| moved.device_ms().unwrap_or(0.0));
         let mut vf82576 = Map::new();
         let keep = |map: &mut Map<String, Value>, key: &str, value: Value| map.insert(key.to_owned(), value);
@@ -64,7 +67,11 @@ impl Measured {
             keep(&mut vf82576, "stop_accesses", json!(self.vf.iter().filter_map(accesses).max()));
             keep(&mut vf82576, "rest_accesses", json!(most("stop_accesses")));
             keep(&mut vf82576, "replay_accesses", json!(most("replay_accesses")));
-            keep(&mut vf82576, "stop_messages", json!(most("replay_messages")));
+            let messages = most("replay_messages").map_or_else(
+                || null("vf82576.stop_messages", "this ioplane does not say replay_messages"),
+                |most| json!(most),
+            );
+            keep(&mut vf82576, "stop_messages", messages);
             keep(&mut vf82576, "state_bytes", json!(most("state_bytes")));
             keep(&mut vf82576, "missed_frames", sum(|moved| moved.missed));
             keep(&mut vf82576, "duplicated_frames", sum(|moved| moved.duplicated));
@@ -85,27 +92,25 @@ impl Measured {
                 "rows": moves,
             })
         };
-        let ratio = |of: Option<f64>, to: Option<f64>| {
-            of.zip(to).filter(|(_, to)| *to > 0.0).map(|(of, to)| json!(rounded(of / to)))
-        };
-        let virtio = middle(&self.virtio, |moved| moved.gap_ms);
-        let against = ratio(gap, virtio);
-        keep(
-            &mut vf82576,
-            "downtime_vs_virtio",
-            against.unwrap_or_else(|| null("vf82576.downtime_vs_virtio", NOT_RUN)),
-        );
-        let rest = gap.zip(device).map(|(gap, device)| gap - device);
-        keep(&mut vf82576, "downtime_less_device_vs_virtio", ratio(rest, virtio).unwrap_or(Value::Null));
+        let gaps = |moves: &[Moved]| moves.iter().map(|moved| moved.gap_ms).collect::<Vec<f64>>();
+        let own: Vec<f64> =
+            self.vf.iter().map(|moved| moved.gap_ms - moved.device_ms().unwrap_or(0.0)).collect();
         let pair = self.pair();
-        let paired = pair.and_then(|(_, moves)| middle(moves, |moved| moved.gap_ms));
+        let paired = pair.map_or(Vec::new(), |(_, moves)| gaps(moves));
         let why = self.failover.iter().find_map(|(_, tried)| tried.as_ref().err().map(String::as_str));
-        keep(
-            &mut vf82576,
-            "downtime_vs_failover",
-            ratio(gap, paired)
-                .unwrap_or_else(|| null("vf82576.downtime_vs_failover", why.unwrap_or(NOT_RUN))),
-        );
+        let virtio = gaps(&self.virtio);
+        let mut pairs = Map::new();
+        for (key, of, to, why) in [
+            ("downtime_vs_virtio", &gaps(&self.vf), &virtio, NOT_RUN),
+            ("downtime_less_device_vs_virtio", &own, &virtio, NOT_RUN),
+            ("downtime_vs_failover", &gaps(&self.vf), &paired, why.unwrap_or(NOT_RUN)),
+        ] {
+            let (ratio, seen) =
+                against(of, to).unwrap_or_else(|| (null(&format!("vf82576.{key}"), why), Value::Null));
+            keep(&mut vf82576, key, ratio);
+            pairs.insert(key.to_owned(), seen);
+        }
+        keep(&mut vf82576, "downtime_pairs", Value::Object(pairs));
         keep(&mut vf82576, "device_ms", json!(device));
         keep(&mut vf82576, "moves", json!(self.vf.len()));
         keep(&mut vf82576, "traffic", times(&self.vf));
@@ -185,6 +190,17 @@ impl Measured {
     }
 }
 
+/// The median of the quotients of moves one and one, and what is known of it; `unresolved` unless it is known within a factor of [`CLOSE`]. Nothing if
+/// there are no moves of either.
+fn against(of: &[f64], to: &[f64]) -> Option<(Value, Value)> {
+    let ratios: Vec<f64> = of.iter().zip(to).filter(|(_, to)| **to > 0.0).map(|(of, to)| of / to).collect();
+    let ends = interval(&ratios);
+    let middle = (!ratios.is_empty()).then(|| rounded(median(ratios.iter().copied())))?;
+    let close = ends.is_some_and(|[low, high]| low > 0.0 && high <= CLOSE * low);
+    let value = if close { json!(middle) } else { json!(UNRESOLVED) };
+    Some((value, json!({ "median": middle, "interval": ends, "pairs": ratios.len() })))
+}
+
 /// For people.
 pub fn table(measured: &Measured, figures: &Value) -> String {
     let mut text = String::from("| figure | 82576 | 82599 |\n|---|---|---|\n");
@@ -233,4 +249,27 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
         text += &format!("{key}: {}\n", figures[key]);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quotient_of_few_or_of_uneven_moves_is_no_number() {
+        let ratio = |of: &[f64], to: &[f64]| against(of, to).map(|(ratio, _)| ratio);
+        assert_eq!(ratio(&[], &[1.0]), None);
+        assert_eq!(ratio(&[1.0; 5], &[2.0; 5]), Some(json!(UNRESOLVED)));
+        assert_eq!(ratio(&[1.0; 6], &[2.0; 6]), Some(json!(0.5)));
+        assert_eq!(ratio(&[1.0, 2.0, 1.0, 1.0, 1.0, 1.0], &[2.0; 6]), Some(json!(UNRESOLVED)));
+    }
+
+    #[test]
+    fn what_was_not_run_is_null_and_says_so() {
+        let figures = Measured::default().figures();
+        for key in ["pages_missed", "pages_marked_ratio", "runtime_cost_percent"] {
+            assert!(figures[key].is_null() && figures["not_measured"][key] == NOT_RUN, "{key}");
+        }
+        assert!(figures["vf82599"]["downtime_vs_virtio"].is_null() && figures["migrations"] == 0);
+    }
 }
