@@ -5,9 +5,17 @@ use serde_json::json;
 use super::table::BASELINE;
 use super::*;
 
-/// Goals that are newer than the recorded runs of their benchmarks.
-const NOT_RECORDED_YET: [&str; 2] =
-    ["elvis-awake.adaptive_latency_vs_best_min", "remote.per_cpu_vs_qemu_nbd"];
+/// Goals that are newer than the recorded runs of their benchmarks, or in a part of them that is in no record.
+const NOT_RECORDED_YET: [&str; 8] = [
+    "elvis-awake.adaptive_latency_vs_best_min",
+    "remote.per_cpu_vs_qemu_nbd",
+    "migrate.vf82576.missed_frames",
+    "migrate.vf82576.duplicated_frames",
+    "migrate.vf82576.state_bytes",
+    "migrate.vf82576.downtime_less_device_vs_virtio",
+    "migrate.vf82576.downtime_vs_failover",
+    "migrate.runtime_cost_percent",
+];
 
 /// Goals without a floor, and why: [`BASELINE`], what is unresolved in its record, and times of moves on a translated machine.
 const NO_FLOOR: [&str; 10] = [

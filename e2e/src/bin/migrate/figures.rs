@@ -80,6 +80,9 @@ impl Measured {
             keep(&mut vf82576, "pages_sent", json!(most("pages_sent")));
         }
         let times = |moves: &[Moved]| {
+            if moves.is_empty() {
+                return Value::Null;
+            }
             json!({
                 "moves": moves.len(),
                 "gap_ms": middle(moves, |moved| moved.gap_ms),

@@ -112,7 +112,7 @@ pub fn compare(here: &str, there: &str) -> Result<()> {
         for (number, (a, b)) in a[..len].chunks(PAGE).zip(b[..len].chunks(PAGE)).enumerate() {
             if a != b {
                 let others = || (0..a.len()).filter(|byte| a[*byte] != b[*byte]);
-                let (first, last) = (others().next().unwrap_or(0), others().last().unwrap_or(0));
+                let (first, last) = (others().next().unwrap_or(0), others().next_back().unwrap_or(0));
                 let bytes = last + 1 - first;
                 compared.differ.push(Differs { page: at / PAGE as u64 + number as u64, bytes });
             }
