@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use super::Bound::{AtLeast, AtMost};
 use super::table::BASELINE;
 use super::*;
 
