@@ -56,7 +56,8 @@ impl<'a> Traffic<'a> {
         self.l1.run(&format!("touch {END}"), MINUTE)?;
         let ended = self.job.wait(3 * MINUTE)?;
         let last = ended.output.lines().last().unwrap_or_default();
-        ensure!(ended.status == 0, "the traffic ended with {}: {}", ended.status, ended.output);
+        let said: Vec<&str> = ended.output.lines().filter(|line| !line.starts_with("answered ")).collect();
+        ensure!(ended.status == 0, "the traffic ended with {}: {}", ended.status, said.join("\n"));
         serde_json::from_str(last).with_context(|| format!("a report: {last}"))
     }
 }

@@ -147,7 +147,8 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
             let mut moves = Vec::new();
             let way = (options.rate, options.moves());
-            let done = course(&l1, &both, kind, way, &mut moves, say, |_| Ok(()));
+            let done = place::pair_addresses(&l1)
+                .and_then(|()| course(&l1, &both, kind, way, &mut moves, say, |_| Ok(())));
             let tried = done.map(|()| moves).map_err(|error| format!("{error:#}"));
             if let Err(error) = &tried {
                 say(&format!("{kind:?}: {error}"));

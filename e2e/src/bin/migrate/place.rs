@@ -120,6 +120,13 @@ impl Side<'_> {
     }
 }
 
+/// Gives the functions that are handed over as they are the NIC's address: both of a pair have one.
+pub fn pair_addresses(l1: &L1) -> Result<()> {
+    let [a, b] = PHYSICAL;
+    let script = format!("set -e; for card in {a} {b}; do ip link set $card vf 1 mac {MAC}; done");
+    l1.run(&script, MINUTE).map(drop)
+}
+
 /// Starts both daemons, and connects everything.
 pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 2]> {
     let modules = l1.host.modules.display();
@@ -130,7 +137,7 @@ pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 
              ip link add name {FAR} type bridge forward_delay 0 mcast_snooping 0
              echo 1 >/proc/sys/net/ipv6/conf/{FAR}/disable_ipv6
              ip addr flush dev {PEER}; ip link set {PEER} master {FAR}; ip addr add {PEER_IP}/24 dev {FAR}; ip link set {FAR} up
-             for card in {a} {b}; do echo 1 >/proc/sys/net/ipv4/conf/$card/arp_ignore; ip link set $card vf 1 mac {MAC}; done"
+             for card in {a} {b}; do echo 1 >/proc/sys/net/ipv4/conf/$card/arp_ignore; done"
         ),
         MINUTE,
     )?;
