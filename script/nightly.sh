@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough clusters soak roam hosts fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate clusters soak roam hosts fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -83,7 +83,7 @@ nightly_crash() {
 # The power fails at every flush of a guest, on a block device and on ext4 (dm-log-writes in L1).
 nightly_power() { IOPLANE_POWER_ROUNDS=${IOPLANE_POWER_ROUNDS:-12} stage_e2e power; }
 
-# A benchmark's figures against the floors in bench/figures/src/goals.rs.
+# A benchmark's figures against the floors in bench/figures/src/goals/table.rs.
 judged() {
     local json=$logs/$1.json
     if [ "$1" = network ]; then script/bootstrap --bench || return 1; fi
@@ -102,6 +102,7 @@ nightly_exits() { judged exits --no-clusters; }
 nightly_exits-clusters() { judged exits-clusters; }
 nightly_exits-sweeps() { judged exits-sweeps; }
 nightly_passthrough() { judged passthrough; }
+nightly_migrate() { judged migrate; }
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }
 

@@ -5,13 +5,14 @@
 //!                    `--- card B: virtual function <- daemon "there" <- QEMU "second"
 //! ```
 
-use crate::igb::{GUEST_IP, PEER_IP, VirtualFunctions};
+use crate::igb::{PEER_IP, VirtualFunctions};
 use crate::inner::Inner;
-use crate::l1::{Job, L1};
+use crate::l1::L1;
 use crate::l2::L2;
 use crate::process::built;
 use crate::streams::Driven;
-use crate::travel::{PORT, VM};
+use crate::traffic::Traffic;
+use crate::travel::VM;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -84,54 +85,8 @@ impl<'a> Side<'a> {
 }
 
 /// Traffic of the peer with the guest.
-#[derive(Debug)]
-pub struct Traffic<'a> {
-    l1: &'a L1,
-    job: Job<'a>,
-}
-
-impl<'a> Traffic<'a> {
-    const END: &'static str = "/tmp/traffic.end";
-
-    /// Begins; [`Traffic::end`] ends it.
-    pub fn start(l1: &'a L1) -> Result<Self> {
-        let (program, end) = (built("ioplane-stream")?, Self::END);
-        let job = l1.start(&format!(
-            "echo 8388608 >/proc/sys/net/core/rmem_max; echo 8388608 >/proc/sys/net/core/rmem_default; rm -f {end}; exec {} drive {GUEST_IP}:{PORT} {RATE} {BYTES} {end}",
-            program.display()
-        ))?;
-        Ok(Traffic { l1, job })
-    }
-
-    /// Echoes so far.
-    pub fn answered(&self) -> u64 {
-        let said = self.job.output();
-        let last = said.lines().rev().find_map(|line| line.strip_prefix("answered ")?.parse().ok());
-        last.unwrap_or(0)
-    }
-
-    /// Waits until so many more echoes have come.
-    pub fn goes_on(&self, more: u64) -> Result<()> {
-        let (begun, end) = (self.answered(), Instant::now() + 3 * MINUTE);
-        while self.answered() < begun + more {
-            self.l1.still_runs()?;
-            let said = || {
-                self.job.output().lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>()
-            };
-            ensure!(Instant::now() < end && !self.job.has_ended(), "no echoes come any more: {}", said());
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
-    }
-
-    /// What has come of it, which was whole until now.
-    pub fn end(self) -> Result<Driven> {
-        self.l1.run(&format!("touch {}", Self::END), MINUTE)?;
-        let ended = self.job.wait(3 * MINUTE)?;
-        let last = ended.output.lines().last().unwrap_or_default();
-        ensure!(ended.status == 0, "the traffic ended with {}: {}", ended.status, ended.output);
-        serde_json::from_str(last).with_context(|| format!("a report: {last}"))
-    }
+pub fn start_traffic(l1: &L1) -> Result<Traffic<'_>> {
+    Traffic::start(l1, RATE, BYTES)
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.

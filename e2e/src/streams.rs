@@ -35,6 +35,8 @@ pub struct Answered {
 /// What the other end has seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Driven {
+    /// When it began, by the clock of whoever sends: s since that machine has booted.
+    pub begun_s: f64,
     /// Datagrams that were sent.
     pub sent: u64,
     /// That the guest had from here.

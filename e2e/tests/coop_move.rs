@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::Host;
-use ioplane_e2e::sides::{Side, Traffic, moves, noticed, right, unseen};
+use ioplane_e2e::sides::{Side, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
-use ioplane_e2e::{L1, L2};
+use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -140,7 +140,7 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;
     news("moves under traffic");
-    let traffic = Traffic::start(&l1)?;
+    let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
     let (second, there_report) = moves(&l1, &here, first, ["first", "second"], &there)
         .with_context(|| context(&here, &there, "second"))?;
@@ -166,7 +166,7 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
         ensure!(faults == json!({}), "{faults}");
     }
     news("moves that fail");
-    let traffic = Traffic::start(&l1)?;
+    let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
     const MISHAPS: [Mishap; 2] = [Mishap::Cancelled, Mishap::Daemon];
     for mishap in MISHAPS {

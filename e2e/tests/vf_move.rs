@@ -8,9 +8,9 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
-use ioplane_e2e::sides::{Side, Traffic, last_words, moves, noticed, right, unseen};
+use ioplane_e2e::sides::{Side, last_words, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
-use ioplane_e2e::{L1, L2};
+use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;
     news("moves under traffic");
-    let traffic = Traffic::start(&l1)?;
+    let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
     let (second, there_report) =
         moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&here, &there))?;
@@ -67,7 +67,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&here, &there))?;
     news("moves that fail");
     let before = noticed(&l1, "fourth")?;
-    let traffic = Traffic::start(&l1)?;
+    let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
     const MISHAPS: [Mishap; 5] =
         [Mishap::Qemu, Mishap::Daemon, Mishap::Function, Mishap::Cancelled, Mishap::Port];

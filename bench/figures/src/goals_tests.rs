@@ -2,14 +2,24 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
+use super::Bound::{AtLeast, AtMost};
+use super::table::BASELINE;
 use super::*;
 
-/// Goals that are newer than the recorded runs of their benchmarks.
-const NOT_RECORDED_YET: [&str; 2] =
-    ["elvis-awake.adaptive_latency_vs_best_min", "remote.per_cpu_vs_qemu_nbd"];
+/// Goals that are newer than the recorded runs of their benchmarks, or in a part of them that is in no record.
+const NOT_RECORDED_YET: [&str; 8] = [
+    "elvis-awake.adaptive_latency_vs_best_min",
+    "remote.per_cpu_vs_qemu_nbd",
+    "migrate.vf82576.missed_frames",
+    "migrate.vf82576.duplicated_frames",
+    "migrate.vf82576.state_bytes",
+    "migrate.vf82576.downtime_less_device_vs_virtio",
+    "migrate.vf82576.downtime_vs_failover",
+    "migrate.runtime_cost_percent",
+];
 
-/// Goals without a floor, and why: [`BASELINE`], and what is unresolved in its record.
-const NO_FLOOR: [&str; 7] = [
+/// Goals without a floor, and why: [`BASELINE`], what is unresolved in its record, and times of moves on a translated machine.
+const NO_FLOOR: [&str; 10] = [
     "depth1.scheduled_iops.ratio",
     "depth32.scheduled_iops.ratio",
     "depth128.scheduled_iops.ratio",
@@ -17,6 +27,9 @@ const NO_FLOOR: [&str; 7] = [
     "timer_clamp_gain_percent",
     "scheduler_none_percent",
     "napi_percent",
+    "vf82576.downtime_less_device_vs_virtio",
+    "vf82576.downtime_vs_failover",
+    "runtime_cost_percent",
 ];
 
 fn run(ratio: f64) -> Value {

@@ -361,6 +361,7 @@ pub fn command() -> String {
             "exits-sweeps "
         }
         Some("ioplane-exits-bench") => "exits ",
+        Some("ioplane-migrate-bench") => "migrate ",
         Some("ioplane-passthrough-bench") => "passthrough ",
         Some("ioplane-elvis") => "elvis-guests ",
         _ => "",

@@ -61,6 +61,8 @@ pub struct Movable<H: Hardware> {
     unsure: bool,
     pub(crate) copying: Option<Copying>,
     pub(crate) phase: Phase,
+    /// Messages that replays have sent by the mailbox.
+    pub(crate) messages: u64,
 }
 
 impl<H: Hardware> Movable<H> {
@@ -86,6 +88,7 @@ impl<H: Hardware> Movable<H> {
             unsure: false,
             copying: None,
             phase: Phase::Running,
+            messages: 0,
             plan,
         })
     }
@@ -98,6 +101,11 @@ impl<H: Hardware> Movable<H> {
     /// The function: for the guest's interrupts, and for its accesses to pages that it maps.
     pub fn hardware(&mut self) -> &mut H {
         &mut self.hardware
+    }
+
+    /// Messages that replays have sent by the function's mailbox so far. The guest's own are not among them.
+    pub fn messages(&self) -> u64 {
+        self.messages
     }
 
     /// Whether the guest's accesses to a page of registers come here. It changes with [`Movable::begin_copy`],

@@ -209,6 +209,7 @@ impl<H: Hardware> Movable<H> {
         while !self.line().send(words)? {
             wait(around, doing)?;
         }
+        self.messages += 1;
         loop {
             self.line().look()?;
             if self.latched.message

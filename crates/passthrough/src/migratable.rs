@@ -69,6 +69,11 @@ impl<H: Hardware> Migratable<H> {
         self.movable.look_at()
     }
 
+    /// Messages that bringing it back has sent by its mailbox so far.
+    pub(crate) fn messages(&self) -> u64 {
+        self.movable.messages()
+    }
+
     /// Gives the hardware back, as it is.
     pub fn into_hardware(self) -> H {
         self.movable.into_hardware().into_hardware()

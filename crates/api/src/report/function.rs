@@ -340,6 +340,9 @@ pub struct ReplayedFunctionReport {
     pub name: String,
     /// Register accesses that brought it to where it was.
     pub replay_accesses: u64,
+    /// Messages to its physical function that did so.
+    #[serde(default)]
+    pub replay_messages: u64,
     /// From the first of them to the last, microseconds.
     pub took_us: u64,
 }

@@ -65,6 +65,8 @@ pub(super) struct MovedFunction {
     pub stop_accesses: u64,
     /// And there to where it was.
     pub replay_accesses: u64,
+    /// Messages to the physical function there that did so.
+    pub replay_messages: u64,
     /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rested_before_ms: Option<f64>,
@@ -83,6 +85,7 @@ impl MovedFunction {
             pages_sent: 0,
             stop_accesses: 0,
             replay_accesses: 0,
+            replay_messages: 0,
             rested_before_ms: None,
             brought_back: None,
         }
@@ -493,7 +496,9 @@ impl<'a> Functions<'a> {
         for one in self.all.iter_mut().filter(|one| one.direct) {
             // One that did not come to its state takes another try.
             let replay = || one.step::<ReplayedFunctionReport>(self.there, "replay");
-            one.moved.replay_accesses = replay().or_else(|_| replay())?.replay_accesses;
+            let replayed = replay().or_else(|_| replay())?;
+            one.moved.replay_accesses = replayed.replay_accesses;
+            one.moved.replay_messages = replayed.replay_messages;
         }
         Ok(())
     }

@@ -150,6 +150,8 @@ pub struct Host<C: Card> {
     pub silicon: Silicon<C::Chip>,
     pub view: GuestView,
     pub vectors: [Arc<Vector>; 3],
+    /// Frames that the physical function has sent to bring it back.
+    pub filled: u64,
 }
 
 impl<C: Card> Host<C> {
@@ -163,7 +165,7 @@ impl<C: Card> Host<C> {
             silicon.wire(Irq::Msix, at, Wire::Call(Some(vector.clone()))).expect("a vector");
         }
         let movable = Movable::new(silicon.clone(), C::DIRECT).expect("a sound table");
-        Host { movable, silicon, view, vectors }
+        Host { movable, silicon, view, vectors, filled: 0 }
     }
 
     /// All of the guest's memory.
@@ -185,8 +187,11 @@ impl<C: Card> Host<C> {
     }
 
     pub fn replay(&mut self) -> Result<(), MovingError> {
-        let mut around = Around { silicon: self.silicon.clone(), left: 4000, sends: true, waits: 0 };
-        self.movable.replay(&self.view, &mut around)
+        let mut around =
+            Around { silicon: self.silicon.clone(), left: 4000, sends: true, waits: 0, filled: 0 };
+        let replayed = self.movable.replay(&self.view, &mut around);
+        self.filled += around.filled;
+        replayed
     }
 }
 
@@ -197,6 +202,8 @@ pub struct Around<C: Chip> {
     /// The physical function's frames come through.
     pub sends: bool,
     pub waits: u32,
+    /// Frames that it has sent.
+    pub filled: u64,
 }
 
 /// What no guest may ever see: it came while no host had the guest.
@@ -216,6 +223,7 @@ impl<C: Chip> Surroundings for Around<C> {
     fn fill(&mut self, frames: &FillFrames) -> std::io::Result<bool> {
         for _ in 0..frames.count.min(8) {
             if self.sends {
+                self.filled += 1;
                 self.silicon.vf().receive(&flow_frame(frames.address, [2, 0, 0, 0, 0, 3], frames.flow));
             }
         }

@@ -115,7 +115,7 @@ fn broken_off_anywhere_it_leaves_memory_as_it_was_and_can_be_tried_again<C: Card
     there.movable.load(&state, &there.view).expect("a state");
     let mut broken = 0;
     for left in 1..4000 {
-        let mut around = Around { silicon: there.silicon.clone(), left, sends: true, waits: 0 };
+        let mut around = Around { silicon: there.silicon.clone(), left, sends: true, waits: 0, filled: 0 };
         match there.movable.replay(&there.view, &mut around) {
             Ok(()) => break,
             Err(MovingError::Deadline { .. }) => broken += 1,
@@ -140,7 +140,7 @@ fn frames_that_do_not_come_are_waited_for_until_the_deadline<C: Card>() {
     let state = driver.world.host.movable.save().expect("it stands still");
     let mut there = other(&driver, vf());
     there.movable.load(&state, &there.view).expect("a state");
-    let mut around = Around { silicon: there.silicon.clone(), left: 60, sends: false, waits: 0 };
+    let mut around = Around { silicon: there.silicon.clone(), left: 60, sends: false, waits: 0, filled: 0 };
     // Strangers' frames come now and then, and do as well; the guest gets none of them.
     let outcome = there.movable.replay(&there.view, &mut around);
     assert!(matches!(outcome, Err(MovingError::Deadline { .. })), "{outcome:?}");

@@ -58,8 +58,12 @@ pub struct World<C: Card> {
     /// Pages that were not what they were on the source before anything was replayed.
     pub missed: u64,
     pub largest_state: usize,
-    /// Register accesses of the last stop and of the last replay.
+    /// Most register accesses of a stop and of a replay.
     pub accesses: (u64, u64),
+    /// Most messages and frames of a replay.
+    pub said: (u64, u64),
+    /// Pages that were marked while memory was copied, and that the device wrote meanwhile: of each pass, added up.
+    pub marked: (u64, u64),
     copying: Option<Copying<C>>,
     /// The address that the guest believes to have.
     pub mac: [u8; 6],
@@ -88,6 +92,8 @@ impl<C: Card> World<C> {
             missed: 0,
             largest_state: 0,
             accesses: (0, 0),
+            said: (0, 0),
+            marked: (0, 0),
             copying: None,
             mac: [0; 6],
         }
@@ -114,6 +120,7 @@ impl<C: Card> World<C> {
     fn begin_copy(&mut self) {
         let there = Host::new(function(self.moves + 1, self.plan.newest_api));
         self.host.movable.begin_copy(self.host.view.clone()).expect("it runs");
+        self.host.silicon.vf().take_written();
         there.view.write(0, &self.host.memory()).expect("memory");
         self.copying = Some(Copying { there, stored: PageSet::new() });
     }
@@ -121,6 +128,8 @@ impl<C: Card> World<C> {
     /// One pass of copying: what the guest stored, and what the device wrote.
     fn round(&mut self) {
         let written = self.host.movable.pages();
+        self.marked.0 += written.len() as u64;
+        self.marked.1 += self.host.silicon.vf().take_written().len() as u64;
         let Some(copying) = &mut self.copying else { return };
         let mut pages = std::mem::take(&mut copying.stored);
         if self.plan.marking {
@@ -200,7 +209,9 @@ impl<C: Card> World<C> {
         assert!(state.len() <= MOST, "{} bytes", state.len());
         there.movable.load(&state, &there.view).expect("what a host saves, another loads");
         there.replay().expect("a host like this one");
-        self.accesses = (stopping, there.silicon.accesses());
+        let most = |of: (u64, u64), now: (u64, u64)| (of.0.max(now.0), of.1.max(now.1));
+        self.accesses = most(self.accesses, (stopping, there.silicon.accesses()));
+        self.said = most(self.said, (there.movable.messages(), there.filled));
         assert!(there.memory() == here, "what was borrowed of the guest's memory was put back");
         self.go_on(there);
         self.moves += 1;

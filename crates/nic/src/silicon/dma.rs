@@ -1,5 +1,7 @@
 //! What the function reaches of memory: what was mapped for it, at bus addresses.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ioplane_memory::{GuestMap, GuestView, MapError, MemoryRegion};
@@ -10,10 +12,15 @@ struct Mapped {
     view: GuestView,
 }
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
 /// An IOMMU's translations.
 #[derive(Default)]
 pub(crate) struct Dma {
     mapped: Vec<Mapped>,
+    /// Numbers of the guest's pages that were written, since somebody asked.
+    written: RefCell<BTreeSet<u64>>,
 }
 
 impl Dma {
@@ -46,6 +53,16 @@ impl Dma {
 
     /// `false`: not there, or only for reading.
     pub(crate) fn write(&self, iova: u64, bytes: &[u8]) -> bool {
-        self.place(iova, bytes.len()).is_some_and(|(view, gpa)| view.write(gpa, bytes).is_ok())
+        let Some((view, gpa)) = self.place(iova, bytes.len()) else { return false };
+        if bytes.is_empty() || view.write(gpa, bytes).is_err() {
+            return bytes.is_empty();
+        }
+        self.written.borrow_mut().extend(gpa / PAGE..=(gpa + bytes.len() as u64 - 1) / PAGE);
+        true
+    }
+
+    /// Pages that were written, since it was asked last.
+    pub(crate) fn take_written(&self) -> BTreeSet<u64> {
+        self.written.take()
     }
 }

@@ -30,6 +30,7 @@ pub use pf::PfState;
 pub(crate) use pf::{STANDARD, address, info, words};
 pub use violation::SiliconViolation;
 
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use dma::Dma;
@@ -141,6 +142,11 @@ impl<C: Chip> VirtualFunction<C> {
     /// Takes that back. `false`: it was not mapped so.
     pub fn unmap(&mut self, iova: u64, len: u64) -> bool {
         self.dma.unmap(iova, len)
+    }
+
+    /// Pages of guest memory (address / 4096) that it wrote by DMA, since it was asked last: what no hardware says.
+    pub fn take_written(&mut self) -> BTreeSet<u64> {
+        self.dma.take_written()
     }
 
     /// Bus mastering.

@@ -34,6 +34,8 @@ pub struct Carried {
 pub struct Replayed {
     /// Accesses to its registers.
     pub accesses: u64,
+    /// Messages by its mailbox.
+    pub messages: u64,
     /// From the first to the last.
     pub took: Duration,
 }
@@ -294,9 +296,11 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
         }
         let view = self.hardware.view()?;
         let (begun, before) = (Instant::now(), self.hardware.hardware().accesses());
+        let said = self.hardware.messages();
         self.bring_here(&view, around)?;
         let accesses = self.hardware.hardware().accesses() - before;
-        Ok(Replayed { accesses, took: begun.elapsed() })
+        let messages = self.hardware.messages() - said;
+        Ok(Replayed { accesses, messages, took: begun.elapsed() })
     }
 
     fn give_up(&mut self) {}

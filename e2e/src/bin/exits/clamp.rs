@@ -1,9 +1,9 @@
 //! What a guest that ticks by the PIT gains by a slower timer: two of them do the same work at once, one clamped, the other not, in turn.
 
 use super::beside::TwoGuests;
-use super::pairs::alternate;
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clamped::{MACHINE, TICKS_BY_PIT, clamp, clamp_on};
+use ioplane_e2e::pairs::alternate;
 use ioplane_e2e::{L1, Version};
 use serde::Serialize;
 use serde_json::Value;

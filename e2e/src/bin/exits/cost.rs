@@ -1,9 +1,9 @@
 //! What the profiler costs the guest that is watched.
 
-use super::pairs::{Compared, alternate};
 use super::{MINUTE, exits};
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_e2e::daemon::binary;
+use ioplane_e2e::pairs::{Compared, alternate};
 use ioplane_e2e::{Job, L1, Planted};
 use ioplane_figures::goals::UNRESOLVED;
 use rustix::process::{Pid, Signal, kill_process};

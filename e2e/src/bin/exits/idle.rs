@@ -5,9 +5,9 @@
 
 use super::beside::TwoGuests;
 use super::cost::Tiny;
-use super::pairs::{Compared, alternate};
 use anyhow::{Context, Result};
 use ioplane_e2e::clustering::saved;
+use ioplane_e2e::pairs::{Compared, alternate};
 use ioplane_e2e::preload::library;
 use ioplane_e2e::{L1, Version};
 use ioplane_figures::report::median;

@@ -20,7 +20,6 @@ mod clamp;
 mod clusters;
 mod cost;
 mod idle;
-mod pairs;
 mod remedies;
 mod sweeps;
 mod tables;

@@ -48,6 +48,7 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     socket.connect(to)?;
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
     let stream = connect(to, bytes.max(2))?;
+    let begun_s = uptime()?;
     let (begun, ended, over) = (Instant::now(), AtomicBool::new(false), AtomicBool::new(false));
     let (sent, answered) = (AtomicU64::new(0), AtomicU64::new(0));
     let mut tcp_gap = Gap::default();
@@ -99,9 +100,15 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     }
     let Came { numbers, gaps } = came;
     let back = numbers.counted(echoed);
-    let driven = Driven { sent, there, back, gaps, bytes_there, bytes_back, tcp_gap };
+    let driven = Driven { begun_s, sent, there, back, gaps, bytes_there, bytes_back, tcp_gap };
     println!("{}", serde_json::to_string(&driven)?);
     Ok(())
+}
+
+/// Seconds since this machine has booted.
+fn uptime() -> Result<f64> {
+    let said = std::fs::read_to_string("/proc/uptime")?;
+    said.split_whitespace().next().and_then(|word| word.parse().ok()).context(said)
 }
 
 fn ms(time: Duration) -> f64 {

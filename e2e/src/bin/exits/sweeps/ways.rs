@@ -2,8 +2,8 @@
 //! and interrupts that takes.
 
 use super::{Done, E1000, Follower, LIMIT, Nic, Test, VIRTIO};
-use crate::pairs::{Compared, alternate_each};
 use anyhow::{Context, Result};
+use ioplane_e2e::pairs::{Compared, alternate_each};
 use ioplane_e2e::{L1, L2};
 use ioplane_figures::goals::UNRESOLVED;
 use ioplane_figures::report::median;

@@ -1,0 +1,197 @@
+//! `ioplane-migrate-bench [--json] [--quick] [--moves N] [--only PART]`: a guest whose NIC is a virtual function moves to another host and back, beside the
+//! same guest with virtio-net on ioplane and with a pair of NICs of QEMU's (`failover`).
+//!
+//! ```text
+//!   here:  models of the silicon, moved N times               --> vf82599, and the frames, pages and accesses of both cards
+//!   L1:    moves there and back under UDP and TCP, by kind    --> gaps that the other end of the cable sees; frames by their numbers
+//!          memories of both QEMUs compared at the switch-over --> pages missed, with the log of what the function writes and without
+//!          pings in pairs                                     --> what it costs while nothing moves
+//! ```
+//!
+//! QEMU's igb is the 82576. Counts are what they would be on hardware; times are those of a translated machine, and only ratios within a run mean
+//! something. What was not measured is null, and `not_measured` says why.
+
+mod cost;
+mod figures;
+mod model;
+mod moves;
+mod pages;
+mod place;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use ioplane_e2e::L1;
+use ioplane_figures::report::envelope_of;
+use std::time::{Duration, Instant};
+
+use figures::{Measured, table};
+use moves::Course;
+use place::{Kind, sides};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Measures moves of a VM with a virtual function.
+#[derive(Parser)]
+struct Options {
+    /// Print one JSON object in place of the tables
+    #[arg(long)]
+    json: bool,
+    /// Two moves of each guest, 60 of each model, and a minute of pings
+    #[arg(long)]
+    quick: bool,
+    /// Moves of each guest [default: 10; with --quick 2]
+    #[arg(long)]
+    moves: Option<u32>,
+    /// Moves of each model [default: 2000; with --quick 60]
+    #[arg(long)]
+    model_moves: Option<u32>,
+    /// Datagrams a second, as far as the stage is fast enough
+    #[arg(long, default_value_t = 300)]
+    rate: u32,
+    /// Only this part; may be given again
+    #[arg(long)]
+    only: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Models of the silicon
+    Model,
+    /// A virtual function of an 82576
+    Vf,
+    /// virtio-net
+    Virtio,
+    /// QEMU's pair
+    Failover,
+    /// Memories compared
+    Pages,
+    /// What it costs while nothing moves
+    Cost,
+}
+
+impl Options {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    fn moves(&self) -> u32 {
+        self.moves.unwrap_or(if self.quick { 2 } else { 10 })
+    }
+}
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        // What this program does for itself in L1.
+        ["step", socket, method, path, body] => return pages::step(socket.as_ref(), method, path, body),
+        ["compare", here, there] => return pages::compare(here, there),
+        _ => {}
+    }
+    let options = Options::parse();
+    let begun = Instant::now();
+    let say = |line: &str| eprintln!("[{:6.1} s] {line}", begun.elapsed().as_secs_f64());
+    let mut measured = Measured::default();
+    if options.wants(Part::Model) {
+        measured.model =
+            Some(model::counted(options.model_moves.unwrap_or(if options.quick { 60 } else { 2000 }))?);
+        say("moves between models");
+    }
+    if [Part::Vf, Part::Virtio, Part::Failover, Part::Pages, Part::Cost]
+        .into_iter()
+        .any(|part| options.wants(part))
+    {
+        nested(&options, &mut measured, &say)?;
+    }
+    let figures = measured.figures();
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&envelope_of("migrate", &figures)?)?);
+    } else {
+        print!("{}", table(&measured, &figures));
+    }
+    Ok(())
+}
+
+/// All that needs a KVM host with cards.
+fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Result<()> {
+    let (l1, cards) = L1::boot_with_igbs(2560, 2, 2, say)?;
+    let both = sides(&l1, cards)?;
+    say("both daemons serve");
+    // What goes wrong in one part says so, and the others are measured all the same.
+    let mut note = |part: &str, done: Result<()>| {
+        if let Err(error) = done {
+            say(&format!("{part}: {error:#}"));
+            measured.failed.push((part.to_owned(), format!("{error:#}")));
+        }
+    };
+    if options.wants(Part::Vf) || options.wants(Part::Pages) {
+        let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
+        let stops: &[bool] = if options.wants(Part::Pages) { &[true, false] } else { &[] };
+        let (vf, memories) = (&mut measured.vf, &mut measured.stops);
+        let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
+            for log in stops {
+                let stop = pages::stop(course, *log).context("memories compared")?;
+                say(&format!("memories compared: {stop:?}"));
+                memories.push(stop);
+            }
+            Ok(())
+        });
+        note("vf", done);
+    }
+    if options.wants(Part::Virtio) {
+        let way = (options.rate, options.moves());
+        let done = course(&l1, &both, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
+        note("virtio", done);
+    }
+    if options.wants(Part::Failover) {
+        for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
+            let mut moves = Vec::new();
+            let way = (options.rate, options.moves());
+            let done = place::pair_addresses(&l1)
+                .and_then(|()| course(&l1, &both, kind, way, &mut moves, say, |_| Ok(())));
+            let tried = done.map(|()| moves).map_err(|error| format!("{error:#}"));
+            if let Err(error) = &tried {
+                say(&format!("{kind:?}: {error}"));
+            }
+            measured.failover.push((kind, tried));
+        }
+    }
+    if options.wants(Part::Cost) {
+        let seconds = if options.quick { 60 } else { 900 };
+        let runtime = cost::runtime(&l1, &both[0], Duration::from_secs(seconds));
+        say(&format!("while nothing moves: {runtime:?}"));
+        measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+/// A guest that moves so often, at so many datagrams a second; then something else is done with it.
+fn course<'a>(
+    l1: &'a L1,
+    both: &'a [place::Side<'a>; 2],
+    kind: Kind,
+    (rate, moves): (u32, u32),
+    into: &mut Vec<moves::Moved>,
+    say: &dyn Fn(&str),
+    then: impl FnOnce(&Course<'a>) -> Result<()>,
+) -> Result<()> {
+    let mut course = Course::begin(l1, both, kind, rate)?;
+    say(&format!("{kind:?}: the guest is up"));
+    let mut done = Ok(());
+    for _ in 0..moves {
+        match course.moves() {
+            Ok(moved) => {
+                say(&format!("{kind:?} has moved: {}", serde_json::to_string(&moved)?));
+                into.push(moved);
+            }
+            Err(error) => {
+                done = Err(error);
+                break;
+            }
+        }
+    }
+    let done = done.and_then(|()| then(&course));
+    // Another guest of that name would be in its way.
+    let ended = course.end();
+    done.and(ended)
+}

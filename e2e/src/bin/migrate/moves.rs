@@ -1,0 +1,241 @@
+//! Moves of a guest under traffic, there and back, and what the other end of the cable sees of each.
+
+use crate::MINUTE;
+use crate::place::{Kind, ORIGINAL, Side};
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::process::built;
+use ioplane_e2e::streams::{Driven, Gap};
+use ioplane_e2e::travel::VM;
+use ioplane_e2e::{L1, L2, Traffic};
+use ioplane_figures::report::{median, rounded};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Echoes before a move, and after it.
+const AROUND: u64 = 100;
+/// Bytes of TCP a second, each way.
+const BYTES: u32 = 65536;
+
+/// One move.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Moved {
+    /// The longest time between two datagrams of the guest, ms; and the longest one that was not during the move.
+    pub gap_ms: f64,
+    pub next_gap_ms: f64,
+    /// The longest time between two reads of TCP.
+    pub tcp_gap_ms: f64,
+    /// Numbers of the guest's datagrams that never came, and of the peer's that the function had accepted and the guest has not seen.
+    pub missed: u64,
+    pub duplicated: u64,
+    /// Numbers of the peer's datagrams that nobody took in.
+    pub lost_while_away: u64,
+    /// Echoes that came, and how long the traffic went on.
+    pub echoes: u64,
+    pub bytes: [u64; 2],
+    /// Of a pair: the gap while the first NIC was unplugged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unplug_gap_ms: Option<f64>,
+    /// What was said of the move.
+    pub report: Value,
+}
+
+impl Moved {
+    fn of(driven: &Driven, unseen: u64, report: Value) -> Moved {
+        let gap = |at: usize| driven.gaps.get(at).map_or(0.0, |gap| gap.ms);
+        Moved {
+            gap_ms: gap(0),
+            next_gap_ms: gap(1),
+            tcp_gap_ms: driven.tcp_gap.ms,
+            missed: driven.back.lost + unseen,
+            duplicated: driven.there.duplicated + driven.back.duplicated,
+            lost_while_away: driven.there.lost.saturating_sub(unseen),
+            echoes: driven.back.received,
+            bytes: [driven.bytes_there, driven.bytes_back],
+            unplug_gap_ms: None,
+            report,
+        }
+    }
+
+    /// A number of the report's only function.
+    pub fn of_function(&self, field: &str) -> Option<u64> {
+        self.report["functions"][0][field].as_u64()
+    }
+
+    /// What the function took of the time in which the guest stood still, ms.
+    pub fn device_ms(&self) -> Option<f64> {
+        let time = &self.report["device_time"];
+        Some(time["stop_ms"].as_f64()? + time["revive_ms"].as_f64()?)
+    }
+}
+
+/// A guest that moves.
+pub struct Course<'a> {
+    pub l1: &'a L1,
+    pub sides: &'a [Side<'a>; 2],
+    pub kind: Kind,
+    pub rate: u32,
+    guest: Option<L2<'a>>,
+    /// Moves so far.
+    done: usize,
+}
+
+impl<'a> Course<'a> {
+    /// Boots the guest at the first side.
+    pub fn begin(l1: &'a L1, sides: &'a [Side<'a>; 2], kind: Kind, rate: u32) -> Result<Self> {
+        let name = format!("{}0", kind.word());
+        let guest = l1.traveller(&name, &sides[0].args(kind)?)?;
+        let raised = kind.raise(&guest).and_then(|()| guest.depart());
+        raised.with_context(|| {
+            format!("QEMU said {}\nioplane said {}", guest.said(), sides[0].daemon.said())
+        })?;
+        Ok(Course { l1, sides, kind, rate, guest: Some(guest), done: 0 })
+    }
+
+    pub fn qemu(&self) -> String {
+        format!("{}{}", self.kind.word(), self.done)
+    }
+
+    fn next(&self) -> String {
+        format!("{}{}", self.kind.word(), self.done + 1)
+    }
+
+    pub fn here(&self) -> &'a Side<'a> {
+        &self.sides[self.done % 2]
+    }
+
+    pub fn there(&self) -> &'a Side<'a> {
+        &self.sides[(self.done + 1) % 2]
+    }
+
+    pub fn guest(&self) -> Result<&L2<'a>> {
+        self.guest.as_ref().context("no guest is left")
+    }
+
+    /// A QEMU that waits at the other side.
+    pub fn awaited(&self) -> Result<L2<'a>> {
+        self.l1.awaits_traveller(&self.next(), &self.there().args(self.kind)?)
+    }
+
+    /// Frames that the function has counted (VFGPRC, past its reset in moves) less those that the driver has had. Nothing is under way.
+    fn unseen(&self) -> Result<i64> {
+        if self.kind != Kind::Vf {
+            return Ok(0);
+        }
+        let said = self.l1.ask(
+            &self.qemu(),
+            "cd /sys/bus/pci/drivers/igbvf/*/net/*; cat statistics/rx_packets; head -n 1 device/resource",
+        )?;
+        let mut words = said.split_whitespace();
+        let seen: i64 = words.next().and_then(|word| word.parse().ok()).with_context(|| said.clone())?;
+        let bar = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+        // 82576 data sheet, 8.30.20.
+        let counted = self.guest()?.physical(bar.with_context(|| said.clone())? + 0xf10, 1)?;
+        Ok(i64::from(counted[0]) - seen)
+    }
+
+    /// The command that moves it: for a NIC of ours the same one as for a function.
+    fn command(&self) -> String {
+        let (from, to) = (self.qemu(), self.next());
+        let command = format!("move vm {VM} --to unix:/tmp/{to}.in --qmp /tmp/{from}.qmp");
+        match self.kind {
+            Kind::Vf => format!("{command} --there {} --qmp-there /tmp/{to}.qmp", self.there().control()),
+            _ => command,
+        }
+    }
+
+    /// Moves it to the other side under traffic. The QEMU that it has left ends.
+    pub fn moves(&mut self) -> Result<Moved> {
+        let before = self.unseen()?;
+        let destination = self.awaited()?;
+        let traffic = Traffic::start(self.l1, self.rate, BYTES)?;
+        traffic.goes_on(AROUND)?;
+        let pair = matches!(self.kind, Kind::FailoverVf | Kind::FailoverEmulated);
+        let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
+        let runs = moved.and_then(|report| {
+            let state = destination.qmp("query-status", &json!({}))?;
+            ensure!(state["status"] == "running", "the guest is there and {state}; {report}");
+            Ok(report)
+        });
+        let report = match runs {
+            Ok(report) => report,
+            Err(error) => {
+                let (here, there) = (self.here().daemon.said(), self.there().daemon.said());
+                let said = format!("QEMU said {}\nioplane said {here}\n{there}", destination.said());
+                destination.kill()?;
+                return Err(error.context(said));
+            }
+        };
+        if let Some(left) = self.guest.take() {
+            left.kill()?;
+        }
+        (self.guest, self.done) = (Some(destination), self.done + 1);
+        traffic.goes_on(AROUND)?;
+        let driven = traffic.end()?;
+        let unseen =
+            u64::try_from(self.unseen()? - before).context("the driver had frames that were not counted")?;
+        let mut moved = Moved::of(&driven, unseen, report);
+        if pair {
+            apart(&driven, &mut moved)?;
+        }
+        Ok(moved)
+    }
+
+    /// By QEMU alone: when it came to which state, by L1's clock.
+    fn migrates(&self) -> Result<Value> {
+        let (from, to, client) = (self.qemu(), self.next(), built("ioplane-qmp")?);
+        let client = client.display();
+        // With the guard of a function as it is nobody migrates.
+        let guard = match self.kind {
+            Kind::FailoverVf => format!(
+                "{client} /tmp/{from}.watch blockdev-del '{{\"node-name\":\"unmovable-{ORIGINAL}\"}}'"
+            ),
+            _ => String::new(),
+        };
+        let said = self.l1.run(
+            &format!(
+                "set -e; {guard}
+                 echo begun $(cut -d' ' -f1 /proc/uptime)
+                 {client} /tmp/{from}.watch migrate '{{\"uri\":\"unix:/tmp/{to}.in\"}}'
+                 last=
+                 for try in $(seq 2000); do
+                     now=$({client} /tmp/{from}.watch query-migrate | sed 's/.*\"status\":\"\\([a-z-]*\\)\".*/\\1/')
+                     [ \"$now\" = \"$last\" ] || echo $now $(cut -d' ' -f1 /proc/uptime)
+                     last=$now
+                     case $now in completed) exit 0;; failed|cancelled) break;; esac
+                 done
+                 {client} /tmp/{from}.watch query-migrate; exit 1"
+            ),
+            4 * MINUTE,
+        )?;
+        let mut states = serde_json::Map::new();
+        for line in said.lines() {
+            if let Some((state, at)) = line.split_once(' ')
+                && let Ok(at) = at.parse::<f64>()
+            {
+                states.entry(state.to_owned()).or_insert(json!(at));
+            }
+        }
+        Ok(json!({ "states": states }))
+    }
+
+    /// Ends the guest.
+    pub fn end(self) -> Result<()> {
+        self.guest.map_or(Ok(()), L2::kill)
+    }
+}
+
+/// Tells the gap while a pair's first NIC was unplugged from that of the switch-over, which ends after memory was copied.
+fn apart(driven: &Driven, moved: &mut Moved) -> Result<()> {
+    let states = &moved.report["states"];
+    let active = states["active"].as_f64().with_context(|| states.to_string())?;
+    let after = |gap: &&Gap| driven.begun_s + gap.at_ms / 1e3 >= active;
+    let longest = |gaps: Vec<&Gap>| gaps.iter().map(|gap| gap.ms).fold(0.0, f64::max);
+    let (late, early) = driven.gaps.iter().partition(after);
+    (moved.gap_ms, moved.unplug_gap_ms) = (longest(late), Some(longest(early)));
+    Ok(())
+}
+
+/// Of some moves.
+pub fn middle(moves: &[Moved], of: impl Fn(&Moved) -> f64) -> Option<f64> {
+    (!moves.is_empty()).then(|| rounded(median(moves.iter().map(of))))
+}

@@ -1,0 +1,202 @@
+//! Whether all of a guest's memory comes along: both QEMUs' memories compared before anything is written at the destination, with the log of what the
+//! function writes and without it. The steps are those of `ioplane move vm` (docs/decisions/0078-a-vm-moves-with-its-functions.md), one by one;
+//! then the guest goes on where it was.
+
+use crate::MINUTE;
+use crate::moves::Course;
+use anyhow::{Context, Result, bail, ensure};
+use ioplane_e2e::process::built;
+use ioplane_e2e::{L2, Traffic};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+/// KVM's wall clock in the guest's memory: version, seconds, nanoseconds.
+const CLOCK: usize = 12;
+/// What the traffic does before memory is copied.
+const BEFORE: u64 = 50;
+/// So that there is some traffic while memory is copied, on a stage where little comes through: bytes a second, and echoes.
+const SLOWLY: u64 = 8 << 20;
+
+/// A page that is another one there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Differs {
+    pub page: u64,
+    /// From the first byte that differs to the last.
+    pub bytes: usize,
+}
+
+/// Two memories.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Compared {
+    pub pages: u64,
+    pub differ: Vec<Differs>,
+}
+
+/// One stop.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stop {
+    pub log: bool,
+    pub pages: u64,
+    /// Pages that differ, but for the clock.
+    pub missed: u64,
+    /// KVM's wall clock: a page of which at most 12 bytes differ.
+    pub clocks: u64,
+    /// Pages that were sent once more since the function had written them.
+    pub sent: Option<u64>,
+}
+
+impl Stop {
+    fn of(compared: &Compared, rested: &Value) -> Stop {
+        let clocks = compared.differ.iter().filter(|page| page.bytes <= CLOCK).count().min(1) as u64;
+        let sent = rested["pages_sent"].as_u64();
+        let missed = compared.differ.len() as u64 - clocks;
+        Stop { log: sent.is_some(), pages: compared.pages, missed, clocks, sent }
+    }
+}
+
+/// Asks a daemon by its control socket, from L1: what it answers.
+pub fn step(socket: &Path, method: &str, path: &str, body: &str) -> Result<()> {
+    let mut daemon =
+        UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
+    daemon.set_read_timeout(Some(MINUTE))?;
+    let length = body.len();
+    write!(
+        daemon,
+        "{method} {path} HTTP/1.1\r\nHost: ioplane\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let mut said = String::new();
+    daemon.read_to_string(&mut said)?;
+    let (head, body) = said.split_once("\r\n\r\n").with_context(|| said.clone())?;
+    ensure!(head.starts_with("HTTP/1.1 2"), "{method} {path}: {said}");
+    println!("{body}");
+    Ok(())
+}
+
+/// The memory of the guest in this QEMU, found by its monitor's socket.
+fn memory(qemu: &str) -> Result<File> {
+    let monitor = format!("unix:/tmp/{qemu}.qmp,");
+    for entry in fs::read_dir("/proc")? {
+        let folder = entry?.path();
+        let line = fs::read(folder.join("cmdline")).unwrap_or_default();
+        if !String::from_utf8_lossy(&line).contains(&monitor) {
+            continue;
+        }
+        for descriptor in fs::read_dir(folder.join("fd"))?.flatten() {
+            let link = fs::read_link(descriptor.path()).unwrap_or_default();
+            if link.to_string_lossy().contains("memory-backend-memfd") {
+                return Ok(File::open(descriptor.path())?);
+            }
+        }
+    }
+    bail!("no QEMU {qemu} with a memory-backend-memfd")
+}
+
+/// Compares the memories of the guests in two QEMUs, in L1.
+pub fn compare(here: &str, there: &str) -> Result<()> {
+    let (ours, theirs) = (memory(here)?, memory(there)?);
+    let size = ours.metadata()?.size();
+    ensure!(size == theirs.metadata()?.size() && size > 0, "memories of different sizes");
+    let (mut a, mut b) = (vec![0; 256 * PAGE], vec![0; 256 * PAGE]);
+    let mut compared = Compared { pages: size / PAGE as u64, differ: Vec::new() };
+    for at in (0..size).step_by(a.len()) {
+        let len = a.len().min((size - at) as usize);
+        ours.read_exact_at(&mut a[..len], at)?;
+        theirs.read_exact_at(&mut b[..len], at)?;
+        for (number, (a, b)) in a[..len].chunks(PAGE).zip(b[..len].chunks(PAGE)).enumerate() {
+            if a != b {
+                let others = || (0..a.len()).filter(|byte| a[*byte] != b[*byte]);
+                let (first, last) = (others().next().unwrap_or(0), others().next_back().unwrap_or(0));
+                let bytes = last + 1 - first;
+                compared.differ.push(Differs { page: at / PAGE as u64 + number as u64, bytes });
+            }
+        }
+    }
+    println!("{}", serde_json::to_string(&compared)?);
+    Ok(())
+}
+
+/// Has this program do something in L1.
+fn in_l1(course: &Course<'_>, words: &str) -> Result<Value> {
+    let program = built("ioplane-migrate-bench")?;
+    let said = course.l1.run(&format!("exec {} {words}", program.display()), 2 * MINUTE)?;
+    serde_json::from_str(said.trim()).with_context(|| said)
+}
+
+fn state(qemu: &L2<'_>, wanted: &str) -> Result<()> {
+    let end = Instant::now() + 3 * MINUTE;
+    loop {
+        let now = qemu.qmp("query-migrate", &json!({}))?;
+        match now["status"].as_str() {
+            Some(status) if status == wanted => return Ok(()),
+            Some("failed" | "cancelled" | "completed") => bail!("{now}"),
+            _ => ensure!(Instant::now() < end, "{now}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Copies the guest under traffic, compares, and goes back.
+pub fn stop(course: &Course<'_>, log: bool) -> Result<Stop> {
+    let (name, next) = (course.qemu(), format!("compared{}{}", u8::from(log), course.kind.word()));
+    let there = course.l1.awaits_traveller(&next, &course.there().args(course.kind)?)?;
+    let guest = course.guest()?;
+    let none = json!({});
+    there.qmp("stop", &none)?;
+    let post = |what: &str, body: &str| {
+        in_l1(course, &format!("step {} POST /v1/pci/nic0/{what} '{body}'", course.here().control()))
+    };
+    let held = json!({ "deadline_ms": 4000, "guest_stopped": true }).to_string();
+    let pause = json!({ "capabilities": [{ "capability": "pause-before-switchover", "state": true }] });
+    let before = guest.qmp("query-named-block-nodes", &json!({ "flat": true }))?;
+    let guarded = before.as_array().into_iter().flatten().any(|node| node["node-name"] == "unmovable-nic0");
+    if guarded {
+        guest.qmp("blockdev-del", &json!({ "node-name": "unmovable-nic0" }))?;
+    }
+    guest.qmp("migrate-set-capabilities", &pause)?;
+    guest.qmp("migrate-set-parameters", &json!({ "max-bandwidth": SLOWLY }))?;
+    if log {
+        post("log", "")?;
+    }
+    let traffic = Traffic::start(course.l1, course.rate, 65536)?;
+    traffic.goes_on(BEFORE)?;
+    guest.qmp("migrate", &json!({ "uri": format!("unix:/tmp/{next}.in") }))?;
+    state(guest, "pre-switchover")?;
+    let rested = post("rest", &held)?;
+    guest.qmp("migrate-continue", &json!({ "state": "pre-switchover" }))?;
+    state(guest, "completed")?;
+    let end = Instant::now() + MINUTE;
+    while there.qmp("query-status", &none)?["status"] == "inmigrate" {
+        ensure!(Instant::now() < end, "it does not arrive");
+    }
+    let compared: Compared = serde_json::from_value(in_l1(course, &format!("compare {name} {next}"))?)?;
+    there.kill()?;
+    post("replay", &held)?;
+    guest.qmp("cont", &none)?;
+    traffic.goes_on(BEFORE).context("the guest goes on where it was")?;
+    traffic.end()?;
+    Ok(Stop::of(&compared, &rested))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_no_missed_page() {
+        let page = |bytes| Differs { page: 7, bytes };
+        let stop = |differ| Stop::of(&Compared { pages: 10, differ }, &json!({ "pages_sent": 3 }));
+        let counts = |stop: Stop| (stop.missed, stop.clocks);
+        assert_eq!(counts(stop(vec![])), (0, 0));
+        assert_eq!(counts(stop(vec![page(12)])), (0, 1));
+        // There is one.
+        assert_eq!(counts(stop(vec![page(12), page(2), page(60)])), (2, 1));
+        assert!(!Stop::of(&Compared { pages: 1, differ: vec![] }, &json!({})).log);
+    }
+}

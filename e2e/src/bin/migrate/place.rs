@@ -1,0 +1,163 @@
+//! The two sides that a guest goes to and fro between, in one L1, and what a guest has of them.
+//!
+//! ```text
+//!   far: 10.0.20.1/24 (a bridge that learns) -- peer14 -- hub -- card A, card B: virtual functions 0 and 1 of each
+//!                                            |-- up0, up1: the switches of the daemons `here` and `there`, with the NIC `vnic`
+//!                                            `-- spare0, spare1: TAPs of QEMU's own
+//! ```
+
+use crate::MINUTE;
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::igb::{GUEST_IP, PEER, PEER_IP};
+use ioplane_e2e::{Inner, L1, L2, VirtualFunctions};
+
+/// MiB of a guest.
+pub const MEMORY: u64 = 256;
+/// Of a guest's machine: a port that things are plugged into.
+const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
+/// The bridge.
+pub const FAR: &str = "far";
+/// Of the NIC, and of what is a pair with it.
+const MAC: &str = "52:54:00:00:30:01";
+/// In `pci add` of the functions that are handed over as they are.
+pub const ORIGINAL: &str = "orig";
+/// The interfaces of both cards; neither has an address of its own.
+const PHYSICAL: [&str; 2] = ["pf14", "pf15"];
+
+/// A host: its daemon, and the functions of its card.
+pub struct Side<'a> {
+    pub daemon: Inner<'a>,
+    pub name: &'static str,
+    functions: VirtualFunctions,
+    spare: String,
+}
+
+/// What a guest has as its NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A virtual function with its stock driver.
+    Vf,
+    /// virtio-net on ioplane.
+    Virtio,
+    /// That one as the standby of a pair, whose first NIC is unplugged: a virtual function over vfio-user, as it is.
+    FailoverVf,
+    /// The same with a NIC that QEMU emulates.
+    FailoverEmulated,
+}
+
+impl Kind {
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Vf => "vf",
+            Kind::Virtio => "virtio",
+            Kind::FailoverVf => "pair",
+            Kind::FailoverEmulated => "mixed",
+        }
+    }
+
+    /// Loads drivers in the guest, gives its interface the address and raises it; the other end answers when this returns.
+    pub fn raise(self, guest: &L2<'_>) -> Result<()> {
+        let (modules, found) = match self {
+            Kind::Vf => return guest.raise_igbvf(),
+            Kind::Virtio => ("virtio_net", "ls /sys/bus/virtio/drivers/virtio_net/*/net"),
+            // The first one of a pair comes when the driver of the other has said that it knows of pairs.
+            Kind::FailoverVf => ("igbvf net_failover virtio_net", PAIR),
+            Kind::FailoverEmulated => ("igb net_failover virtio_net", PAIR),
+        };
+        let script = format!(
+            "modprobe -a {modules}; bb=/folder/busybox
+             for try in $(seq 100); do name=$({found}); [ -n \"$name\" ] && break; sleep 0.3; done
+             $bb ip addr replace {GUEST_IP}/24 dev $name && $bb ip link set $name up
+             for try in 1 2 3 4 5 6 7 8 9 10; do $bb ping -q -c 1 -W 2 {PEER_IP} >/dev/null && exit 0; done
+             echo {PEER_IP} does not answer; $bb ip addr; dmesg | tail -n 20; exit 1"
+        );
+        guest.run(&script).map(drop).with_context(|| format!("raise the interface of {self:?}"))
+    }
+}
+
+/// The interface that both of a pair are below.
+const PAIR: &str =
+    "for d in /sys/class/net/*; do [ $(ls -d $d/lower_* 2>/dev/null | wc -l) = 2 ] && basename $d; done";
+
+impl Side<'_> {
+    pub fn control(&self) -> String {
+        format!("/tmp/{}/control.sock", self.name)
+    }
+
+    /// QEMU's arguments of a guest here.
+    pub fn args(&self, kind: Kind) -> Result<String> {
+        let replaced = |args: String, from: &str, to: &str| {
+            ensure!(args.matches(from).count() == 1, "{from} is not there once: {args}");
+            Ok(args.replace(from, to))
+        };
+        let standby = |args| replaced(args, "-device virtio-net-pci,", "-device virtio-net-pci,failover=on,");
+        let args = match kind {
+            Kind::Vf => self.daemon.args_on_bus("nic0", MEMORY, "behind")?,
+            Kind::Virtio => self.daemon.guest_args(&["vnic"], MEMORY)?,
+            Kind::FailoverVf => {
+                let args = standby(self.daemon.guest_args(&["vnic", ORIGINAL], MEMORY)?)?;
+                let driver = r#""driver":"vfio-user-pci","#;
+                let first = format!(r#"{driver}"bus":"behind","failover_pair_id":"ioplane-vnic","#);
+                replaced(args, driver, &first)?
+            }
+            Kind::FailoverEmulated => {
+                let args = standby(self.daemon.guest_args(&["vnic"], MEMORY)?)?;
+                let tap = &self.spare;
+                format!(
+                    "{args} -netdev tap,id=spare,ifname={tap},script=no,downscript=no \
+                     -device igb,id=first,bus=behind,netdev=spare,mac={MAC},failover_pair_id=ioplane-vnic,romfile="
+                )
+            }
+        };
+        Ok(format!("{MACHINE} {args}"))
+    }
+
+    /// Adds its first virtual function as `nic0` for guests that move, and the other one as it is.
+    pub fn add_functions(&self) -> Result<()> {
+        let [first, second] = &self.functions[..] else { anyhow::bail!("two functions") };
+        self.daemon.text(&format!("pci add nic0 --host {first} --mode migratable"))?;
+        self.daemon.text(&format!("pci add {ORIGINAL} --host {second} --mode passthrough")).map(drop)
+    }
+}
+
+/// Gives the functions that are handed over as they are the NIC's address: both of a pair have one.
+pub fn pair_addresses(l1: &L1) -> Result<()> {
+    let [a, b] = PHYSICAL;
+    let script = format!("set -e; for card in {a} {b}; do ip link set $card vf 1 mac {MAC}; done");
+    l1.run(&script, MINUTE).map(drop)
+}
+
+/// Starts both daemons, and connects everything.
+pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 2]> {
+    let modules = l1.host.modules.display();
+    let [a, b] = PHYSICAL;
+    l1.run(
+        &format!(
+            "set -e; modprobe -d {modules} -a bridge tun
+             ip link add name {FAR} type bridge forward_delay 0 mcast_snooping 0
+             echo 1 >/proc/sys/net/ipv6/conf/{FAR}/disable_ipv6
+             ip addr flush dev {PEER}; ip link set {PEER} master {FAR}; ip addr add {PEER_IP}/24 dev {FAR}; ip link set {FAR} up
+             for card in {a} {b}; do echo 1 >/proc/sys/net/ipv4/conf/$card/arp_ignore; done"
+        ),
+        MINUTE,
+    )?;
+    let mut sides = Vec::new();
+    for (number, (name, functions)) in ["here", "there"].into_iter().zip(cards).enumerate() {
+        let daemon = l1.serve(name, "")?;
+        daemon.text(&format!("switch add lan --uplink up{number}"))?;
+        daemon.text(&format!("nic add vnic --switch lan --mac {MAC}"))?;
+        let spare = format!("spare{number}");
+        l1.run(
+            &format!(
+                "set -e; ip tuntap add dev {spare} mode tap
+                 for one in up{number} {spare}; do
+                     echo 1 >/proc/sys/net/ipv6/conf/$one/disable_ipv6; ip link set $one master {FAR} up; done"
+            ),
+            MINUTE,
+        )?;
+        let side = Side { daemon, name, functions, spare };
+        side.add_functions()?;
+        sides.push(side);
+    }
+    sides.try_into().map_err(|_| anyhow::anyhow!("two sides"))
+}
