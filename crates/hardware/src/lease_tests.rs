@@ -64,12 +64,12 @@ fn what_is_in_use_is_refused_unless_forced() {
     with(&tree, |sysfs, folder| {
         let error = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("up");
         assert!(error.to_string().contains("eth1 is up"), "{error}");
-        let error = Lease::may_take(tree.root(), card(), folder, Accepted::default()).expect_err("up");
-        assert!(error.to_string().contains("eth1 is up"), "{error}");
+        let asked = Lease::may_take(tree.root(), card(), folder, Accepted::default()).expect_err("up");
+        assert!(asked.to_string().contains("eth1 is up"), "{asked}");
         Lease::may_take(tree.root(), card(), folder, FORCED).expect("forced");
         let none = "0000:07:00.0".parse().expect("an address");
-        let error = Lease::may_take(tree.root(), none, folder, FORCED).expect_err("there is none");
-        assert!(matches!(error, LeaseError::NoSuchFunction(_)));
+        let asked = Lease::may_take(tree.root(), none, folder, FORCED).expect_err("there is none");
+        assert!(matches!(asked, LeaseError::NoSuchFunction(_)));
         assert!(advice(&error).contains("ip link set eth1 down"), "{error:?}");
         assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
         let lease = take(sysfs, tree.root(), card(), folder, FORCED).expect("forced");
