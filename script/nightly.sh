@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate clusters soak roam hosts fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves clusters soak roam hosts fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -71,6 +71,9 @@ nightly_clusters() {
     export IOPLANE_CLUSTERS=long
     stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay
 }
+
+# A guest goes from host to host with a virtual function, its driver unmodified and cooperating: with what `script/test` leaves out.
+nightly_moves() { stage_e2e vf_move --include-ignored && stage_e2e coop_move --include-ignored; }
 
 # Guests that race, ten minutes in all.
 nightly_race() {
