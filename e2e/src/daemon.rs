@@ -166,7 +166,7 @@ impl Daemon {
         disks: &[&str],
         words: &[&str],
     ) -> Result<String> {
-        let (number, memory) = (version.number()?, format!("{}K", version.memory_kib(memory_mib)?));
+        let (number, memory) = (version.number()?, format!("{}K", Version::memory_kib(memory_mib)?));
         let mut line = Vec::new();
         for (index, disk) in disks.iter().enumerate() {
             let mut args = vec!["qemu-args", disk, "--qemu-version", &number];

@@ -102,7 +102,7 @@ impl LibvirtHost {
         let process = Process::start("unshare", &args, &folder.path().join("libvirtd.log"))?;
         let daemon = daemon.folder().to_owned();
         let mut host = LibvirtHost { name: name.to_owned(), process, folder, daemon };
-        let kib = Version::Host.memory_kib(MEMORY_MIB)?;
+        let kib = Version::memory_kib(MEMORY_MIB)?;
         if kib != MEMORY_MIB << 10 {
             let numbers = [("ALL", MEMORY_MIB << 20), ("LESS", kib << 10), ("MIB", MEMORY_MIB), ("KIB", kib)];
             let script = numbers.iter().fold(EMULATOR.to_owned(), |script, (name, number)| {

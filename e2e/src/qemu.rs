@@ -213,7 +213,7 @@ impl<'a> Qemu<'a> {
         let own_memory = self.args.iter().any(|arg| arg.to_string_lossy().contains("memory-backend-"));
         let machine = &self.machine;
         add(&format!("-nodefaults -no-user-config -no-reboot -display none -machine {machine},vmport=off"));
-        let size = self.version.memory_kib(self.memory_mib)?;
+        let size = Version::memory_kib(self.memory_mib)?;
         if !own_memory {
             add(&format!(
                 "-object memory-backend-memfd,id=memory,size={size}K,share=on -machine memory-backend=memory"

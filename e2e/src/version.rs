@@ -30,12 +30,12 @@ impl Version {
         Ok(format!("{major}.{minor}"))
     }
 
-    /// KiB of memory for a guest that is to have so many MiB.
+    /// KiB of memory for a guest that is to have so many MiB, in a QEMU of any version of this machine's: guests go from one to the other.
     ///
     /// Two pages fewer where QEMU translates and is older than 9.0. Such a QEMU loses writes of a guest that it migrates: it collects which pages are dirty 64 at a time, and leaves
     /// the guest translated addresses by which it goes on to write to them unnoticed. Memory that is no multiple of 64 pages is collected page by page, and those addresses are
     /// made invalid. (Mended by "physmem: Fix migration dirty bitmap coherency with TCG memory access", March 2024; not in Debian 12's 7.2.22.)
-    pub fn memory_kib(self, mib: u64) -> Result<u64> {
+    pub fn memory_kib(mib: u64) -> Result<u64> {
         let loses =
             Accelerator::detect() != Accelerator::Kvm && self == Version::Host && host_version()? < (9, 0);
         Ok(if loses { (mib << 10) - 8 } else { mib << 10 })
