@@ -36,8 +36,7 @@ impl Version {
     /// the guest translated addresses by which it goes on to write to them unnoticed. Memory that is no multiple of 64 pages is collected page by page, and those addresses are
     /// made invalid. (Mended by "physmem: Fix migration dirty bitmap coherency with TCG memory access", March 2024; not in Debian 12's 7.2.22.)
     pub fn memory_kib(mib: u64) -> Result<u64> {
-        let loses =
-            Accelerator::detect() != Accelerator::Kvm && self == Version::Host && host_version()? < (9, 0);
+        let loses = Accelerator::detect() != Accelerator::Kvm && host_version()? < (9, 0);
         Ok(if loses { (mib << 10) - 8 } else { mib << 10 })
     }
 
