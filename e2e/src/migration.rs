@@ -187,16 +187,22 @@ impl Vm {
 
     /// The guest's memory, by the descriptor that QEMU has of it.
     fn memory(&self) -> Result<File> {
-        let folder = format!("/proc/{}/fd", self.id());
-        for entry in std::fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
-            let path = entry?.path();
-            let link = std::fs::read_link(&path).unwrap_or_default();
-            if link.to_string_lossy().contains("memory-backend-memfd") {
-                return File::open(&path).with_context(|| format!("open the memory of {}", self.name()));
-            }
-        }
-        bail!("the QEMU of {} has no memory-backend-memfd", self.name())
+        let process = format!("/proc/{}", self.id());
+        guest_memory(Path::new(&process)).with_context(|| format!("the memory of {}", self.name()))
     }
+}
+
+/// The memory of the guest whose QEMU this process is: its folder in `/proc`.
+pub fn guest_memory(process: &Path) -> Result<File> {
+    let folder = process.join("fd");
+    for entry in std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+        let path = entry?.path();
+        let link = std::fs::read_link(&path).unwrap_or_default();
+        if link.to_string_lossy().contains("memory-backend-memfd") {
+            return File::open(&path).with_context(|| format!("open {}", path.display()));
+        }
+    }
+    bail!("no memory-backend-memfd in {}", folder.display())
 }
 
 /// Compares the memory of two guests that stand still, page by page: how many pages there are, and the addresses in the

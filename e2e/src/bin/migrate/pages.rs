@@ -5,6 +5,7 @@
 use crate::MINUTE;
 use crate::moves::Course;
 use anyhow::{Context, Result, bail, ensure};
+use ioplane_e2e::migration::guest_memory;
 use ioplane_e2e::process::built;
 use ioplane_e2e::{L2, Traffic};
 use serde::{Deserialize, Serialize};
@@ -85,14 +86,11 @@ fn memory(qemu: &str) -> Result<File> {
     for entry in fs::read_dir("/proc")? {
         let folder = entry?.path();
         let line = fs::read(folder.join("cmdline")).unwrap_or_default();
-        if !String::from_utf8_lossy(&line).contains(&monitor) {
-            continue;
-        }
-        for descriptor in fs::read_dir(folder.join("fd"))?.flatten() {
-            let link = fs::read_link(descriptor.path()).unwrap_or_default();
-            if link.to_string_lossy().contains("memory-backend-memfd") {
-                return Ok(File::open(descriptor.path())?);
-            }
+        // The shells that start it have its arguments, too.
+        if String::from_utf8_lossy(&line).contains(&monitor)
+            && let Ok(memory) = guest_memory(&folder)
+        {
+            return Ok(memory);
         }
     }
     bail!("no QEMU {qemu} with a memory-backend-memfd")
