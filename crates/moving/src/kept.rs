@@ -166,14 +166,11 @@ impl Kept {
         let further = self.lists.iter().flat_map(|(place, list)| {
             // The words after the first, of which the address begins here.
             let from = match rule(place) {
-                Some(KeepRule::Address { word, further: Some(_) }) => usize::from(word),
-                Some(KeepRule::List { .. }) => 1,
-                _ => usize::MAX,
+                Some(KeepRule::Address { word, further: Some(_) }) => usize::from(word).checked_sub(1),
+                Some(KeepRule::List { .. }) => Some(0),
+                _ => None,
             };
-            list.iter().filter_map(move |element| {
-                let words = element.get(from.checked_sub(1)?..)?;
-                words.first_chunk().copied()
-            })
+            list.iter().filter_map(move |element| element.get(from?..)?.first_chunk().copied())
         });
         let mut vlans: Vec<u16> = Vec::new();
         for (place, _, values) in &self.each {

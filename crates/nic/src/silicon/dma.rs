@@ -54,11 +54,11 @@ impl Dma {
     /// `false`: not there, or only for reading.
     pub(crate) fn write(&self, iova: u64, bytes: &[u8]) -> bool {
         let Some((view, gpa)) = self.place(iova, bytes.len()) else { return false };
-        if bytes.is_empty() || view.write(gpa, bytes).is_err() {
-            return bytes.is_empty();
+        let written = view.write(gpa, bytes).is_ok();
+        if written && let Some(last) = (bytes.len() as u64).checked_sub(1) {
+            self.written.borrow_mut().extend(gpa / PAGE..=(gpa + last) / PAGE);
         }
-        self.written.borrow_mut().extend(gpa / PAGE..=(gpa + bytes.len() as u64 - 1) / PAGE);
-        true
+        written
     }
 
     /// Pages that were written, since it was asked last.
