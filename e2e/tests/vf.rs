@@ -88,7 +88,7 @@ fn refused(daemon: &Inner<'_>, functions: &[String]) -> Result<()> {
     };
     refuses("pci save nic0 /tmp/nic0.state", "past the daemon")?;
     refuses(&format!("pci move nic0 --to {here} --qmp {QMP}"), "already")?;
-    refuses(&format!("pci move nic0 --to 0000:01:00.0 --qmp {QMP}"), "which would go with it")?;
+    refuses(&format!("pci move nic0 --to 0000:01:00.0 --qmp {QMP}"), "is not a virtual function")?;
     refuses(&format!("pci move nic0 --to {other} --qmp /tmp/nobody.qmp"), "the monitor at")?;
     Ok(())
 }

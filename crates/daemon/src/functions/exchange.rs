@@ -88,10 +88,15 @@ fn may_take(
     leases: &Path,
 ) -> Result<(), Refusal> {
     let root = Path::new(SYSFS);
-    let accepted = Accepted { in_use: form.force, unsafe_interrupts: form.unsafe_interrupts };
-    Lease::may_take(root, form.to, leases, accepted)?;
     let [here, there] = [from, form.to].map(|address| inventory::find(root, address, |_| None));
     let (here, there) = (here?, there?);
+    // First of all: nobody is told how to take a physical function.
+    if let Way::Direct(_) = way {
+        is_ready(form.to)?;
+        is_ready(from)?;
+    }
+    let accepted = Accepted { in_use: form.force, unsafe_interrupts: form.unsafe_interrupts };
+    Lease::may_take(root, form.to, leases, accepted)?;
     let why = match (here.identity == there.identity, here.bars == there.bars) {
         (false, _) => Some("device, revision, class or subsystem"),
         (true, false) => Some("its BARs"),
@@ -99,10 +104,6 @@ fn may_take(
     };
     if let Some(why) = why {
         return Err(refuse(name, &ExchangeError::OtherKind { other: form.to.to_string(), why }));
-    }
-    if let Way::Direct(_) = way {
-        is_ready(form.to)?;
-        is_ready(from)?;
     }
     Ok(())
 }
