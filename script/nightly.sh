@@ -72,8 +72,14 @@ nightly_clusters() {
     stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay
 }
 
-# A guest goes from host to host with a virtual function, its driver unmodified and cooperating: with what `script/test` leaves out.
-nightly_moves() { stage_e2e vf_move --include-ignored && stage_e2e coop_move --include-ignored; }
+# A guest goes from host to host with a virtual function, its driver unmodified and cooperating, again and again: each time packets fall in other moments.
+nightly_moves() {
+    local round
+    for round in $(seq "${IOPLANE_MOVES_ROUNDS:-2}"); do
+        echo "round $round"
+        stage_e2e vf_move && stage_e2e coop_move || return 1
+    done
+}
 
 # Guests that race, ten minutes in all.
 nightly_race() {

@@ -34,7 +34,7 @@ impl<'a> End<'a> {
             index: self.interface.index,
             to: other.interface.mac.clone(),
             port,
-            seconds,
+            seconds: Some(seconds),
             seed: u64::from(port),
             write: 0,
         };

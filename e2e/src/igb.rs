@@ -50,7 +50,8 @@ impl L1 {
     }
 
     /// Boots one with so many cards, and so many virtual functions of each, which have no driver. The host's own QEMU of Debian 12 has no
-    /// igb: the newer one runs it.
+    /// igb: the newer one runs it. It drops a frame without a word when it cannot map one of its buffers in one piece, as where a buffer crosses a page and
+    /// the guest's next page is not L1's next one; silicon has no such limit. So guests have huge pages of L1, which no buffer of Linux crosses.
     pub fn boot_with_igbs(
         memory_mib: u64,
         cards: u8,
@@ -64,6 +65,7 @@ impl L1 {
         let l1 = L1::boot_as(
             &Shape {
                 memory_mib,
+                huge_mib: memory_mib * 3 / 8,
                 args: &args,
                 append: "intel_iommu=on iommu=nopt",
                 load: ",vfio-pci,vfio_iommu_type1,igb,virtio_net",

@@ -73,7 +73,11 @@ impl Inner<'_> {
     pub fn guest_args(&self, functions: &[&str], memory_mib: u64) -> Result<String> {
         let mut line = crate::high::machine(memory_mib);
         for (n, name) in functions.iter().enumerate() {
-            let memory = if n == 0 { format!("--memory {memory_mib}M") } else { "--device-only".to_owned() };
+            let memory = match (n, self.l1.huge) {
+                (0, false) => format!("--memory {memory_mib}M"),
+                (0, true) => format!("--memory {memory_mib}M --hugetlb 2M"),
+                _ => "--device-only".to_owned(),
+            };
             // A part of a script's line, which a shell reads.
             let said = self.text(&format!("qemu-args {name} {memory} --quoted --qemu-version 11.1"))?;
             line += &format!(" {}", said.trim().replace('\n', " "));

@@ -28,12 +28,16 @@ pub struct L1 {
     process: Mutex<Process>,
     jobs: Mutex<u32>,
     patience: u32,
+    /// Memory of its guests is made of huge pages.
+    pub(crate) huge: bool,
 }
 
 /// What an L1 has beside the usual.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shape<'a> {
     pub(crate) memory_mib: u64,
+    /// How much of it is huge pages of 2 MiB, for guests.
+    pub(crate) huge_mib: u64,
     /// More arguments for QEMU.
     pub(crate) args: &'a str,
     /// More words for the kernel.
@@ -87,7 +91,8 @@ impl L1 {
         let (program, args) = command(&host, folder.path(), &accelerator, shape, news)?;
         let process = Process::start(&program, &args, &folder.path().join("qemu.log"))?;
         let patience = accelerator.patience();
-        let l1 = L1 { host, folder, process: Mutex::new(process), jobs: Mutex::new(0), patience };
+        let (process, jobs, huge) = (Mutex::new(process), Mutex::new(0), shape.huge_mib > 0);
+        let l1 = L1 { host, folder, process, jobs, patience, huge };
         l1.wait_for("up", Duration::from_secs(40)).context("boot L1")?;
         Ok(l1)
     }
@@ -206,7 +211,8 @@ fn command(
     shape: &Shape<'_>,
     news: News<'_>,
 ) -> Result<(String, Vec<OsString>)> {
-    let Shape { memory_mib, args: more, append, load, newer, by_instructions } = shape;
+    let Shape { memory_mib, huge_mib, args: more, append, load, newer, by_instructions } = shape;
+    let huge = huge_mib / 2;
     let qemu = "qemu-system-x86_64";
     let (root, program, mut args) = if *newer {
         newer_beside(&folder.join("root"), qemu, news)?
@@ -256,7 +262,7 @@ fn command(
     let line = format!(
         "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 tsc=reliable no_timer_check nohz=off highres=off \
          cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list \
-         l1.folder={path} l1.modules={modules} l1.see={see} l1.load={kvm}{load} {append}"
+         hugepages={huge} l1.folder={path} l1.modules={modules} l1.see={see} l1.load={kvm}{load} {append}"
     );
     for (flag, value) in [
         ("-kernel", host.kernel.clone().into()),

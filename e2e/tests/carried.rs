@@ -12,9 +12,10 @@ use ioplane_e2e::protocol::{Command as Net, LoadSpec, Mix};
 use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_quiet, expect_right, finish, mixed, play};
 use ioplane_e2e::uplink::{HOST_MAC, Host};
 use ioplane_e2e::{Qemu, Version, Vm, network};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use std::process::Output;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const CONFIG: &str = "[[core]]\nspin_us = 200\n";
@@ -22,12 +23,8 @@ const BYTES: u64 = 8 << 20;
 const NAME: &str = "web";
 const NIC: &str = "nic0";
 const MAC: &str = "02:00:00:00:00:39";
-/// Seconds of each transfer. A move in the middle of it takes a few; one that waits for a daemon that does not answer half a minute.
-const STRETCH: f64 = 14.0;
-const LONG: f64 = 50.0;
-/// Pings of 1,000 bytes in that time, and between two of them, ms.
-const PINGS: u32 = 120;
-const INTERVAL: &str = "0.1";
+/// How long traffic goes on before and after what happens under it.
+const BESIDE: Duration = Duration::from_secs(2);
 
 /// Both hosts, and the network that they are on.
 struct Hosts {
@@ -86,10 +83,8 @@ fn travel(stage: &Stage, mut vm: Vm, (here, there): (&Daemon, &Daemon)) -> Resul
 
 fn start_pings(network: &Host) -> Result<std::process::Child> {
     let address = network::link_local(MAC)?.to_string();
-    let count = PINGS.to_string();
     let mut ping = network.command("busybox");
-    ping.args(["ping6", "-i", INTERVAL, "-s", "1000", "-c", &count, "-W", "20"])
-        .arg(format!("{address}%bridge"));
+    ping.args(["ping6", "-i", "0.1", "-s", "1000"]).arg(format!("{address}%bridge"));
     ping.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     ping.spawn().context("busybox of the package busybox-static")
 }
@@ -107,30 +102,36 @@ fn pinged(output: &Output) -> Result<Pings> {
     Pings::of(&said)
 }
 
-/// TCP both ways and pings, while `act` does something with the guest; every byte is checked.
+/// TCP both ways and pings, as long as `act` does something with the guest; every byte is checked.
 fn under_traffic<R>(
     stage: &Stage,
     hosts: &Hosts,
     vm: Vm,
-    (port, seconds): (u16, f64),
+    port: u16,
     act: impl FnOnce(Vm) -> Result<R>,
 ) -> Result<R> {
     let agent = vm.share_agent();
     let index = End::up(&agent, MAC)?.interface.index;
     let to = HOST_MAC.to_owned();
-    let sending = agent.begin(Net::NetSend { index, to, port, seconds, seed: 1, write: 0 })?;
+    let sending = agent.begin(Net::NetSend { index, to, port, seconds: None, seed: 1, write: 0 })?;
     let receiving = agent.begin(Net::NetReceive { index, port: port + 1 })?;
     let network = &hosts.network;
     let pings = start_pings(network)?;
+    let enough = AtomicBool::new(false);
+    let more = |_: &_| Ok(!enough.load(Ordering::Acquire));
     let (done, received, sent) = std::thread::scope(|scope| {
-        let received = scope.spawn(|| network.within(|index| network::receive(index, port)));
-        let sent = scope.spawn(|| network.within(|index| network::send(index, MAC, port + 1, seconds, 2, 0)));
-        std::thread::sleep(Duration::from_secs(2));
+        let received =
+            scope.spawn(|| network.within(|index| network::receive_enough(index, port, &enough)));
+        let sent =
+            scope.spawn(|| network.within(|index| network::send_while(index, MAC, port + 1, (2, 0), more)));
+        std::thread::sleep(BESIDE);
         let done = act(vm).inspect_err(|error| stage.say(format!("{error:#}")));
-        let busy = !received.is_finished() && !sent.is_finished();
+        std::thread::sleep(BESIDE);
+        let broken = received.is_finished() || sent.is_finished();
+        enough.store(true, Ordering::Release);
         let joined = |_| anyhow::anyhow!("the host's end panicked");
         let ends = (received.join().map_err(joined), sent.join().map_err(joined));
-        ensure!(done.is_err() || busy, "the transfers had ended before: a longer stretch is needed");
+        ensure!(done.is_err() || !broken, "a transfer has ended by itself: {ends:?}");
         Ok((done, ends.0, ends.1))
     })?;
     let done = done?;
@@ -138,6 +139,8 @@ fn under_traffic<R>(
         .right()?;
     let back = serde_json::from_value(receiving.end(MINUTE, |_| {})?)?;
     let back = Passage { sent: sent??, received: back }.right()?;
+    let pid = Pid::from_child(&pings);
+    rustix::process::kill_process(pid, Signal::INT)?;
     let pings = pinged(&pings.wait_with_output()?)?;
     stage.say(format!("{} and {} KiB, every byte checked; {pings:?}", out.bytes >> 10, back.bytes >> 10));
     Ok(done)
@@ -155,7 +158,7 @@ fn a_guest_moves_with_its_nic_and_disks_under_load() -> Result<()> {
         load.progress(MINUTE)?;
         let ways = [(&stage.daemon, &hosts.other), (&hosts.other, &stage.daemon)];
         for (port, (here, there)) in [4000, 4010].into_iter().zip(ways) {
-            vm = under_traffic(stage, &hosts, vm, (port, STRETCH), |vm| travel(stage, vm, (here, there)))?;
+            vm = under_traffic(stage, &hosts, vm, port, |vm| travel(stage, vm, (here, there)))?;
             load.progress(MINUTE).map_err(|error| vm.explain(error))?;
             expect_right(&load.mark()?).map_err(|error| vm.explain(error))?;
         }
@@ -219,9 +222,9 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
         let hosts = hosts(stage)?;
         let mut vm = stage.boot(qemu(&stage.daemon)?)?;
         let ways = (&stage.daemon, &hosts.other);
-        let troubles = [(Trouble::Killed, STRETCH), (Trouble::Cancelled, STRETCH), (Trouble::Hung, LONG)];
-        for (port, (trouble, seconds)) in (4000..).step_by(10).zip(troubles) {
-            vm = under_traffic(stage, &hosts, vm, (port, seconds), |mut vm| {
+        let troubles = [Trouble::Killed, Trouble::Cancelled, Trouble::Hung];
+        for (port, trouble) in (4000..).step_by(10).zip(troubles) {
+            vm = under_traffic(stage, &hosts, vm, port, |mut vm| {
                 let said = troubled(stage, &mut vm, trouble, ways).map_err(|error| vm.explain(error))?;
                 stage.say(format!("{trouble:?}: {said}"));
                 ensure!(said.contains("it runs here as before") && !said.contains("not as it was"), "{said}");
@@ -233,7 +236,7 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
             );
         }
         // And then it moves.
-        vm = under_traffic(stage, &hosts, vm, (4100, STRETCH), |vm| travel(stage, vm, ways))?;
+        vm = under_traffic(stage, &hosts, vm, 4100, |vm| travel(stage, vm, ways))?;
         expect_quiet(vm.agent()).map_err(|error| vm.explain(error))?;
         vm.poweroff()?;
         stage.expect_clean()

@@ -118,7 +118,6 @@ fn told(driven: &Driven, moves: &[Value], unseen: i64) {
 }
 
 #[test]
-#[ignore = "QEMU's igb drops frames whose buffers cross pages that are not neighbours in L1, and TCP stands still: decision 78, Open; script/test nightly:moves runs it"]
 fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());

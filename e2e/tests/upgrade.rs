@@ -30,7 +30,7 @@ fn a_guest_goes_on_while_five_daemons_take_over_from_each_other() -> Result<()> 
         let load = vm.agent().load(LoadSpec { mix, ..mixed("data", 32 << 20) })?;
         load.progress(MINUTE)?;
 
-        let (to, seconds) = (HOST_MAC.to_owned(), STRETCH);
+        let (to, seconds) = (HOST_MAC.to_owned(), Some(STRETCH));
         let out = vm.agent().begin(Command::NetSend { index, to, port: 4200, seconds, seed: 1, write: 0 })?;
         let back = vm.agent().begin(Command::NetReceive { index, port: 4201 })?;
         let (pauses, received, sent) = std::thread::scope(|scope| {

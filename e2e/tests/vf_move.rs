@@ -19,7 +19,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 const BETWEEN: u64 = 100;
 
 #[test]
-#[ignore = "QEMU's igb drops frames whose buffers cross pages that are not neighbours in L1, and TCP stands still: decision 78, Open; script/test nightly:moves runs it"]
 fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());

@@ -344,6 +344,9 @@ pub struct QemuArgs {
     /// Memory of the guest: it has to be shared
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
+    /// Take it from huge pages of this size (2M, 1G), which the host has set aside
+    #[arg(long, value_name = "SIZE", conflicts_with = "device_only")]
+    pub hugetlb: Option<Size>,
     /// Only the device: for the second and further ones of a guest
     #[arg(long, alias = "disk-only")]
     pub device_only: bool,

@@ -82,6 +82,11 @@ pub fn link_local(mac: &str) -> Result<Ipv6Addr> {
 
 /// Takes one connection on the interface `index` and receives until the other end has sent all.
 pub fn receive(index: u32, port: u16) -> Result<Transfer> {
+    receive_enough(index, port, &AtomicBool::new(false))
+}
+
+/// The same, and says to the other end when it is `enough`: see [`send_enough`].
+pub fn receive_enough(index: u32, port: u16, enough: &AtomicBool) -> Result<Transfer> {
     let listener = TcpListener::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, index))?;
     listener.set_nonblocking(true)?;
     let mut stream = wait("a connection", || match listener.accept() {
@@ -92,8 +97,12 @@ pub fn receive(index: u32, port: u16) -> Result<Transfer> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(SILENCE))?;
     let (begun, mut digest, mut bytes) = (Instant::now(), Sha256::new(), 0u64);
-    let mut buffer = vec![0; CHUNK];
+    let (mut buffer, mut said) = (vec![0; CHUNK], false);
     loop {
+        if !said && enough.load(Ordering::Acquire) {
+            stream.write_all(b"!").context("say that it is enough")?;
+            said = true;
+        }
         match stream.read(&mut buffer).context("receive")? {
             0 => break,
             length => {
@@ -107,6 +116,34 @@ pub fn receive(index: u32, port: u16) -> Result<Transfer> {
 
 /// Sends a pattern to the station `to` for `seconds`, in writes of `write` bytes that do not wait for each other; 0: large ones.
 pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64, write: usize) -> Result<Transfer> {
+    let limit = Duration::try_from_secs_f64(seconds).context("a time to send for")?;
+    let mut begun = None;
+    send_while(index, to, port, (seed, write), |_| {
+        Ok(begun.get_or_insert_with(Instant::now).elapsed() < limit)
+    })
+}
+
+/// The same, until the other end says that it is enough.
+pub fn send_enough(index: u32, to: &str, port: u16, seed: u64) -> Result<Transfer> {
+    send_while(index, to, port, (seed, 0), |stream| {
+        stream.set_nonblocking(true)?;
+        let said = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        match said {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(true),
+            said => Ok(said.context("listen to the other end")? == 0),
+        }
+    })
+}
+
+/// The same, as long as `more` says so, which is asked before each write.
+pub fn send_while(
+    index: u32,
+    to: &str,
+    port: u16,
+    (seed, write): (u64, usize),
+    mut more: impl FnMut(&TcpStream) -> Result<bool>,
+) -> Result<Transfer> {
     let address = SocketAddrV6::new(link_local(to)?, port, 0, index);
     // The other end may not listen yet.
     let mut stream = wait("the other end", || Ok(TcpStream::connect(address).ok()))?;
@@ -120,8 +157,7 @@ pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64, write: usi
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         *word = state.to_le_bytes();
     }
-    let limit = Duration::try_from_secs_f64(seconds).context("a time to send for")?;
-    while begun.elapsed() < limit {
+    while more(&stream)? {
         // Each chunk is another one: none can stand in for one that was lost.
         buffer[..8].copy_from_slice(&bytes.to_le_bytes());
         stream.write_all(&buffer).context("send")?;
@@ -130,7 +166,7 @@ pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64, write: usi
     }
     stream.shutdown(std::net::Shutdown::Write)?;
     // Until the other end has everything and closes: then the time is that of the whole way.
-    let _ = stream.read(&mut buffer);
+    let _ = std::io::copy(&mut stream, &mut std::io::sink());
     Ok(transfer(bytes, digest, begun))
 }
 

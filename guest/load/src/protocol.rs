@@ -111,8 +111,8 @@ pub enum Command {
         to: String,
         /// Its port.
         port: u16,
-        /// For how long.
-        seconds: f64,
+        /// For how long; without it until the other end says that it is enough.
+        seconds: Option<f64>,
         /// Chooses the pattern.
         #[serde(default)]
         seed: u64,

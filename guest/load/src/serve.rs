@@ -125,9 +125,10 @@ impl Server {
             Command::ReadStamp(spec) => value(journal::read(&spec)?),
             Command::NetUp { mac } => value(network::up(&mac)?),
             Command::NetReceive { index, port } => value(network::receive(index, port)?),
-            Command::NetSend { index, to, port, seconds, seed, write } => {
-                value(network::send(index, &to, port, seconds, seed, write)?)
-            }
+            Command::NetSend { index, to, port, seconds, seed, write } => value(match seconds {
+                Some(seconds) => network::send(index, &to, port, seconds, seed, write)?,
+                None => network::send_enough(index, &to, port, seed)?,
+            }),
             Command::NetRequests { index, to, port, seconds, bytes } => {
                 value(network::requests(index, &to, port, seconds, bytes)?)
             }

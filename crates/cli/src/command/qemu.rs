@@ -50,15 +50,21 @@ fn value(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// The guest's memory: vhost-user and vfio-user need it shared.
-pub fn memory(Size(bytes): Size) -> Vec<String> {
-    let size = if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
-    vec![
-        "-object".to_owned(),
-        format!("memory-backend-memfd,id=ioplane-memory,size={size},share=on"),
-        "-machine".to_owned(),
-        "memory-backend=ioplane-memory".to_owned(),
-    ]
+/// The guest's memory: vhost-user and vfio-user need it shared. Of huge pages of that size, if one is given.
+pub fn memory(Size(bytes): Size, hugetlb: Option<Size>) -> Result<Vec<String>> {
+    let whole = |bytes: u64| {
+        if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() }
+    };
+    let mut backend = format!("memory-backend-memfd,id=ioplane-memory,size={},share=on", whole(bytes));
+    if let Some(page) = hugetlb {
+        if ![2 << 20, 1 << 30].contains(&page.0) || !bytes.is_multiple_of(page.0) {
+            let error = format!("memory of {} is not made of huge pages of {page}", Size(bytes));
+            let remedy = "an x86-64 host has pages of 2M and 1G; --memory must be a multiple of --hugetlb";
+            return Err(CommandError::new(Code::Usage, error, remedy).into());
+        }
+        backend.push_str(&format!(",hugetlb=on,hugetlbsize={}", whole(page.0)));
+    }
+    Ok(["-object", &backend, "-machine", "memory-backend=ioplane-memory"].map(str::to_owned).to_vec())
 }
 
 fn chardev(id: &str, socket: &Path, version: Version) -> [String; 2] {
@@ -255,6 +261,19 @@ mod tests {
         let refused = words(&awkward, "nic1").unwrap_err().to_string();
         assert!(refused.contains("/a b/*") && refused.contains("--quoted"), "{refused}");
         assert_eq!(through(&quoted(&awkward), r#"eval "printf '%s\n' $LINE""#), awkward);
+    }
+
+    #[test]
+    fn memory_is_shared_and_may_be_huge() {
+        let of = |bytes, page| memory(Size(bytes), page).map(|args| args[1].clone());
+        let plain = "memory-backend-memfd,id=ioplane-memory,size=256M,share=on";
+        assert_eq!(of(256 << 20, None).unwrap(), plain);
+        let huge = of(256 << 20, Some(Size(2 << 20))).unwrap();
+        assert_eq!(huge, format!("{plain},hugetlb=on,hugetlbsize=2M"));
+        for (bytes, page) in [(257 << 20, 2 << 20), (256 << 20, 1 << 30), (256 << 20, 4 << 20), (1 << 30, 0)] {
+            let refused = of(bytes, Some(Size(page))).unwrap_err().to_string();
+            assert!(refused.contains("multiple of --hugetlb"), "{refused}");
+        }
     }
 
     #[test]

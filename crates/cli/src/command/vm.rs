@@ -50,7 +50,7 @@ pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
     let accel = accel(wanted.accel);
     let memory = (!wanted.device_only).then_some(wanted.memory);
-    let mut args = memory.map(qemu::memory).unwrap_or_default();
+    let mut args = memory.map(|memory| qemu::memory(memory, wanted.hugetlb)).transpose()?.unwrap_or_default();
     args.extend(match &device {
         libvirt::ServedDevice::Disk(disk) => {
             let socket = match (wanted.migration_socket, &disk.migration_socket) {
