@@ -7,8 +7,8 @@
 # In their order: what fails fast comes first, the fresh trees last.
 nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves clusters soak roam hosts fresh fresh-reverse)
 
-# Files of e2e/tests that are run at night only, or by name: they look closer at what e2e:interposer and e2e:snapshots look at, too.
-nightly_e2e=(timer replay batch)
+# Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
+nightly_e2e=(timer replay batch mediated_move)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -77,13 +77,14 @@ nightly_clusters() {
     stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay && stage_e2e timer && stage_e2e batch
 }
 
-# A guest goes from host to host with a virtual function, its driver unmodified and cooperating, again and again: each time packets fall in other moments.
+# A guest goes from host to host with a virtual function, its driver unmodified and cooperating, again and again: each time packets fall in other moments. And with mediated cards.
 nightly_moves() {
     local round
     for round in $(seq "${IOPLANE_MOVES_ROUNDS:-2}"); do
         echo "round $round"
         stage_e2e vf_move && stage_e2e coop_move || return 1
     done
+    stage_e2e mediated_move
 }
 
 # Guests that race, ten minutes in all.

@@ -2,6 +2,7 @@
 //! function writes and without it. The steps are those of `ioplane move vm` (docs/decisions/0078-a-vm-moves-with-its-functions.md), one by one;
 //! then the guest goes on where it was.
 
+use crate::igb::GUEST_IP;
 use crate::l1::L1;
 use crate::l2::L2;
 use crate::migration::guest_memory;
@@ -170,7 +171,7 @@ pub fn stop(
     if log {
         post("log", "")?;
     }
-    let traffic = Traffic::start(l1, rate, 65536)?;
+    let traffic = Traffic::start(l1, GUEST_IP, rate, 65536)?;
     traffic.goes_on(BEFORE)?;
     guest.qmp("migrate", &json!({ "uri": format!("unix:/tmp/{next}.in") }))?;
     state(guest, "pre-switchover")?;

@@ -13,6 +13,8 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Slots between the first of a kind and the second.
+const SECOND: u8 = 8;
 
 /// A card. Each kind has a slot of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,20 @@ impl Nic {
         }
     }
 
+    /// Where the second one of its kind is: see [`L1::boot_with_twins`].
+    pub fn second_address(self) -> String {
+        format!("0000:00:{:02x}.0", self.slot() + SECOND)
+    }
+
+    /// Hardware address of the second one. QEMU's NE2000 takes in what is for the address in its PROM, whatever its driver or a replay has set
+    /// (real ones do not), so both have one.
+    fn second_mac(self) -> String {
+        match self {
+            Nic::Ne2000 => self.mac(),
+            _ => format!("52:54:00:00:{:02x}:03", self.slot()),
+        }
+    }
+
     /// Its hardware address.
     pub fn mac(self) -> String {
         format!("52:54:00:00:{:02x}:02", self.slot())
@@ -146,6 +162,15 @@ impl Nic {
             "-netdev hubport,id=near{slot:x},hubid={slot} -netdev hubport,id=far{slot:x},hubid={slot} \
              {port} -device {device},{place},netdev=near{slot:x},mac={mac},romfile= \
              -device {far},netdev=far{slot:x},mac={peer},romfile= "
+        )
+    }
+
+    /// The second one of its kind, at the same hub.
+    fn second_args(self) -> String {
+        let (device, slot, mac) = (self.device(), self.slot(), self.second_mac());
+        let place = slot + SECOND;
+        format!(
+            "-netdev hubport,id=near{place:x},hubid={slot} -device {device},addr={place:x},netdev=near{place:x},mac={mac},romfile= "
         )
     }
 }
@@ -201,7 +226,17 @@ impl L1 {
 
     /// The same, with more words for the kernel.
     pub fn boot_with_nics_and(memory_mib: u64, nics: &[Nic], append: &str, news: News<'_>) -> Result<L1> {
-        let cards: String = nics.iter().map(|nic| nic.args()).collect();
+        Self::boot_with_more(memory_mib, nics, "", append, news)
+    }
+
+    /// Boots one that has each of these cards, which are no [`Nic::Virtio`], twice: both at one hub.
+    pub fn boot_with_twins(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
+        let second: String = nics.iter().map(|nic| nic.second_args()).collect();
+        Self::boot_with_more(memory_mib, nics, &second, "", news)
+    }
+
+    fn boot_with_more(memory_mib: u64, nics: &[Nic], more: &str, append: &str, news: News<'_>) -> Result<L1> {
+        let cards: String = nics.iter().map(|nic| nic.args()).chain([more.to_owned()]).collect();
         let load: String = nics.iter().map(|nic| format!(",{},{}", nic.module(), nic.far()[1])).collect();
         let l1 = L1::boot_as(
             &Shape {

@@ -5,7 +5,7 @@
 //!                    `--- card B: virtual function <- daemon "there" <- QEMU "second"
 //! ```
 
-use crate::igb::{PEER_IP, VirtualFunctions};
+use crate::igb::{GUEST_IP, PEER_IP, VirtualFunctions};
 use crate::inner::Inner;
 use crate::l1::L1;
 use crate::l2::L2;
@@ -22,8 +22,8 @@ const MEMORY: u64 = 256;
 /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
 pub const RATE: u32 = 300;
 const BYTES: u32 = 65536;
-/// How the guest's machine has the function: behind a port, and interrupts go to two processors.
-const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
+/// How the guest's machine has a virtual function: behind a port. Interrupts go to two processors.
+const PORT: &str = "-device pcie-root-port,id=behind,chassis=1";
 
 /// A host: its daemon, and the function that is its `nic0`.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub struct Side<'a> {
     pub daemon: Inner<'a>,
     /// Of the daemon.
     pub name: &'static str,
-    /// Address of the function.
-    pub function: String,
+    /// Addresses of the functions: `nic0`, `nic1` and so on.
+    pub functions: Vec<String>,
     /// How it is added: `--mode`.
     pub mode: &'static str,
     /// Interface of the card.
@@ -41,13 +41,13 @@ pub struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    /// Both, on the two cards of an L1.
+    /// Both, on the two cards of an L1, or on two sets of them.
     pub fn both(l1: &'a L1, cards: Vec<VirtualFunctions>, mode: &'static str) -> Result<[Side<'a>; 2]> {
-        let mut functions = cards.into_iter().flatten();
+        let mut cards = cards.into_iter();
         let mut side = |name, physical| -> Result<Side<'a>> {
             let daemon = l1.serve(name, "")?;
-            let function = functions.next().context("a function of each card")?;
-            let side = Side { daemon, name, function, mode, physical };
+            let functions = cards.next().context("functions of each card")?;
+            let side = Side { daemon, name, functions, mode, physical };
             side.add()?;
             Ok(side)
         };
@@ -60,14 +60,23 @@ impl<'a> Side<'a> {
 
     /// QEMU's arguments for the guest.
     pub fn args(&self) -> Result<String> {
+        // Conventional cards are on the first bus, with a wire for each interrupt.
+        if self.mode == "virtual" {
+            let names: Vec<String> = (0..self.functions.len()).map(|number| format!("nic{number}")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            return Ok(format!("-smp 2 {}", self.daemon.guest_args(&names, MEMORY)?));
+        }
         let args = self.daemon.args_on_bus("nic0", MEMORY, "behind")?;
-        Ok(format!("{MACHINE} {args}"))
+        Ok(format!("-smp 2 {PORT} {args}"))
     }
 
-    /// Takes the function from L1.
+    /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
-        let Side { function, mode, .. } = self;
-        self.daemon.text(&format!("pci add nic0 --host {function} --mode {mode}")).map(drop)
+        let Side { functions, mode, .. } = self;
+        for (number, function) in functions.iter().enumerate() {
+            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode}"))?;
+        }
+        Ok(())
     }
 
     /// Sends the daemon this signal.
@@ -86,7 +95,7 @@ impl<'a> Side<'a> {
 
 /// Traffic of the peer with the guest.
 pub fn start_traffic(l1: &L1) -> Result<Traffic<'_>> {
-    Traffic::start(l1, RATE, BYTES)
+    Traffic::start(l1, GUEST_IP, RATE, BYTES)
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.

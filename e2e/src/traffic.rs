@@ -1,6 +1,5 @@
 //! Traffic of the other end of the cable with a guest: `ioplane-stream drive` in L1.
 
-use crate::igb::GUEST_IP;
 use crate::l1::{Job, L1};
 use crate::process::built;
 use crate::streams::Driven;
@@ -20,12 +19,12 @@ pub struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
-    pub fn start(l1: &'a L1, rate: u32, bytes: u32) -> Result<Self> {
+    /// With the guest at that address: datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
+    pub fn start(l1: &'a L1, guest_ip: &str, rate: u32, bytes: u32) -> Result<Self> {
         let program = built("ioplane-stream")?;
         let job = l1.start(&format!(
             "echo 8388608 >/proc/sys/net/core/rmem_max; echo 8388608 >/proc/sys/net/core/rmem_default; rm -f {END}
-             exec {} drive {GUEST_IP}:{PORT} {rate} {bytes} {END}",
+             exec {} drive {guest_ip}:{PORT} {rate} {bytes} {END}",
             program.display()
         ))?;
         Ok(Traffic { l1, job })

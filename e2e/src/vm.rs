@@ -201,6 +201,10 @@ impl Vm {
         self.process.kill();
     }
 
+    pub fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
     /// The guest's name is that of the QEMU it is in; what it was told and answered goes with it.
     pub(crate) fn agent_of(&mut self, agent: Arc<Agent>, hello: Option<Hello>) {
         (self.agent, self.hello) = (agent, hello);

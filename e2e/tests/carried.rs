@@ -178,6 +178,8 @@ enum Trouble {
     Cancelled,
     /// The other daemon answers nothing any more: QEMU sends all of the guest, and its NIC does not get its state there.
     Hung,
+    /// The other QEMU reads nothing any more: this one waits for it with the rest of the guest, and answers nothing.
+    Stuck,
 }
 
 /// Has a move wait at the switch-over, and then get into trouble. What it says.
@@ -188,25 +190,31 @@ fn troubled(
     (here, there): (&Daemon, &Daemon),
 ) -> Result<String> {
     let (mut next, uri) = waiting(stage, there)?;
-    // Slow enough to be stopped on the way.
-    vm.pace(24 << 20, DOWNTIME)?;
+    // Slow enough to be stopped on the way; and, for one that is to wait with the rest of the guest, with more of it left than a socket takes.
+    let downtime = if let Trouble::Stuck = trouble { 10_000 } else { DOWNTIME };
+    vm.pace(24 << 20, downtime)?;
     let moving = Move::of(vm, here, &uri, there, &next)?.begin()?;
     // The one before may have been cancelled.
     stage.until("memory is copied", || {
         Ok(vm.qmp().execute("query-migrate", json!({}))?["status"] == "active")
     })?;
     moving.stop()?;
-    vm.pace(BANDWIDTH, DOWNTIME)?;
+    vm.pace(BANDWIDTH, downtime)?;
     vm.wait_migration(&["pre-switchover"])?;
     match trouble {
         Trouble::Killed => next.kill(),
         Trouble::Cancelled => moving.interrupt()?,
         Trouble::Hung => there.signal(Signal::STOP)?,
+        Trouble::Stuck => next.signal(Signal::STOP)?,
     }
     moving.go_on()?;
     let said = moving.refused();
-    if let Trouble::Hung = trouble {
-        there.signal(Signal::CONT)?;
+    if matches!(trouble, Trouble::Hung | Trouble::Stuck) {
+        if let Trouble::Hung = trouble {
+            there.signal(Signal::CONT)?;
+        } else {
+            next.signal(Signal::CONT)?;
+        }
         // Told to end if it could hear it; it does not run in any case.
         let state = next.qmp().execute("query-status", json!({}));
         ensure!(state.as_ref().map_or(true, |state| state["running"] == false), "{state:?}");
@@ -221,7 +229,7 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
         let hosts = hosts(stage)?;
         let mut vm = stage.boot(qemu(&stage.daemon)?)?;
         let ways = (&stage.daemon, &hosts.other);
-        let troubles = [Trouble::Killed, Trouble::Cancelled, Trouble::Hung];
+        let troubles = [Trouble::Killed, Trouble::Cancelled, Trouble::Hung, Trouble::Stuck];
         for (port, trouble) in (4000..).step_by(10).zip(troubles) {
             vm = under_traffic(stage, &hosts, vm, port, |mut vm| {
                 let said = troubled(stage, &mut vm, trouble, ways).map_err(|error| vm.explain(error))?;

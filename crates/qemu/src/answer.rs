@@ -14,6 +14,11 @@ pub(crate) fn send(lines: &mut Lines, command: &str, arguments: &Value, id: Opti
     if let Some(id) = id {
         request["id"] = id.into();
     }
+    send_object(lines, &request)
+}
+
+/// Sends a whole request.
+pub(crate) fn send_object(lines: &mut Lines, request: &Value) -> Result<()> {
     lines.send(format!("{request}\n").as_bytes()).map_err(QemuError::Peer)
 }
 

@@ -24,17 +24,33 @@ pub struct Qmp {
     /// The number of the last command.
     last: u64,
     events: VecDeque<Value>,
+    /// It takes commands while another one is under way.
+    out_of_band: bool,
 }
 
 impl Qmp {
     /// Connects, and leaves negotiation. Each step, and each command afterwards, may take `patience`.
     pub fn connect(to: &Endpoint, patience: Duration) -> Result<Qmp> {
+        Self::negotiate(to, patience, false)
+    }
+
+    /// The same, with out-of-band commands where QEMU offers them (docs/interop/qmp-spec): see [`Qmp::cut_migration`].
+    pub fn connect_out_of_band(to: &Endpoint, patience: Duration) -> Result<Qmp> {
+        Self::negotiate(to, patience, true)
+    }
+
+    fn negotiate(to: &Endpoint, patience: Duration, out_of_band: bool) -> Result<Qmp> {
         let lines = Lines::connect(to, ANSWER, Instant::now() + patience).map_err(QemuError::Peer)?;
-        let mut qmp = Qmp { lines, patience, last: 0, events: VecDeque::new() };
-        if answer::receive(&mut qmp.lines)?.get("QMP").is_none() {
+        let mut qmp = Qmp { lines, patience, last: 0, events: VecDeque::new(), out_of_band: false };
+        let greeting = answer::receive(&mut qmp.lines)?;
+        let Some(greeting) = greeting.get("QMP") else {
             return Err(QemuError::Peer(io::Error::other("it does not greet like QMP")));
-        }
-        qmp.execute("qmp_capabilities", &json!({}))?;
+        };
+        let offers =
+            greeting["capabilities"].as_array().is_some_and(|all| all.iter().any(|one| one == "oob"));
+        qmp.out_of_band = out_of_band && offers;
+        let wanted = if qmp.out_of_band { json!({ "enable": ["oob"] }) } else { json!({}) };
+        qmp.execute("qmp_capabilities", &wanted)?;
         Ok(qmp)
     }
 
@@ -48,6 +64,28 @@ impl Qmp {
         self.lines.until(Instant::now() + self.patience);
         self.last += 1;
         answer::send(&mut self.lines, command, arguments, Some(self.last))?;
+        self.answer(command)
+    }
+
+    /// Cuts the connection of the migration that is under way, which fails it (`yank`, QEMU 6.0), also while QEMU answers nothing else: it waits for the
+    /// other end to read, with all of its locks held. `Ok` also if there is no such connection.
+    pub fn cut_migration(&mut self) -> Result<()> {
+        if !self.out_of_band {
+            return Err(QemuError::Peer(io::Error::other("it takes no commands out of band")));
+        }
+        self.lines.until(Instant::now() + self.patience);
+        self.last += 1;
+        let instances = json!({ "instances": [{ "type": "migration" }] });
+        let request = json!({ "exec-oob": "yank", "arguments": instances, "id": self.last });
+        answer::send_object(&mut self.lines, &request)?;
+        match self.answer("yank") {
+            Err(QemuError::Refused { why, .. }) if why.contains("not found") => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    /// The answer to the last command.
+    fn answer(&mut self, command: &str) -> Result<Value> {
         loop {
             let answer = answer::receive(&mut self.lines)?;
             // The answer to a command whose time was over is not this one's.
@@ -88,7 +126,7 @@ impl Qmp {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -124,6 +162,46 @@ mod tests {
         let late = qmp.event("GONE", PATIENCE / 40, |data| data["device"] == "c").unwrap_err();
         assert!(late.to_string().contains("does not answer"), "{late}");
         assert_eq!(qmp.event("GONE", PATIENCE, |_| true).unwrap(), json!({"device": "a"}));
+    }
+
+    /// A QEMU that answers nothing in band takes `yank`; one that does not offer that is not asked.
+    #[test]
+    fn a_migration_is_cut_while_a_command_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            for greeting in
+                ["{\"QMP\": {\"capabilities\": [\"oob\"]}}\n", "{\"QMP\": {\"capabilities\": []}}\n"]
+            {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(greeting.as_bytes()).unwrap();
+                for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                    let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                    let answer = json!({ "return": {}, "id": request["id"] });
+                    if request["execute"] != "query-status" {
+                        stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
+                    }
+                    heard.push(request);
+                }
+            }
+            heard
+        });
+        let mut qmp = Qmp::connect_out_of_band(&Endpoint::here(&path), PATIENCE).unwrap();
+        qmp.set_patience(PATIENCE / 40);
+        assert!(qmp.execute("query-status", &json!({})).is_err());
+        qmp.cut_migration().unwrap();
+        drop(qmp);
+        let mut without = Qmp::connect_out_of_band(&Endpoint::here(&path), PATIENCE).unwrap();
+        let refused = without.cut_migration().unwrap_err().to_string();
+        assert!(refused.contains("out of band"), "{refused}");
+        drop(without);
+        let heard = qemu.join().unwrap();
+        assert_eq!(heard[0]["arguments"], json!({ "enable": ["oob"] }));
+        assert_eq!(heard[2]["exec-oob"], "yank");
+        assert_eq!(heard[2]["arguments"], json!({ "instances": [{ "type": "migration" }] }));
+        assert_eq!((&heard[3]["arguments"], heard.len()), (&json!({}), 4));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Monitor {
 
     pub(super) fn connect_to(place: &Endpoint) -> Result<Monitor> {
         let shown = place.to_string();
-        let qmp = Qmp::connect(place, PATIENCE).map_err(|error| {
+        let qmp = Qmp::connect_out_of_band(place, PATIENCE).map_err(|error| {
             failed(
                 format!("the monitor at {shown}: {error}"),
                 "give the socket of -qmp; it serves one client at a time",
@@ -85,6 +85,25 @@ impl Monitor {
     pub(crate) fn human(&mut self, line: &str) -> Result<String> {
         let said = self.execute("human-monitor-command", &json!({ "command-line": line }))?;
         Ok(said.as_str().unwrap_or_default().trim().to_owned())
+    }
+
+    /// Has it answer again, if it does not within `patience`: a QEMU that sends the last of its guest to one that does not read waits for that, and its
+    /// monitor with it. That migration has failed then. Says whether it had to be cut.
+    pub(super) fn wake(&mut self, patience: Duration) -> Result<bool> {
+        self.qmp.set_patience(patience);
+        let answers = self.state().is_ok();
+        let cut = if answers { Ok(()) } else { self.qmp.cut_migration() };
+        self.qmp.set_patience(PATIENCE);
+        cut.map_err(|error| {
+            failed(
+                format!(
+                    "the monitor at {} does not answer, and its migration cannot be cut: {error}",
+                    self.path
+                ),
+                "end the QEMU that it sends its guest to, and see whether the VM runs",
+            )
+        })?;
+        Ok(!answers)
     }
 
     /// Each answer may take this long from now on.

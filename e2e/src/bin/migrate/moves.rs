@@ -3,6 +3,7 @@
 use crate::MINUTE;
 use crate::place::{Kind, ORIGINAL, Side};
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::igb::GUEST_IP;
 use ioplane_e2e::memories::{self, Stop};
 use ioplane_e2e::process::built;
 use ioplane_e2e::streams::{Driven, Gap};
@@ -148,7 +149,7 @@ impl<'a> Course<'a> {
     pub fn moves(&mut self) -> Result<Moved> {
         let before = self.unseen()?;
         let destination = self.awaited()?;
-        let traffic = Traffic::start(self.l1, self.rate, BYTES)?;
+        let traffic = Traffic::start(self.l1, GUEST_IP, self.rate, BYTES)?;
         traffic.goes_on(AROUND)?;
         let pair = matches!(self.kind, Kind::FailoverVf | Kind::FailoverEmulated);
         let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
