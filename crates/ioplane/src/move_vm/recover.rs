@@ -24,6 +24,7 @@ use serde_json::json;
 use super::functions::{Functions, STEP};
 use super::journal::{self, Journal};
 use super::monitor::Monitor;
+use super::peer::Reached;
 use super::{failed, refused};
 
 /// What has become of it.
@@ -59,11 +60,24 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
             "it has come to its end, or was not begun; see both monitors",
         )
     })?;
-    let there = Client::new(args.there.as_ref().unwrap_or(&note.there))?.with_patience(super::STEP);
     let status: StatusReport = here.get("/v1/status")?;
     ignore_signals()?;
-    let far_place = args.qmp_there.clone().unwrap_or_else(|| note.qmp_there.clone());
-    let far = monitor(vm, &far_place);
+    let by_hand = args.there.is_some() && args.qmp_there.is_some();
+    let reached = match by_hand {
+        true => Ok(None),
+        false => Reached::again(&here, vm, &note).map(Some),
+    };
+    let of = |part: fn(&Reached<'_>) -> &Option<PathBuf>, noted: &PathBuf| {
+        let reached = reached.as_ref().ok().and_then(Option::as_ref);
+        reached.and_then(|reached| part(reached).clone()).unwrap_or_else(|| noted.clone())
+    };
+    let there = args.there.clone().unwrap_or_else(|| of(|reached| &reached.there, &note.there));
+    let there = Client::new(&there)?.with_patience(super::STEP);
+    let far_place = args.qmp_there.clone().unwrap_or_else(|| of(|reached| &reached.qmp_there, &note.qmp_there));
+    let (reached, far) = match reached {
+        Err(error) if args.qmp_there.is_none() => (None, Err(error)),
+        reached => (reached.ok().flatten(), monitor(vm, &far_place)),
+    };
     let report = match note.gone {
         true => {
             let far = far.map_err(|error| {
@@ -78,6 +92,9 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
             back(vm, (&here, &there), note, &status, near, far, args.ended_there)?
         }
     };
+    if let Some(reached) = reached.filter(|_| report.owner == "there") {
+        reached.settled();
+    }
     for trouble in &report.troubles {
         hint(format!("not as it was before: {trouble}"));
     }
