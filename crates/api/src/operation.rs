@@ -6,15 +6,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport,
-    ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport, MovedFunctionReport, MovedReport,
-    NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport, RestedFunctionReport, SavedReport,
-    StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport,
+    MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport,
+    RestedFunctionReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
+    UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm, MoveForm,
-    MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
-    WriteVectorsForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm,
+    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm,
+    UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{

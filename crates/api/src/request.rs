@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 use crate::spec::{
-    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, ListenAddress, NbdUri, NotifyWord,
-    PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
+    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, ListenAddress, NbdUri,
+    NotifyWord, PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 

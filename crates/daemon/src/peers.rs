@@ -72,7 +72,8 @@ struct Way {
 /// Where the other daemon is.
 fn address(form: MovePeerForm) -> Result<DirectoryAddress, Refusal> {
     let MovePeerForm { host, port, tls_hostname } = form;
-    let wrong = |error: NetbusError| Refusal::invalid(error.to_string(), "give a name or an address").at("host");
+    let wrong =
+        |error: NetbusError| Refusal::invalid(error.to_string(), "give a name or an address").at("host");
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let number = bare.parse::<IpAddr>();
     if tls_hostname.is_none() && number.is_ok() {
@@ -82,7 +83,8 @@ fn address(form: MovePeerForm) -> Result<DirectoryAddress, Refusal> {
         )
         .at("tls_hostname"));
     }
-    let text = if matches!(number, Ok(IpAddr::V6(_))) { format!("[{bare}]") } else { host.to_ascii_lowercase() };
+    let text =
+        if matches!(number, Ok(IpAddr::V6(_))) { format!("[{bare}]") } else { host.to_ascii_lowercase() };
     let address: DirectoryAddress = text.parse().map_err(wrong)?;
     Ok(DirectoryAddress { port: port.unwrap_or(CHANNEL_PORT), tls_hostname, ..address })
 }
@@ -94,7 +96,9 @@ fn refusal(address: &DirectoryAddress, vm: &str, error: &NetbusError) -> Refusal
             text,
             format!("say there that it is expected: ioplane move expect {vm} --from THIS-HOST --qmp SOCKET"),
         ),
-        NetbusError::OtherVersion { .. } => Refusal::conflict(text, "use the same version of ioplane on both hosts"),
+        NetbusError::OtherVersion { .. } => {
+            Refusal::conflict(text, "use the same version of ioplane on both hosts")
+        }
         NetbusError::Identity(_) => Refusal::conflict(
             text,
             "give this host an identity (`ioplane identity join`), or reach the other one by sockets: --there SOCKET --qmp-there SOCKET",
@@ -104,7 +108,9 @@ fn refusal(address: &DirectoryAddress, vm: &str, error: &NetbusError) -> Refusal
         }
         _ => Refusal::busy(
             text,
-            format!("it listens there only while a VM is expected: ioplane move expect {vm} there; or see whether the port can be reached"),
+            format!(
+                "it listens there only while a VM is expected: ioplane move expect {vm} there; or see whether the port can be reached"
+            ),
         ),
     }
 }
@@ -137,11 +143,19 @@ impl Peers {
             there: self.run_dir.join(format!("move-{number}.sock")),
             qmp_there: self.run_dir.join(format!("move-{number}.qmp")),
         };
-        let mut peer =
-            Peer { number, address: address.clone(), report: report.clone(), tasks: Vec::new(), places: Vec::new() };
+        let mut peer = Peer {
+            number,
+            address: address.clone(),
+            report: report.clone(),
+            tasks: Vec::new(),
+            places: Vec::new(),
+        };
         for (path, part) in [(&report.there, API), (&report.qmp_there, MONITOR)] {
             let listener = socket::bind(path).and_then(UnixListener::from_std).map_err(|error| {
-                Refusal::failed(format!("the socket {}: {error}", path.display()), "see the log of the daemon")
+                Refusal::failed(
+                    format!("the socket {}: {error}", path.display()),
+                    "see the log of the daemon",
+                )
             })?;
             peer.places.push(SocketPath::of(path));
             let way = Way {
@@ -213,7 +227,8 @@ impl Way {
 async fn tell_client_of_http(stream: UnixStream, refused: Refusal) {
     let router = Router::new().fallback(async move || refused.clone());
     let mut http = http1::Builder::new();
-    let _ = http.keep_alive(false).serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
+    let _ =
+        http.keep_alive(false).serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
 }
 
 async fn tell_client_of_qmp(stream: UnixStream, refused: &Refusal) {

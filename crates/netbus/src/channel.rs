@@ -95,9 +95,8 @@ impl Arrival {
         let accepted = tokio::time::timeout(PATIENCE, accept(stream, Some(identity))).await;
         let (mut stream, host) = accepted.map_err(|_| NetbusError::Slow(PATIENCE))??;
         let host = host.ok_or(NetbusError::Closed)?;
-        let hello: Hello = receive_within(&mut stream, LONGEST, (PATIENCE, PATIENCE))
-            .await?
-            .ok_or(NetbusError::Closed)?;
+        let hello: Hello =
+            receive_within(&mut stream, LONGEST, (PATIENCE, PATIENCE)).await?.ok_or(NetbusError::Closed)?;
         let arrival = Arrival { host, hello, stream };
         match arrival.hello.version {
             VERSION => Ok(arrival),

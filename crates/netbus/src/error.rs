@@ -47,7 +47,9 @@ pub enum NetbusError {
     #[error("the peer speaks version {0} of the protocol, which this host does not")]
     Version(u32),
     /// The other host's daemon speaks another version.
-    #[error("the daemon there speaks version {there} of the protocol between hosts, and this one speaks {here}")]
+    #[error(
+        "the daemon there speaks version {there} of the protocol between hosts, and this one speaks {here}"
+    )]
     OtherVersion {
         /// This side's.
         here: u32,

@@ -125,7 +125,8 @@ impl IncomingRequest {
         let name = fields.get("execute").and_then(Value::as_str).unwrap_or_default();
         let refused = |what: &str| NotIncoming { id, what: ioplane_plain::excerpt(&what) };
         let known = ["execute", "arguments", "id"];
-        if fields.keys().any(|field| !known.contains(&field.as_str())) || (fields.contains_key("id") && id.is_none())
+        if fields.keys().any(|field| !known.contains(&field.as_str()))
+            || (fields.contains_key("id") && id.is_none())
         {
             return Err(refused(name));
         }
@@ -218,7 +219,9 @@ impl IncomingPorts {
                 true
             }
             IncomingCommand::WritePort { port, size, .. } => {
-                let Some(address) = self.address.filter(|address| address & ENABLE != 0) else { return false };
+                let Some(address) = self.address.filter(|address| address & ENABLE != 0) else {
+                    return false;
+                };
                 let register = (address & 0xfc) as u8 + (port - DATA) as u8;
                 match size {
                     PortSize::Byte => false,
@@ -240,7 +243,8 @@ mod tests {
     }
 
     fn human(line: &str) -> Result<IncomingCommand, String> {
-        let asked = json!({ "execute": "human-monitor-command", "arguments": { "command-line": line }, "id": 7 });
+        let asked =
+            json!({ "execute": "human-monitor-command", "arguments": { "command-line": line }, "id": 7 });
         parse(&asked.to_string())
     }
 
@@ -252,7 +256,9 @@ mod tests {
             assert_eq!((request.id, request.command.execute()), (Some(3), (name, json!({}))));
             assert_eq!(request.command.only_tells(), name.starts_with('q') && name != "quit", "{name}");
         }
-        for line in ["i/w 0xcf8", "i/b 0xcff", "i/h 0xcfe", "i/w 0xcfc", "o/w 0xcf8 0x80010004", "o/h 0xcfc 0x407"] {
+        for line in
+            ["i/w 0xcf8", "i/b 0xcff", "i/h 0xcfe", "i/w 0xcfc", "o/w 0xcf8 0x80010004", "o/h 0xcfc 0x407"]
+        {
             let (name, arguments) = human(line).unwrap().execute();
             assert_eq!((name, &arguments["command-line"]), ("human-monitor-command", &json!(line)));
         }
@@ -287,10 +293,36 @@ mod tests {
             assert!(parse(line).is_err(), "{line}");
         }
         for line in [
-            "", "quit", "i/w", "i/w 0xcf9", "i/w 0xcf4", "i/h 0xcf8", "i/w 0xcfd", "i/h 0xcff", "i/w 0xd00", "i/b 0x70",
-            "o/w 0xcf8", "o/b 0x64 0xfe", "o/w 0xb2 0x1", "i/w 0xCF8", "i/w 0x0cf8", "i /w 0xcf8", "i/w  0xcf8", "i/w 0xcf8 ",
-            "i/w 3320", "i/w 0xcf8 0x1", "o/w 0xcf8 0x1 0x2", "o/w 0xcf8 0x1\nquit", "o/w 0xcf8 0x1;quit", "o/w 0xcf8 $rip",
-            "o/w 0xcf8 0x100000000", "o/w 0xcf8 -1", "xp /4xw 0xfee00000", "i/wx 0xcf8", "i/g 0xcf8", "migrate -d exec:id",
+            "",
+            "quit",
+            "i/w",
+            "i/w 0xcf9",
+            "i/w 0xcf4",
+            "i/h 0xcf8",
+            "i/w 0xcfd",
+            "i/h 0xcff",
+            "i/w 0xd00",
+            "i/b 0x70",
+            "o/w 0xcf8",
+            "o/b 0x64 0xfe",
+            "o/w 0xb2 0x1",
+            "i/w 0xCF8",
+            "i/w 0x0cf8",
+            "i /w 0xcf8",
+            "i/w  0xcf8",
+            "i/w 0xcf8 ",
+            "i/w 3320",
+            "i/w 0xcf8 0x1",
+            "o/w 0xcf8 0x1 0x2",
+            "o/w 0xcf8 0x1\nquit",
+            "o/w 0xcf8 0x1;quit",
+            "o/w 0xcf8 $rip",
+            "o/w 0xcf8 0x100000000",
+            "o/w 0xcf8 -1",
+            "xp /4xw 0xfee00000",
+            "i/wx 0xcf8",
+            "i/g 0xcf8",
+            "migrate -d exec:id",
         ] {
             assert!(human(line).is_err(), "{line:?}");
         }
@@ -304,10 +336,21 @@ mod tests {
         let mut ports = IncomingPorts::default();
         let mut may = |line: &str| ports.allow(&human(line).unwrap());
         assert!(may("i/w 0xcfc") && !may("o/h 0xcfc 0x7"), "nobody knows where the ports point");
-        assert!(may("o/w 0xcf8 0x80010004") && may("o/h 0xcfc 0x7") && !may("o/w 0xcfc 0x7") && !may("o/b 0xcfc 0x7"));
+        assert!(
+            may("o/w 0xcf8 0x80010004")
+                && may("o/h 0xcfc 0x7")
+                && !may("o/w 0xcfc 0x7")
+                && !may("o/b 0xcfc 0x7")
+        );
         // The status register, of which ones clear bits.
         assert!(!may("o/h 0xcfe 0xffff"));
-        for (register, long, word) in [(0x10, true, false), (0x24, true, false), (0x28, false, false), (0x3c, false, false), (0x60, true, true)] {
+        for (register, long, word) in [
+            (0x10, true, false),
+            (0x24, true, false),
+            (0x28, false, false),
+            (0x3c, false, false),
+            (0x60, true, true),
+        ] {
             assert!(may(&format!("o/w 0xcf8 {:#x}", ENABLE | register)));
             assert_eq!(may("o/w 0xcfc 0x1"), long, "{register:#x}");
             assert_eq!(may("o/h 0xcfc 0x1"), word, "{register:#x}");

@@ -170,9 +170,10 @@ fn incoming(text: &str) -> Result<Destination, String> {
     let uri = uri(text)?;
     let host = match uri.as_str() == text {
         true => None,
-        false => uri.strip_prefix("tcp:").and_then(|place| place.rsplit_once(':')).map(|(host, _)| {
-            host.trim_start_matches('[').trim_end_matches(']').to_owned()
-        }),
+        false => uri
+            .strip_prefix("tcp:")
+            .and_then(|place| place.rsplit_once(':'))
+            .map(|(host, _)| host.trim_start_matches('[').trim_end_matches(']').to_owned()),
     };
     Ok(Destination { uri, host })
 }
@@ -267,7 +268,9 @@ mod tests {
         assert_eq!(place("10.0.0.3"), host("10.0.0.3", None));
         assert_eq!(place("[fd00::3]:7"), host("fd00::3", Some(7)));
         assert_eq!(place("fd00::3"), host("fd00::3", None));
-        for bad in ["", ":", ":7", "host-c:", "host-c:0", "host-c:99999", "a,b", "ho st", "10.0.0.3:0", "a:1:2"] {
+        for bad in
+            ["", ":", ":7", "host-c:", "host-c:0", "host-c:99999", "a,b", "ho st", "10.0.0.3:0", "a:1:2"]
+        {
             assert!(place(bad).is_err(), "{bad}");
         }
     }

@@ -86,7 +86,8 @@ fn router(daemon: Arc<Daemon>, one: Arc<Expected>) -> Router {
         .merge(steps.with_state(daemon))
         .fallback(async || {
             let remedy = "whoever administers that host can do it there";
-            Refusal::missing("a host that moves a VM here does not reach that", remedy).coded(Code::UnknownRoute)
+            Refusal::missing("a host that moves a VM here does not reach that", remedy)
+                .coded(Code::UnknownRoute)
         })
 }
 

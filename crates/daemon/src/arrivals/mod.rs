@@ -139,8 +139,7 @@ impl Expected {
             // One that was started again, for another try.
             "inmigrate" => (progress.state, progress.grace) = (ArrivalWord::Expected, None),
             _ if progress.state == ArrivalWord::Expected => {
-                (progress.state, progress.grace) =
-                    (ArrivalWord::UnderWay, Some(Instant::now() + RECOVERY));
+                (progress.state, progress.grace) = (ArrivalWord::UnderWay, Some(Instant::now() + RECOVERY));
             }
             _ => {}
         }
@@ -253,7 +252,9 @@ impl Daemon {
         if let Some(known) = known {
             if (&known.from, &known.qmp, known.listen) != (&from, &qmp, listen) {
                 let error = format!("VM {vm} is expected already, from {} or otherwise", known.from);
-                return Err(Refusal::conflict(error, format!("ioplane move unexpect {vm}")).coded(Code::Exists));
+                return Err(
+                    Refusal::conflict(error, format!("ioplane move unexpect {vm}")).coded(Code::Exists)
+                );
             }
             known.progress().valid = valid;
             known.moved.notify_one();
@@ -279,7 +280,10 @@ impl Daemon {
             return Err(Refusal::conflict(format!("{MOST} VMs are expected"), "wait for some of them"));
         }
         if state.expected.contains_key(vm) {
-            return Err(Refusal::busy(format!("VM {vm} has just been expected"), "see `ioplane move expected`"));
+            return Err(Refusal::busy(
+                format!("VM {vm} has just been expected"),
+                "see `ioplane move expected`",
+            ));
         }
         if !state.listeners.contains_key(&listen) {
             let task = tokio::spawn(attend(bound(listen)?, self.clone()));
@@ -295,7 +299,8 @@ impl Daemon {
 
 fn bound(address: SocketAddr) -> Result<TcpListener, Refusal> {
     let refused = |error: std::io::Error| {
-        let remedy = "is it an address of this host, and the port free? Give another one: --listen ADDRESS:PORT";
+        let remedy =
+            "is it an address of this host, and the port free? Give another one: --listen ADDRESS:PORT";
         Refusal::failed(format!("listening on {address}: {error}"), remedy).at("listen")
     };
     let listener = listen::tcp(address).map_err(refused)?;
@@ -350,7 +355,11 @@ async fn admit(
 ) -> Result<(), NetbusError> {
     let arrival = Arrival::receive(stream, &daemon.arrivals.identity).await?;
     let Some(one) = daemon.arrivals.find(arrival.subject(), arrival.host()) else {
-        tracing::warn!(host = arrival.host(), asked = arrival.shown(), "a host is refused: nobody expects that from it");
+        tracing::warn!(
+            host = arrival.host(),
+            asked = arrival.shown(),
+            "a host is refused: nobody expects that from it"
+        );
         let (host, vm) = (arrival.host().to_owned(), arrival.subject().to_owned());
         // The same words whether it is expected from another host, is expected no longer, or is not known.
         return arrival.refuse(&format!("it does not expect VM {vm} from {host}")).await;

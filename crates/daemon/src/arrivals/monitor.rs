@@ -18,8 +18,10 @@ use super::Expected;
 
 /// For an answer of QEMU's.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For the other host to take an answer, and for the one before it to leave the monitor.
+/// For the other host to take an answer.
 const PEER: Duration = Duration::from_secs(10);
+/// For the connection before it to leave the monitor: less than the other host waits.
+const TURN: Duration = Duration::from_secs(4);
 
 /// What a monitor says of its VM.
 pub struct Seen {
@@ -65,7 +67,7 @@ pub async fn look(one: &Arc<Expected>) -> Result<(), String> {
 /// One connection of the other host, from its greeting to its end.
 pub async fn attend(arrival: Arrival, one: &Arc<Expected>) -> Result<(), NetbusError> {
     // Who was here before may not have noticed yet that it is gone.
-    let Ok(held) = tokio::time::timeout(PEER, one.monitor.clone().lock_owned()).await else {
+    let Ok(held) = tokio::time::timeout(TURN, one.monitor.clone().lock_owned()).await else {
         return arrival.refuse(&format!("the monitor of VM {} serves another connection", one.vm)).await;
     };
     let qmp = match connected(one).await {

@@ -36,8 +36,8 @@ use serde_json::{Value, json};
 pub(crate) use self::disks::{is_same, is_settled, may_go, remote, until};
 use self::functions::{DeviceTime, Functions, Moved, MovedFunction};
 use self::monitor::Followed;
-use self::peer::Reached;
 pub(crate) use self::monitor::Monitor;
+use self::peer::Reached;
 use self::ready::Far;
 pub(crate) use self::recover::run as recover;
 use crate::vm_monitor::monitor_of;
@@ -146,7 +146,9 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     if let Some(there) = there.as_ref().filter(|_| running) {
         disks::taken(there, &devices.disks)?;
     }
-    reached.settled();
+    if let Some(there) = &there {
+        reached.settled(there);
+    }
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let report = MoveReport {
         vm: vm.to_owned(),

@@ -44,8 +44,10 @@ impl<'a> Reached<'a> {
                 });
             }
             (Some(There::Host { .. }), _) if qmp_there.is_some() => {
-                let error = "--qmp-there goes with the control socket of the daemon there, and --there is a host";
-                let remedy = "leave it out: the monitor is the one that `ioplane move expect` has named there";
+                let error =
+                    "--qmp-there goes with the control socket of the daemon there, and --there is a host";
+                let remedy =
+                    "leave it out: the monitor is the one that `ioplane move expect` has named there";
                 return Err(CommandError::new(Code::Usage, error, remedy).into());
             }
             (Some(There::Host { host, port }), _) => Some((host.clone(), *port)),
@@ -88,8 +90,10 @@ impl<'a> Reached<'a> {
     }
 
     /// The move has come to its end there: the VM is not expected any more.
-    pub fn settled(&self) {
-        let (Some(_), Ok(Some(there))) = (&self.form, self.daemon()) else { return };
+    pub fn settled(&self, there: &Client) {
+        if self.form.is_none() {
+            return;
+        }
         let path = format!("/v1/expected/{}", self.vm);
         if let Err(error) = there.ask::<DoneReport>(Method::DELETE, &path, None::<&()>) {
             hint(format!(

@@ -63,20 +63,15 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
     let status: StatusReport = here.get("/v1/status")?;
     ignore_signals()?;
     let by_hand = args.there.is_some() && args.qmp_there.is_some();
-    let reached = match by_hand {
-        true => Ok(None),
-        false => Reached::again(&here, vm, &note).map(Some),
-    };
-    let of = |part: fn(&Reached<'_>) -> &Option<PathBuf>, noted: &PathBuf| {
-        let reached = reached.as_ref().ok().and_then(Option::as_ref);
-        reached.and_then(|reached| part(reached).clone()).unwrap_or_else(|| noted.clone())
-    };
-    let there = args.there.clone().unwrap_or_else(|| of(|reached| &reached.there, &note.there));
-    let there = Client::new(&there)?.with_patience(super::STEP);
-    let far_place = args.qmp_there.clone().unwrap_or_else(|| of(|reached| &reached.qmp_there, &note.qmp_there));
+    let reached = (!by_hand).then(|| Reached::again(&here, vm, &note));
+    let known = reached.as_ref().and_then(|reached| reached.as_ref().ok());
+    let there = args.there.clone().or_else(|| known?.there.clone());
+    let there = Client::new(&there.unwrap_or_else(|| note.there.clone()))?.with_patience(super::STEP);
+    let far_place = args.qmp_there.clone().or_else(|| known?.qmp_there.clone());
+    let far_place = far_place.unwrap_or_else(|| note.qmp_there.clone());
     let (reached, far) = match reached {
-        Err(error) if args.qmp_there.is_none() => (None, Err(error)),
-        reached => (reached.ok().flatten(), monitor(vm, &far_place)),
+        Some(Err(error)) if args.qmp_there.is_none() => (None, Err(error)),
+        reached => (reached.and_then(Result::ok), monitor(vm, &far_place)),
     };
     let report = match note.gone {
         true => {
@@ -93,7 +88,7 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
         }
     };
     if let Some(reached) = reached.filter(|_| report.owner == "there") {
-        reached.settled();
+        reached.settled(&there);
     }
     for trouble in &report.troubles {
         hint(format!("not as it was before: {trouble}"));
