@@ -295,7 +295,8 @@ fn a_monitor_does_nothing_that_no_move_needs() {
     }
     // Registers that no move writes, and ports of which nobody knows where they point.
     assert!(monitor.human("o/h 0xcfc 0x7")["error"].is_object());
-    assert_eq!(world.far().asked.len(), before, "{:?}", world.far().asked);
+    let asked = world.far().asked.clone();
+    assert_eq!(asked.len(), before, "{asked:?}");
     assert!(monitor.human("o/w 0xcf8 0x8001000c")["return"] == "");
     assert!(monitor.human("o/w 0xcfc 0x1")["error"].is_object());
     assert!(monitor.human("o/w 0xcf8 0x80001234")["return"] == "");
@@ -402,7 +403,8 @@ fn whatever_the_monitors_refuse_the_guest_goes_on_with_its_nic() {
     assert_eq!(other.moves([None, None]).code, 0);
     let cont = other.far().asked.iter().rposition(|asked| asked == "cont").unwrap();
     let (world, _) = expecting();
-    for at in 0..cont {
+    // Just before it the daemon there looks whether the guest runs: by then it has been given away.
+    for at in 0..cont - 1 {
         let said = world.moves([None, Some(at)]);
         let what = world.far().asked.get(at).cloned().unwrap_or_default();
         world.is_as_before(&said, &format!("{at}, {what} there"));
@@ -438,7 +440,9 @@ fn whenever_the_way_is_cut_one_host_has_the_guest() {
                     qemu.cuts = Some((at, done));
                     qemu.cut = Some(Box::new(move || cable.cut()));
                 }
+                let begun = std::time::Instant::now();
                 let said = world.moves([None, None]);
+                eprintln!("{what}: {:?}", begun.elapsed());
                 let text = format!("{what}: {}{}", said.out, said.err);
                 assert_ne!(said.code, 0, "{text}");
                 cable.mend();
@@ -447,17 +451,15 @@ fn whenever_the_way_is_cut_one_host_has_the_guest() {
                     assert_eq!((command.as_str(), host), ("cont", 1), "{text}");
                 } else {
                     assert!(!world.has_one_owner(&text));
-                    assert_eq!((world.near().state, world.near().command()), ("running", SET), "{text}");
+                    let mut near = world.near();
+                    assert_eq!((near.state, near.command()), ("running", SET), "{text}");
                 }
-                if world
-                    .here
-                    .cli(&["move", "recover", &world.near().name.clone()])
-                    .err
-                    .contains("nothing is written")
-                {
-                    assert!(!said.err.contains("has moved"), "{text}");
-                }
-                assert_eq!(world.has_one_owner(&text), said.err.contains("has moved"), "{text}");
+                let moved_away = said.err.contains("has moved");
+                let recovered = world.recovers();
+                let over = recovered.err.contains("nothing is written down");
+                assert_eq!(recovered.code == 0, !over, "{text}: {}", recovered.err);
+                assert!(!(moved_away && over), "{text}");
+                assert_eq!(world.has_one_owner(&text), moved_away, "{text}");
             }
         }
     }
