@@ -42,7 +42,7 @@ fn table(all: &[ExpectedReport]) -> String {
     for one in all {
         let left = match one.left_s {
             seconds @ 0..120 => format!("{seconds} s"),
-            seconds => format!("{} min", seconds / 60),
+            seconds => format!("{} min", seconds.div_ceil(60)),
         };
         table.row(vec![
             one.vm.clone(),
