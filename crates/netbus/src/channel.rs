@@ -1,7 +1,7 @@
 //! A channel to a daemon of another host, for one purpose: TLS with certificates on both sides, versions, then bytes that this crate does not look at.
 //!
 //! ```text
-//!   Channel::open  --TLS 1.3--> Arrival::receive
+//!   Channel::open  --TLS 1.3--> ChannelRequest::receive
 //!                  Hello: version, subject, part -->
 //!                  <-- Welcome: version, or why not
 //!                  bytes, both ways
@@ -80,24 +80,27 @@ pub async fn open(
 }
 
 /// A channel that somebody wants to open.
-pub struct Arrival {
+pub struct ChannelRequest {
     host: String,
     hello: Hello,
     stream: Box<dyn Stream>,
 }
 
-impl Arrival {
+impl ChannelRequest {
     /// The greeting of a connection. Ends after 30 s at the latest.
     ///
     /// # Errors
     /// The client shows no certificate of this host's authority, speaks another version, which it is told, or says something else.
-    pub async fn receive(stream: TcpStream, identity: &IdentityDirectory) -> Result<Arrival, NetbusError> {
+    pub async fn receive(
+        stream: TcpStream,
+        identity: &IdentityDirectory,
+    ) -> Result<ChannelRequest, NetbusError> {
         let accepted = tokio::time::timeout(PATIENCE, accept(stream, Some(identity))).await;
         let (mut stream, host) = accepted.map_err(|_| NetbusError::Slow(PATIENCE))??;
         let host = host.ok_or(NetbusError::Closed)?;
         let hello: Hello =
             receive_within(&mut stream, LONGEST, (PATIENCE, PATIENCE)).await?.ok_or(NetbusError::Closed)?;
-        let arrival = Arrival { host, hello, stream };
+        let arrival = ChannelRequest { host, hello, stream };
         match arrival.hello.version {
             VERSION => Ok(arrival),
             there => {

@@ -6,7 +6,7 @@ mod support;
 use std::net::SocketAddr;
 
 use ioplane_identity::IdentityDirectory;
-use ioplane_netbus::channel::{Arrival, VERSION, open};
+use ioplane_netbus::channel::{ChannelRequest, VERSION, open};
 use ioplane_netbus::{DirectoryAddress, NetbusError};
 use support::identities;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,8 +20,11 @@ async fn listener() -> (TcpListener, DirectoryAddress) {
     (listener, DirectoryAddress { tls_hostname: Some("host-a".to_owned()), ..address })
 }
 
-async fn arrives(listener: &TcpListener, identity: &IdentityDirectory) -> Result<Arrival, NetbusError> {
-    Arrival::receive(listener.accept().await.unwrap().0, identity).await
+async fn arrives(
+    listener: &TcpListener,
+    identity: &IdentityDirectory,
+) -> Result<ChannelRequest, NetbusError> {
+    ChannelRequest::receive(listener.accept().await.unwrap().0, identity).await
 }
 
 #[tokio::test]

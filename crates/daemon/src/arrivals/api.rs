@@ -16,10 +16,10 @@ use ioplane_api::operation::{Method, Operation};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{ArrivalWord, DoneReport, PoolReport, ServedState, StatusReport, VmReport};
 use ioplane_netbus::NetbusError;
-use ioplane_netbus::channel::Arrival;
+use ioplane_netbus::channel::ChannelRequest;
 use tokio::sync::watch;
 
-use super::{Expected, monitor};
+use super::{ExpectedVm, monitor};
 use crate::Daemon;
 use crate::api::{Answer, json, route};
 use crate::refusal::Refusal;
@@ -36,13 +36,13 @@ const STEPS: [Operation; 6] = [
 /// For the answer that is on its way when it ends.
 const LAST: Duration = Duration::from_secs(2);
 
-type Here = State<(Arc<Daemon>, Arc<Expected>)>;
+type Here = State<(Arc<Daemon>, Arc<ExpectedVm>)>;
 
 /// One connection, from its greeting to its end.
 pub async fn attend(
-    arrival: Arrival,
+    arrival: ChannelRequest,
     daemon: &Arc<Daemon>,
-    one: &Arc<Expected>,
+    one: &Arc<ExpectedVm>,
     ended: &mut watch::Receiver<bool>,
 ) -> Result<(), NetbusError> {
     if let Err(why) = monitor::look(one).await {
@@ -71,7 +71,7 @@ fn closed(served: hyper::Result<()>) -> Result<(), NetbusError> {
     }
 }
 
-fn router(daemon: Arc<Daemon>, one: Arc<Expected>) -> Router {
+fn router(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) -> Router {
     let here = (daemon.clone(), one);
     let mut steps = Router::new();
     for operation in STEPS {
@@ -91,7 +91,7 @@ fn router(daemon: Arc<Daemon>, one: Arc<Expected>) -> Router {
         })
 }
 
-fn is_of(vm: Option<&VmReport>, one: &Expected) -> bool {
+fn is_of(vm: Option<&VmReport>, one: &ExpectedVm) -> bool {
     vm.is_some_and(|vm| vm.pid == one.pid())
 }
 
@@ -104,7 +104,7 @@ async fn disks(State((daemon, one)): Here) -> Answer {
     json(of_the_vm(daemon.status().await, &one).disks)
 }
 
-fn of_the_vm(mut status: StatusReport, one: &Expected) -> StatusReport {
+fn of_the_vm(mut status: StatusReport, one: &ExpectedVm) -> StatusReport {
     status.disks.retain(|disk| is_of(disk.vm.as_ref(), one));
     status.functions.retain(|function| is_of(function.vm.as_ref(), one));
     StatusReport {
@@ -137,7 +137,7 @@ async fn settled(State((daemon, one)): Here, Path(name): Path<String>) -> Answer
 
 /// A step of one of the VM's functions, as long as the guest is not this host's.
 async fn admit(
-    State(((daemon, one), operation)): State<((Arc<Daemon>, Arc<Expected>), Operation)>,
+    State(((daemon, one), operation)): State<((Arc<Daemon>, Arc<ExpectedVm>), Operation)>,
     Path(name): Path<String>,
     request: Request,
     next: Next,

@@ -2,8 +2,9 @@
 //! (docs/decisions/0083-moving-over-tls.md).
 //!
 //! ```text
-//!   the other host --TLS--> listener --Arrival: host, VM, part--> Expected --+-- api      the steps of the functions that the VM's QEMU here uses
-//!                                                                            `-- monitor  the commands of IncomingCommand, to that QEMU
+//!   the other host --TLS--> listener --ChannelRequest: host, VM, part--> ExpectedVm
+//!                                                                          |-- api      steps of the functions that the VM's QEMU here uses
+//!                                                                          `-- monitor  the commands of IncomingCommand, to that QEMU
 //! ```
 //!
 //! Nothing listens while no VM is expected.
@@ -22,7 +23,7 @@ use ioplane_api::report::{ArrivalWord, ExpectedReport};
 use ioplane_api::request::ExpectForm;
 use ioplane_identity::{HostName, IdentityDirectory};
 use ioplane_netbus::NetbusError;
-use ioplane_netbus::channel::{Arrival, CHANNEL_PORT};
+use ioplane_netbus::channel::{CHANNEL_PORT, ChannelRequest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -57,12 +58,12 @@ pub struct Arrivals {
 
 #[derive(Default)]
 struct State {
-    expected: BTreeMap<String, Arc<Expected>>,
+    expected: BTreeMap<String, Arc<ExpectedVm>>,
     listeners: BTreeMap<SocketAddr, AbortHandle>,
 }
 
 /// One VM that is expected.
-pub struct Expected {
+pub struct ExpectedVm {
     vm: String,
     from: HostName,
     qmp: PathBuf,
@@ -89,7 +90,7 @@ struct Progress {
     grace: Option<Instant>,
 }
 
-impl Expected {
+impl ExpectedVm {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +132,7 @@ impl Expected {
     }
 
     /// What its monitor said when it was connected to.
-    fn seen(&self, seen: &monitor::Seen) {
+    fn seen(&self, seen: &monitor::SeenVm) {
         let mut progress = self.progress();
         progress.pid = seen.pid;
         match seen.state.as_str() {
@@ -202,7 +203,7 @@ impl Arrivals {
         Ok(())
     }
 
-    fn remove(&self, one: &Arc<Expected>) {
+    fn remove(&self, one: &Arc<ExpectedVm>) {
         let mut state = self.state();
         if state.expected.get(&one.vm).is_some_and(|now| Arc::ptr_eq(now, one)) {
             state.expected.remove(&one.vm);
@@ -214,7 +215,7 @@ impl Arrivals {
         }
     }
 
-    fn find(&self, vm: &str, host: &str) -> Option<Arc<Expected>> {
+    fn find(&self, vm: &str, host: &str) -> Option<Arc<ExpectedVm>> {
         let state = self.state();
         state.expected.get(vm).filter(|one| one.from.to_string() == host).cloned()
     }
@@ -260,7 +261,7 @@ impl Daemon {
             known.moved.notify_one();
             return Ok((false, known.report()));
         }
-        let one = Arc::new(Expected {
+        let one = Arc::new(ExpectedVm {
             vm: vm.to_owned(),
             from,
             qmp,
@@ -309,7 +310,7 @@ fn bound(address: SocketAddr) -> Result<TcpListener, Refusal> {
 }
 
 /// Ends it when its time is over.
-async fn expire(daemon: Arc<Daemon>, one: Arc<Expected>) {
+async fn expire(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) {
     let mut ended = one.ended.subscribe();
     loop {
         let until = one.until();
@@ -353,7 +354,7 @@ async fn admit(
     daemon: &Arc<Daemon>,
     handshake: OwnedSemaphorePermit,
 ) -> Result<(), NetbusError> {
-    let arrival = Arrival::receive(stream, &daemon.arrivals.identity).await?;
+    let arrival = ChannelRequest::receive(stream, &daemon.arrivals.identity).await?;
     let Some(one) = daemon.arrivals.find(arrival.subject(), arrival.host()) else {
         tracing::warn!(
             host = arrival.host(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ioplane_api::report::ArrivalWord;
 use ioplane_netbus::NetbusError;
-use ioplane_netbus::channel::{Arrival, Channel};
+use ioplane_netbus::channel::{Channel, ChannelRequest};
 use ioplane_qemu::{
     Endpoint, IncomingCommand, IncomingPorts, IncomingRequest, LONGEST_LINE, NotIncoming, QemuError, Qmp,
 };
@@ -24,7 +24,7 @@ const PEER: Duration = Duration::from_secs(10);
 const TURN: Duration = Duration::from_secs(4);
 
 /// What a monitor says of its VM.
-pub struct Seen {
+pub struct SeenVm {
     /// Its process.
     pub pid: u32,
     /// The state of the VM, in QEMU's word.
@@ -32,7 +32,7 @@ pub struct Seen {
 }
 
 /// Connects, if it is the VM's. Blocks.
-fn connect(one: &Expected) -> Result<(Qmp, Seen), String> {
+fn connect(one: &ExpectedVm) -> Result<(Qmp, SeenVm), String> {
     let place = Endpoint::here(&one.qmp);
     let said = |error: QemuError| format!("the monitor at {place}: {error}");
     let mut qmp = Qmp::connect(&place, PATIENCE).map_err(said)?;
@@ -47,10 +47,10 @@ fn connect(one: &Expected) -> Result<(Qmp, Seen), String> {
     let status = qmp.execute("query-status", &json!({})).map_err(said)?;
     let pid = qmp.process().map_err(|error| format!("the monitor at {place}: {error}"))?;
     let state = status["status"].as_str().unwrap_or_default().to_owned();
-    Ok((qmp, Seen { pid, state }))
+    Ok((qmp, SeenVm { pid, state }))
 }
 
-async fn connected(one: &Arc<Expected>) -> Result<Qmp, String> {
+async fn connected(one: &Arc<ExpectedVm>) -> Result<Qmp, String> {
     let of = one.clone();
     let connected = tokio::task::spawn_blocking(move || connect(&of)).await;
     let (qmp, seen) = connected.map_err(|error| error.to_string())??;
@@ -59,13 +59,13 @@ async fn connected(one: &Arc<Expected>) -> Result<Qmp, String> {
 }
 
 /// Looks at the VM, unless somebody speaks with its monitor: then it has just been looked at.
-pub async fn look(one: &Arc<Expected>) -> Result<(), String> {
+pub async fn look(one: &Arc<ExpectedVm>) -> Result<(), String> {
     let Ok(_held) = one.monitor.clone().try_lock_owned() else { return Ok(()) };
     connected(one).await.map(drop)
 }
 
 /// One connection of the other host, from its greeting to its end.
-pub async fn attend(arrival: Arrival, one: &Arc<Expected>) -> Result<(), NetbusError> {
+pub async fn attend(arrival: ChannelRequest, one: &Arc<ExpectedVm>) -> Result<(), NetbusError> {
     // Who was here before may not have noticed yet that it is gone.
     let Ok(held) = tokio::time::timeout(TURN, one.monitor.clone().lock_owned()).await else {
         return arrival.refuse(&format!("the monitor of VM {} serves another connection", one.vm)).await;
@@ -80,7 +80,7 @@ pub async fn attend(arrival: Arrival, one: &Arc<Expected>) -> Result<(), NetbusE
 }
 
 struct Session {
-    one: Arc<Expected>,
+    one: Arc<ExpectedVm>,
     /// `None` while a command is with it, and when it is lost.
     qmp: Option<Qmp>,
     ports: IncomingPorts,
@@ -134,7 +134,7 @@ impl Session {
                     Err(why) => refusal(id, &why),
                 },
                 Err(NotIncoming { id, what }) => {
-                    let Expected { vm, from, .. } = &*self.one;
+                    let ExpectedVm { vm, from, .. } = &*self.one;
                     tracing::warn!(vm, %from, asked = what, "a command that no move needs is refused");
                     refusal(id, &format!("{what}: a host that moves a VM here may not ask that"))
                 }
