@@ -36,7 +36,11 @@ const STEPS: [Operation; 6] = [
 /// For the answer that is on its way when it ends.
 const LAST: Duration = Duration::from_secs(2);
 
-type Here = State<(Arc<Daemon>, Arc<ExpectedVm>)>;
+/// This daemon, and the VM that a connection is about.
+#[derive(Clone)]
+struct Parties(Arc<Daemon>, Arc<ExpectedVm>);
+
+type Here = State<Parties>;
 
 /// One connection, from its greeting to its end.
 pub async fn attend(
@@ -72,7 +76,7 @@ fn closed(served: hyper::Result<()>) -> Result<(), NetbusError> {
 }
 
 fn router(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) -> Router {
-    let here = (daemon.clone(), one);
+    let here = Parties(daemon.clone(), one);
     let mut steps = Router::new();
     for operation in STEPS {
         let admitted = middleware::from_fn_with_state((here.clone(), operation), admit);
@@ -96,11 +100,11 @@ fn is_of(vm: Option<&VmReport>, one: &ExpectedVm) -> bool {
 }
 
 /// What the VM uses, and nothing else of this host.
-async fn status(State((daemon, one)): Here) -> Answer {
+async fn status(State(Parties(daemon, one)): Here) -> Answer {
     json(of_the_vm(daemon.status().await, &one))
 }
 
-async fn disks(State((daemon, one)): Here) -> Answer {
+async fn disks(State(Parties(daemon, one)): Here) -> Answer {
     json(of_the_vm(daemon.status().await, &one).disks)
 }
 
@@ -126,7 +130,7 @@ fn of_the_vm(mut status: StatusReport, one: &ExpectedVm) -> StatusReport {
 }
 
 /// The other host says that all is done: it is expected no longer.
-async fn settled(State((daemon, one)): Here, Path(name): Path<String>) -> Answer {
+async fn settled(State(Parties(daemon, one)): Here, Path(name): Path<String>) -> Answer {
     if name != one.vm {
         return Err(Refusal::missing(format!("no VM {name} is expected"), "it is of another move"));
     }
@@ -137,7 +141,7 @@ async fn settled(State((daemon, one)): Here, Path(name): Path<String>) -> Answer
 
 /// A step of one of the VM's functions, as long as the guest is not this host's.
 async fn admit(
-    State(((daemon, one), operation)): State<((Arc<Daemon>, Arc<ExpectedVm>), Operation)>,
+    State((Parties(daemon, one), operation)): State<(Parties, Operation)>,
     Path(name): Path<String>,
     request: Request,
     next: Next,

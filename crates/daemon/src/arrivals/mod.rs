@@ -13,6 +13,7 @@ mod api;
 mod monitor;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -286,9 +287,8 @@ impl Daemon {
                 "see `ioplane move expected`",
             ));
         }
-        if !state.listeners.contains_key(&listen) {
-            let task = tokio::spawn(attend(bound(listen)?, self.clone()));
-            state.listeners.insert(listen, task.abort_handle());
+        if let Entry::Vacant(place) = state.listeners.entry(listen) {
+            place.insert(tokio::spawn(attend(bound(listen)?, self.clone())).abort_handle());
         }
         state.expected.insert(vm.to_owned(), one.clone());
         drop(state);

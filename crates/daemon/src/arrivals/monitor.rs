@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::OwnedMutexGuard;
 
-use super::Expected;
+use super::ExpectedVm;
 
 /// For an answer of QEMU's.
 const PATIENCE: Duration = Duration::from_secs(20);
