@@ -3,7 +3,7 @@
 use crate::assets::host_version;
 use crate::daemon::Daemon;
 use crate::stage::Stage;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// What the guest of [`three`] has: what it boots, and what it works on.
@@ -23,6 +23,27 @@ pub fn three(stage: &Stage, config: &str) -> Result<(Daemon, Daemon)> {
         import(host, &exporter, &DISKS)?;
     }
     Ok((exporter, other))
+}
+
+/// How two hosts are called that know each other.
+pub const NAMES: [&str; 2] = ["host-a", "host-b"];
+
+/// Gives two hosts certificates of one authority, whose configuration says `identity = "{folder}/identity"`.
+pub fn know_each_other(one: &Daemon, other: &Daemon) -> Result<()> {
+    let identity = |of: &Daemon, args: &[&str]| {
+        let output = std::process::Command::new(crate::daemon::binary()?)
+            .args(["identity", "--dir"])
+            .arg(of.folder().join("identity"))
+            .args(args)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "ioplane identity {}: {said}", args.join(" "));
+        Ok(())
+    };
+    let file = one.folder().join("other.pem").display().to_string();
+    identity(one, &["create", NAMES[0]])?;
+    identity(one, &["issue", NAMES[1], "--out", &file])?;
+    identity(other, &["import", &file])
 }
 
 /// The machine of this host's own QEMU by its full name, so that both ends of a migration have the same.

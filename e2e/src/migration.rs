@@ -52,10 +52,24 @@ pub struct Move {
 impl Move {
     /// To where `next`, a QEMU of the host `there`, waits.
     pub fn of(vm: &Vm, here: &Daemon, uri: &str, there: &Daemon, next: &Vm) -> Result<Move> {
+        let (socket, monitor) = (there.socket(), next.monitor());
+        Move::by(vm, here, uri, ["--there".into(), socket.into(), "--qmp-there".into(), monitor.into()])
+    }
+
+    /// The same where the hosts know each other by their certificates ([`crate::hosts::know_each_other`]), and the one there expects the guest, once.
+    pub fn by_certificate(vm: &Vm, here: &Daemon, uri: &str, there: &Daemon, next: &Vm) -> Result<Move> {
+        let at = format!("127.0.0.1:{}", crate::libvirt::free_port()?);
+        let monitor = next.monitor().display().to_string();
+        let [from, name] = crate::hosts::NAMES;
+        there.cli(&["move", "expect", vm.name(), "--from", from, "--qmp", &monitor, "--listen", &at])?;
+        Move::by(vm, here, uri, ["--there", &at, "--tls-hostname", name].map(OsString::from))
+    }
+
+    fn by(vm: &Vm, here: &Daemon, uri: &str, way: [OsString; 4]) -> Result<Move> {
         let mut args: Vec<OsString> = vec!["--socket".into(), here.socket().into()];
         args.extend(["move", "vm", vm.name(), "--json", "--to", uri, "--qmp"].map(OsString::from));
-        args.extend([vm.monitor().into(), "--there".into(), there.socket().into()]);
-        args.extend(["--qmp-there".into(), next.monitor().into()]);
+        args.push(vm.monitor().into());
+        args.extend(way);
         let log = vm.folder().join("move.log");
         let _ = std::fs::remove_file(&log);
         Ok(Move { args, log })

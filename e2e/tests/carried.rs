@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::Kernel;
 use ioplane_e2e::daemon::Daemon;
 use ioplane_e2e::exchange::{End, Passage};
-use ioplane_e2e::hosts::{DISKS, holds, holds_none, three};
+use ioplane_e2e::hosts::{DISKS, holds, holds_none, know_each_other, three};
 use ioplane_e2e::migration::{BANDWIDTH, DOWNTIME, Move};
 use ioplane_e2e::nics::Pings;
 use ioplane_e2e::protocol::{Command as Net, LoadSpec, Mix};
@@ -18,7 +18,7 @@ use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const CONFIG: &str = "[[core]]\nspin_us = 200\n";
+const CONFIG: &str = "[daemon]\nidentity = \"{folder}/identity\"\n[[core]]\nspin_us = 200\n";
 const BYTES: u64 = 8 << 20;
 const NAME: &str = "web";
 const NIC: &str = "nic0";
@@ -64,11 +64,22 @@ fn nic(host: &Daemon) -> Result<Value> {
     host.cli(&["pci", "show", NIC])
 }
 
+/// How the other host is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Sockets,
+    Certificates,
+}
+
 /// Moves the guest to a QEMU of the other host.
-fn travel(stage: &Stage, mut vm: Vm, (here, there): (&Daemon, &Daemon)) -> Result<Vm> {
+fn travel(stage: &Stage, mut vm: Vm, (here, there): (&Daemon, &Daemon), by: By) -> Result<Vm> {
     let (mut next, uri) = waiting(stage, there)?;
     vm.pace(BANDWIDTH, DOWNTIME)?;
-    let moved = Move::of(&vm, here, &uri, there, &next)?.done();
+    let moved = match by {
+        By::Sockets => Move::of(&vm, here, &uri, there, &next)?,
+        By::Certificates => Move::by_certificate(&vm, here, &uri, there, &next)?,
+    };
+    let moved = moved.done();
     let moved = moved.map_err(|error| next.explain(vm.explain(error)))?;
     next.go_on_from(vm)?;
     let function = &moved["functions"][0];
@@ -155,9 +166,12 @@ fn a_guest_moves_with_its_nic_and_disks_under_load() -> Result<()> {
         let mix = Mix { read: 40, write: 50, sync: 4, discard: 3, zero: 3 };
         let load = agent.load(LoadSpec { mix, ..mixed("data", BYTES) })?;
         load.progress(MINUTE)?;
-        let ways = [(&stage.daemon, &hosts.other), (&hosts.other, &stage.daemon)];
-        for (port, (here, there)) in [4000, 4010].into_iter().zip(ways) {
-            vm = under_traffic(stage, &hosts, vm, port, |vm| travel(stage, vm, (here, there)))?;
+        know_each_other(&stage.daemon, &hosts.other)?;
+        let there = ((&stage.daemon, &hosts.other), By::Certificates);
+        let back = ((&hosts.other, &stage.daemon), By::Sockets);
+        for (port, (ways, by)) in [4000, 4010].into_iter().zip([there, back]) {
+            vm = under_traffic(stage, &hosts, vm, port, |vm| travel(stage, vm, ways, by))?;
+            ensure!(hosts.other.cli(&["move", "expected"])? == json!([]), "once");
             load.progress(MINUTE).map_err(|error| vm.explain(error))?;
             expect_right(&load.mark()?).map_err(|error| vm.explain(error))?;
         }
@@ -243,7 +257,7 @@ fn a_move_that_fails_or_is_cancelled_leaves_the_guest_its_nic() -> Result<()> {
             );
         }
         // And then it moves.
-        vm = under_traffic(stage, &hosts, vm, 4100, |vm| travel(stage, vm, ways))?;
+        vm = under_traffic(stage, &hosts, vm, 4100, |vm| travel(stage, vm, ways, By::Sockets))?;
         expect_quiet(vm.agent()).map_err(|error| vm.explain(error))?;
         vm.poweroff()?;
         stage.expect_clean()

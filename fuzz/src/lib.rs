@@ -15,6 +15,7 @@ pub mod blk_request;
 pub mod directory;
 pub mod frames;
 pub mod guest;
+pub mod incoming_monitor;
 pub mod join;
 pub mod late;
 pub mod monitor;
@@ -69,6 +70,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "directory", run: directory::run },
     Target { name: "join", run: join::run },
     Target { name: "session", run: session::run },
+    Target { name: "incoming_monitor", run: incoming_monitor::run },
     Target { name: "moved_state", run: moved_state::run },
 ];
 

@@ -81,6 +81,11 @@ fn join() {
 }
 
 #[test]
+fn incoming_monitor() {
+    smoke("incoming_monitor");
+}
+
+#[test]
 fn session() {
     smoke("session");
 }

@@ -6,15 +6,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport,
-    ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovedFunctionReport, MovedReport,
-    NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport, RestedFunctionReport, SavedReport,
-    StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport,
+    MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport,
+    RestedFunctionReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
+    UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm, MoveForm,
-    MoveFunctionForm, MoveNoteForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm,
-    WriteVectorsForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm,
+    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm,
+    UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -357,6 +358,16 @@ operations! {
     NoteMove: Put "/v1/moves/{name}" body MoveNoteForm => 200 DoneReport;
     /// It has come to its end.
     EndMove: Delete "/v1/moves/{name}" => 200 DoneReport;
+    /// Reaches the daemon of the other host by its certificate, and makes what of it the move needs two sockets of this host.
+    PutMovePeer: Put "/v1/moves/{name}/peer" body MovePeerForm => 200 MovePeerReport;
+    /// Takes these sockets away.
+    RemoveMovePeer: Delete "/v1/moves/{name}/peer" => 200 DoneReport;
+    /// The VMs that are expected from other hosts.
+    ExpectedVms: Get "/v1/expected" => 200 Vec<ExpectedReport>;
+    /// Lets another host move a VM here, once and for a limited time.
+    ExpectVm: Put "/v1/expected/{name}" body ExpectForm => 201 ExpectedReport, 200 ExpectedReport;
+    /// Expects it no longer. What the other host is doing here just now is broken off.
+    UnexpectVm: Delete "/v1/expected/{name}" => 200 DoneReport;
     /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
     Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;
     /// The I/O cores.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 use crate::spec::{
-    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord,
-    PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
+    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, ListenAddress, NbdUri,
+    NotifyWord, PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 
@@ -299,6 +299,9 @@ body! {
     /// another one brings it to its end if that one dies.
     #[derive(PartialEq, Eq)]
     MoveNoteForm {
+        /// The host where it goes, if its daemon is reached by its certificate: `there` and `qmp_there` are sockets of this daemon then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<MovePeerForm>,
         /// Process of the VM's VMM here.
         pid: u32,
         /// The guest is the other host's from here on. It is never taken back.
@@ -321,6 +324,37 @@ body! {
         guards: Vec<NotedGuard>,
         /// Its functions.
         functions: Vec<NotedFunction>,
+    }
+}
+
+body! {
+    /// The host to which a VM is to move.
+    #[derive(PartialEq, Eq)]
+    MovePeerForm {
+        /// Its name, or an address.
+        host: String,
+        /// The port at which its daemon expects the VM [default: 10806].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<u16>,
+        /// The name in its certificate [default: `host`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tls_hostname: Option<String>,
+    }
+}
+
+body! {
+    /// A VM that another host may move here, once.
+    ExpectForm {
+        /// That host, by the name in its certificate.
+        from: String,
+        /// The monitor of the QEMU that waits here.
+        qmp: PathBuf,
+        /// Where this daemon listens for the other host as long as a VM is expected there [default: `[::]:10806`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        listen: Option<ListenAddress>,
+        /// For how long, seconds: 1 to 864000 [default: 3600].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        valid_s: Option<u64>,
     }
 }
 

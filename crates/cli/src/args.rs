@@ -34,7 +34,9 @@ pub use exits::{
     LearnArgs, ReachArgs, RecordArgs, VmArgs, WatchArgs,
 };
 pub use identity::{IdentityArgs, IdentityCommand};
-pub use move_vm::{MIGRATION_PORT, MoveCommand, MovePrepare, MoveRecover, MoveVm};
+pub use move_vm::{
+    Destination, MIGRATION_PORT, MoveCommand, MoveExpect, MovePrepare, MoveRecover, MoveVm, There,
+};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciMove, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};
 pub use run::RunArgs;

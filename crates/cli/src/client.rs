@@ -1,13 +1,14 @@
 //! The command line's side of the API: HTTP over the control socket.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 use http_body_util::{BodyExt, Full, Limited};
 pub use hyper::Method;
-use hyper::Request;
 use hyper::body::{Bytes, Incoming};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use ioplane_api::refusal::{Code, RefusalBody, RefusalKind};
 use serde::Serialize;
@@ -31,6 +32,11 @@ fn broken_off(error: impl std::fmt::Display) -> CommandError {
     bad_answer(format!("the daemon's answer broke off: {error}"), "see its log, and `ioplane status`")
 }
 
+fn went_away(error: hyper::Error) -> CommandError {
+    let remedy = "see its log, and `ioplane status` for what it did";
+    bad_answer(format!("the daemon went away before it answered: {error}"), remedy)
+}
+
 /// What the daemon refuses, by its answer's status and body.
 fn refused(status: u16, body: &[u8]) -> CommandError {
     match serde_json::from_slice::<RefusalBody>(body) {
@@ -43,24 +49,33 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
     }
 }
 
-/// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but by [`Client::with_patience`] and in [`Client::stream`]. Errors are
+/// Asks one daemon over its control socket. Each call connects anew (but for [`Client::keeping`]) and blocks; no time-out but by [`Client::with_patience`] and in [`Client::stream`]. Errors are
 /// [`CommandError`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
 pub struct Client {
     socket: PathBuf,
     patience: Option<Duration>,
+    /// Of one that keeps its connection: that, while nobody uses it.
+    kept: Option<RefCell<Option<Sender>>>,
     runtime: tokio::runtime::Runtime,
 }
+
+type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
 
 impl Client {
     /// Does not connect yet.
     pub fn new(socket: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Client { socket: socket.to_owned(), patience: None, runtime })
+        Ok(Client { socket: socket.to_owned(), patience: None, kept: None, runtime })
     }
 
     /// Each answer may take this long. What was asked may be done all the same.
     pub fn with_patience(self, patience: Duration) -> Self {
         Client { patience: Some(patience), ..self }
+    }
+
+    /// Calls go by one connection, as long as that stands: for a daemon that is far away.
+    pub fn keeping(self) -> Self {
+        Client { kept: Some(RefCell::default()), ..self }
     }
 
     /// The control socket.
@@ -102,16 +117,25 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
-        whole(self.send(method, path, body).await?).await
+        let (sender, answer) = self.send(method, path, body).await?;
+        let answer = whole(answer).await?;
+        if let Some(kept) = &self.kept {
+            *kept.borrow_mut() = Some(sender);
+        }
+        Ok(answer)
     }
 
-    /// Sends a request; its answer's body, unless it is a refusal.
-    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Incoming> {
+    async fn connect(&self) -> Result<Sender> {
         let stream =
             tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
-        let (mut sender, connection) =
+        let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken_off)?;
         tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// Sends a request; its answer's body, unless it is a refusal, and what it was sent by.
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(Sender, Incoming)> {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -125,15 +149,34 @@ impl Client {
                     "give another",
                 )
             })?;
-        let answer = sender.send_request(request).await.map_err(|error| {
-            let remedy = "see its log, and `ioplane status` for what it did";
-            bad_answer(format!("the daemon went away before it answered: {error}"), remedy)
-        })?;
+        let (sender, answer) = match self.standing().await {
+            Some(mut sender) => match sender.try_send_request(request).await {
+                Ok(answer) => (sender, answer),
+                Err(mut error) => match error.take_message() {
+                    // The connection had gone before anything was sent.
+                    Some(unsent) => self.send_anew(unsent).await?,
+                    None => return Err(went_away(error.into_error()).into()),
+                },
+            },
+            None => self.send_anew(request).await?,
+        };
         let status = answer.status();
         if status.is_success() {
-            return Ok(answer.into_body());
+            return Ok((sender, answer.into_body()));
         }
         Err(refused(status.as_u16(), &whole(answer.into_body()).await?).into())
+    }
+
+    /// The connection that was kept, if it still stands.
+    async fn standing(&self) -> Option<Sender> {
+        let mut sender = self.kept.as_ref()?.borrow_mut().take()?;
+        sender.ready().await.is_ok().then_some(sender)
+    }
+
+    async fn send_anew(&self, request: Request<Full<Bytes>>) -> Result<(Sender, Response<Incoming>)> {
+        let mut sender = self.connect().await?;
+        let answer = sender.send_request(request).await.map_err(went_away)?;
+        Ok((sender, answer))
     }
 
     /// GET of a body without an end: gives `part` each piece as it comes. Ends without an error when `part` answers false, after `limit`,
@@ -145,7 +188,7 @@ impl Client {
         mut part: impl FnMut(&[u8]) -> Result<bool>,
     ) -> Result<()> {
         self.runtime.block_on(async {
-            let mut body = self.send(Method::GET, path, Vec::new()).await?;
+            let (_sender, mut body) = self.send(Method::GET, path, Vec::new()).await?;
             let over = tokio::time::sleep(limit);
             let interrupt = tokio::signal::ctrl_c();
             tokio::pin!(over, interrupt);

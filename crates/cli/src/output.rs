@@ -23,8 +23,13 @@ pub fn quiet() -> bool {
 /// A line that is no answer and no error: what else to do, what changes. Not with `-q`.
 pub fn hint(line: impl std::fmt::Display) {
     if !quiet() {
-        eprintln!("ioplane: {line}");
+        eprintln!("ioplane: {}", harmless(&line.to_string()));
     }
+}
+
+/// As a terminal may have it: a daemon of another host, or a program beside it, may have said it.
+fn harmless(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 /// What is done to answer. Only with `-v`.
@@ -106,7 +111,7 @@ pub fn print_done<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) ->
 
 /// Says why a command has failed; as JSON as well, if that was asked for.
 pub fn complain(error: &anyhow::Error, json: bool) {
-    eprintln!("ioplane: {}", text(error));
+    eprintln!("ioplane: {}", harmless(&text(error)));
     if json {
         // A program reads it there, and the exit code says that it is no answer.
         let _ = print_json(&CommandError::of(error));
@@ -121,6 +126,11 @@ fn text(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_text_commands_a_terminal() {
+        assert_eq!(harmless("a\u{1b}[2J\u{9b}H\r\u{7}b\n\tc"), "a[2JHb\n\tc");
+    }
 
     #[test]
     fn every_error_has_a_code() {

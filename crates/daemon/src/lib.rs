@@ -15,6 +15,7 @@
 
 mod access;
 mod api;
+mod arrivals;
 mod capture;
 mod check;
 mod choices;
@@ -41,6 +42,7 @@ mod nic;
 mod paths;
 mod pausing;
 mod pcapng;
+mod peers;
 mod pool;
 mod readings;
 mod refusal;
@@ -73,6 +75,7 @@ use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 use ioplane_identity::IdentityDirectory;
 
 use crate::config::{Config, Problems};
+use arrivals::Arrivals;
 use choices::{Choices, WithChoices};
 use context::{DaemonContext, DaemonPaths};
 use cores::Cores;
@@ -82,6 +85,7 @@ use exports::{Listeners, PublishedDisk};
 use functions::{Card, Functions};
 use groups::Groups;
 use nic::Nic;
+use peers::Peers;
 use pool::ElasticPool;
 use registry::{OnFailure, Registered, Registry};
 use served::ServedKind;
@@ -107,6 +111,10 @@ pub struct Daemon {
     groups: Arc<Groups>,
     cores: Arc<Cores>,
     pool: ElasticPool,
+    /// VMs that other hosts may move here.
+    arrivals: Arrivals,
+    /// Hosts to which VMs of this one move.
+    peers: Peers,
     state_file: Arc<StateFile>,
     config: Mutex<Arc<Config>>,
     reloading: tokio::sync::Mutex<()>,
@@ -186,6 +194,7 @@ impl Daemon {
         let directory = config.directory.as_ref().map(|(spec, _)| spec.clone());
         let devices = Arc::new(DirectoryClient::new(directory, identity.clone(), &run_dir, &state_dir));
         let claim_wait = config.daemon.claim_wait_s.map(Duration::from_secs);
+        let (arrivals, peers) = (Arrivals::new(identity.clone()), Peers::new(identity.clone(), &run_dir));
         let paths = DaemonPaths { run_dir, control, state_dir };
         let context =
             DaemonContext::new(cores.clone(), groups.clone(), state_file.clone(), paths, access, devices);
@@ -201,6 +210,8 @@ impl Daemon {
             groups,
             cores,
             pool: ElasticPool::new(),
+            arrivals,
+            peers,
             state_file,
             config: Mutex::new(Arc::new(config)),
             reloading: tokio::sync::Mutex::default(),
@@ -390,6 +401,7 @@ impl Daemon {
     async fn stop(&self) {
         let context = self.exports.context().clone();
         context.begin_end();
+        self.peers.clear();
         self.devices().leave().await;
         tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
         // Disks may be clients of these.

@@ -64,6 +64,7 @@ fn what_is_written_is_read() {
             let other = FunctionSpec { name: "g".into(), ..function.now.clone() };
             entries.removed_functions.insert("g".into(), other);
             let note = MoveNoteForm {
+                peer: None,
                 pid: 7,
                 gone: true,
                 to: "tcp:b:4444".into(),

@@ -46,6 +46,19 @@ pub enum NetbusError {
     /// The peer has another version.
     #[error("the peer speaks version {0} of the protocol, which this host does not")]
     Version(u32),
+    /// The other host's daemon speaks another version.
+    #[error(
+        "the daemon there speaks version {there} of the protocol between hosts, and this one speaks {here}"
+    )]
+    OtherVersion {
+        /// This side's.
+        here: u32,
+        /// The other side's.
+        there: u32,
+    },
+    /// The other host's daemon does not want to.
+    #[error("the other host refuses: {0}")]
+    TurnedAway(String),
     /// The directory does not want to.
     #[error("the directory refuses: {0}")]
     Refused(String),

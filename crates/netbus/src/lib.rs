@@ -9,7 +9,8 @@
 //!   host-a, host-b: DirectorySession --compare-and-swap on a key for each name--> etcd
 //! ```
 //!
-//! Beside that, two hosts of which one uses what the other one publishes have a session of their own ([`control`]), by which the one is told how its devices are.
+//! Beside that, two hosts of which one uses what the other one publishes have a session of their own ([`control`]), by which the one is told how its devices are. A host that expects something of another one
+//! is reached by a [`channel`].
 //!
 //! - **A name is one host's** from its first report until the host reports without it, or a person forgets it. That is kept in a file and
 //!   synced before the host is answered, or in etcd under a key without a lease. A second host that publishes the same name is told whose it is.
@@ -20,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod channel;
 pub mod control;
 mod device;
 mod directory;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ioplane_identity::{
     CertificateFacts, HostIdentity, IdentityDirectory, TlsFault, WatchedStream, let_hear,
 };
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -16,6 +17,9 @@ use crate::error::NetbusError;
 
 /// How long a client that was refused may take to hear why.
 const HEARS: Duration = Duration::from_secs(1);
+
+/// How long a peer may be silent: longer than a route takes to change.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// How a host speaks with a directory.
 #[derive(Debug, Clone)]
@@ -32,6 +36,17 @@ pub enum Security {
 /// Either kind of connection.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Has a connection end when its peer neither sends nor acknowledges anything for [`SILENCE`]. Answers of a few bytes do not wait for each other.
+fn notice_silence(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE / 3)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 3)?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
+    Ok(())
+}
 
 /// Reads the identity of this host: a few small files.
 async fn load(directory: &IdentityDirectory) -> Result<HostIdentity, NetbusError> {
@@ -51,7 +66,7 @@ pub(crate) async fn connect(
 ) -> Result<(Box<dyn Stream>, IpAddr, String), NetbusError> {
     let failed = NetbusError::stream("connecting");
     let stream = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(&failed)?;
-    stream.set_nodelay(true).map_err(&failed)?;
+    notice_silence(&stream).map_err(&failed)?;
     let local = stream.local_addr().map_err(&failed)?.ip();
     match security {
         Security::Plain { host } => Ok((Box::new(stream), local, host.clone())),
@@ -76,8 +91,7 @@ pub(crate) async fn accept(
     stream: TcpStream,
     identity: Option<&IdentityDirectory>,
 ) -> Result<(Box<dyn Stream>, Option<String>), NetbusError> {
-    // Answers of a few bytes are not to wait for each other.
-    stream.set_nodelay(true).map_err(NetbusError::stream("taking a connection"))?;
+    notice_silence(&stream).map_err(NetbusError::stream("taking a connection"))?;
     let Some(directory) = identity else { return Ok((Box::new(stream), None)) };
     let identity = load(directory).await?;
     let accepted = TlsAcceptor::from(identity.server()).accept(stream).into_fallible().await;

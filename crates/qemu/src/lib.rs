@@ -6,6 +6,8 @@
 //!                                                        `--> GuestAgent   commands, after both have found the beginning of a line
 //! ```
 //!
+//! [`IncomingRequest`] is what another host may say to a monitor, for whoever passes that on.
+//!
 //! What comes from there is hostile: each wait ends at a stated time, lines and events that are kept are bounded.
 //!
 //! Must not know: exits, our devices, the daemon. The crates `qapi` and `qapi-qmp` were looked at: docs/decisions/0033.
@@ -15,6 +17,7 @@ mod agent;
 mod answer;
 mod chardev;
 mod error;
+mod incoming;
 mod qmp;
 mod socket;
 #[cfg(test)]
@@ -23,5 +26,6 @@ mod test_monitor;
 pub use agent::GuestAgent;
 pub use chardev::Chardev;
 pub use error::QemuError;
+pub use incoming::{IncomingCommand, IncomingPorts, IncomingRequest, LONGEST_LINE, NotIncoming, PortSize};
 pub use qmp::Qmp;
 pub use socket::Endpoint;

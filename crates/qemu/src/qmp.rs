@@ -54,6 +54,11 @@ impl Qmp {
         Ok(qmp)
     }
 
+    /// Which process has made the socket that was connected to.
+    pub fn process(&self) -> io::Result<u32> {
+        self.lines.process()
+    }
+
     /// From now on each command may take this long.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;

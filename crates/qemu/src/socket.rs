@@ -109,6 +109,12 @@ impl Lines {
         }
     }
 
+    /// Which process listens there: the one that did when the socket was made.
+    pub fn process(&self) -> Result<u32> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.stream)?;
+        u32::try_from(credentials.pid.as_raw_nonzero().get()).map_err(Error::other)
+    }
+
     /// From now on it ends then.
     pub fn until(&mut self, end: Instant) {
         self.end = end;

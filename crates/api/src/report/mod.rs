@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 use crate::spec::{LimitsSpec, limits_of};
 
+mod arrival;
 mod choice;
 mod configuration;
 mod daemon;
@@ -28,6 +29,7 @@ mod swap;
 mod verify;
 mod vm_pause;
 
+pub use arrival::{ArrivalWord, ExpectedReport, MovePeerReport};
 pub use choice::{ChoiceCount, ChoiceParts, ChoiceReason, ChoiceReport, ChoiceWord};
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};

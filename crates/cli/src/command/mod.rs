@@ -2,6 +2,7 @@
 
 mod configuration;
 mod devices;
+mod expect;
 mod follow;
 mod group;
 pub mod kvm;
@@ -118,6 +119,9 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Move(MoveCommand::Vm(args)) => host.move_vm(&client()?, &args, json)?,
         Command::Move(MoveCommand::Recover(args)) => host.move_recover(&client()?, &args, json)?,
         Command::Move(MoveCommand::Prepare(args)) => host.move_prepare(&client()?, &args, json)?,
+        Command::Move(MoveCommand::Expect(args)) => expect::run(&client()?, args, json)?,
+        Command::Move(MoveCommand::Expected) => expect::list(&client()?, json)?,
+        Command::Move(MoveCommand::Unexpect { name }) => expect::end(&client()?, &name, json)?,
         Command::Publish(command) => publish::run(&client()?, command, json)?,
         Command::Devices(args) => devices::run(&client()?, args, json)?,
         Command::Identity(args) => return host.identity(&args, json),

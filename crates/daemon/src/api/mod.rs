@@ -6,6 +6,7 @@
 //! Errors are problems of RFC 9457, [`RefusalBody`](ioplane_api::refusal::RefusalBody). A request that has been read is carried out to its end, whether or not its
 //! client stays.
 
+mod arrivals;
 mod configuration;
 mod cores;
 mod daemon;
@@ -46,17 +47,13 @@ const LISTS: &str =
     "GET /v1/openapi.json lists what there is; docs/guide/errors.md explains the codes of errors";
 
 type Own = State<Arc<Daemon>>;
-type Answer = Result<Response, Refusal>;
+pub(super) type Answer = Result<Response, Refusal>;
 
 /// The whole API.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     let mut router = Router::new();
     for operation in Operation::ALL {
-        let mut handler = handler(*operation);
-        if matches!(operation, Operation::LoadFunction | Operation::TakeFunction) {
-            handler = handler.route_layer(DefaultBodyLimit::max(function::STATE));
-        }
-        let handler = handler.route_layer(middleware::from_fn_with_state(*operation, check_query));
+        let handler = route(*operation);
         if let Some(old) = operation.old_path() {
             router = router.route(old, handler.clone());
         }
@@ -67,8 +64,17 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .method_not_allowed_fallback(async || {
             Refusal::method("this resource does not know this method", LISTS)
         })
-        .layer(DefaultBodyLimit::max(BODY))
         .with_state(daemon)
+}
+
+/// What answers an operation, with the bounds of its body and of its query.
+pub(super) fn route(operation: Operation) -> MethodRouter<Arc<Daemon>> {
+    let longest = match operation {
+        Operation::LoadFunction | Operation::TakeFunction => function::STATE,
+        _ => BODY,
+    };
+    let handler = handler(operation).route_layer(DefaultBodyLimit::max(longest));
+    handler.route_layer(middleware::from_fn_with_state(operation, check_query))
 }
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
@@ -147,6 +153,11 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::ShowMove => routing::on(method, moving::show),
         Operation::NoteMove => routing::on(method, moving::note),
         Operation::EndMove => routing::on(method, moving::end),
+        Operation::PutMovePeer => routing::on(method, arrivals::peer),
+        Operation::RemoveMovePeer => routing::on(method, arrivals::end_peer),
+        Operation::ExpectedVms => routing::on(method, arrivals::expected),
+        Operation::ExpectVm => routing::on(method, arrivals::expect),
+        Operation::UnexpectVm => routing::on(method, arrivals::unexpect),
         Operation::LeaveFunction => routing::on(method, function::leave),
         Operation::Cores => routing::on(method, cores::cores),
         Operation::AddCore => routing::on(method, cores::add),
@@ -194,7 +205,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-fn json(report: impl Serialize) -> Answer {
+pub(super) fn json(report: impl Serialize) -> Answer {
     Ok(axum::Json(report).into_response())
 }
 

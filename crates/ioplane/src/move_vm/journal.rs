@@ -104,6 +104,7 @@ impl<'a> Journal<'a> {
 /// A note with nothing in it that the guest had.
 pub(super) fn blank(pid: u32, to: &str, qmp: &str, there: PathBuf, qmp_there: PathBuf) -> MoveNoteForm {
     MoveNoteForm {
+        peer: None,
         pid,
         gone: false,
         to: to.to_owned(),

@@ -13,6 +13,7 @@ mod functions;
 mod guard;
 mod journal;
 mod monitor;
+mod peer;
 mod ready;
 mod recover;
 
@@ -23,6 +24,7 @@ use std::time::Duration;
 use anyhow::Result;
 use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport, StatusReport, VmReport};
+use ioplane_api::request::MoveNoteForm;
 use ioplane_api::size::Size;
 use ioplane_cli::args::MoveVm;
 use ioplane_cli::client::Client;
@@ -35,6 +37,7 @@ pub(crate) use self::disks::{is_same, is_settled, may_go, remote, until};
 use self::functions::{DeviceTime, Functions, Moved, MovedFunction};
 use self::monitor::Followed;
 pub(crate) use self::monitor::Monitor;
+use self::peer::Reached;
 use self::ready::Far;
 pub(crate) use self::recover::run as recover;
 use crate::vm_monitor::monitor_of;
@@ -95,7 +98,8 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     let devices = devices_of(status, vm)?;
     devices.disks.iter().try_for_each(may_go)?;
     devices.functions.iter().try_for_each(ready::may_leave)?;
-    let there = args.there.as_deref().map(Client::new).transpose()?.map(|there| there.with_patience(STEP));
+    let reached = Reached::of(client, args, !devices.functions.is_empty())?;
+    let there = reached.daemon()?;
     if let Some(there) = &there {
         disks::is_ready(there, &devices.disks)?;
     }
@@ -109,13 +113,14 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         reports => {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
-            let far = Far::look(vm, reports, there.as_ref(), args.qmp_there.as_deref(), &version, own)?;
+            let far = Far::look(vm, reports, there.as_ref(), reached.qmp_there.as_deref(), &version, own)?;
             let pid = reports.iter().find_map(|report| report.vm.as_ref()).map_or(0, |vm| vm.pid);
-            let sockets = [there.as_ref().map(Client::socket), args.qmp_there.as_deref()];
+            let sockets = [reached.there.as_deref(), reached.qmp_there.as_deref()];
             let [socket, qmp_there] = sockets.map(|path| path.map(absolute).transpose());
             let (socket, qmp_there) = (socket?.unwrap_or_default(), qmp_there?.unwrap_or_default());
             let qmp = absolute(Path::new(monitor.place()))?.display().to_string();
-            let note = journal::blank(pid, &args.to, &qmp, socket, qmp_there);
+            let note = journal::blank(pid, &args.to.uri, &qmp, socket, qmp_there);
+            let note = MoveNoteForm { peer: reached.form.clone(), ..note };
             Some(Functions::look(vm, reports, &steps, &mut monitor, far, note)?)
         }
     };
@@ -123,7 +128,7 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
     let interrupted = told_to_end()?;
     let (ended, functions, device_time) = match moving {
         None => {
-            monitor.execute("migrate", &json!({ "uri": args.to }))?;
+            monitor.execute("migrate", &json!({ "uri": args.to.uri }))?;
             match monitor.follow("completed", LOOK, &interrupted, None, None)? {
                 Followed::There(ended) => (ended, Vec::new(), None),
                 Followed::Ended { cancelled, why } => return Err(monitor.stayed(vm, cancelled, &why)),
@@ -131,20 +136,23 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         }
         Some(moving) => {
             let Moved { ended, functions, time, running: ran } =
-                moving.go(&mut monitor, &args.to, running, &interrupted)?;
+                moving.go(&mut monitor, &args.to.uri, running, &interrupted)?;
             running = ran;
             (ended, functions, Some(time))
         }
     };
     disks::given_back(client, &devices.disks)?;
     // A guest that stands still starts no rings there either.
-    if let Some(there) = there.filter(|_| running) {
-        disks::taken(&there, &devices.disks)?;
+    if let Some(there) = there.as_ref().filter(|_| running) {
+        disks::taken(there, &devices.disks)?;
+    }
+    if let Some(there) = &there {
+        reached.settled(there);
     }
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let report = MoveReport {
         vm: vm.to_owned(),
-        to: args.to.clone(),
+        to: args.to.uri.clone(),
         disks: devices.disks.into_iter().map(|disk| disk.name).collect(),
         functions,
         total_ms: number(&ended["total-time"]),

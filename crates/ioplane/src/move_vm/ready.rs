@@ -101,7 +101,8 @@ impl<'a> Far<'a> {
                 format!(
                     "VM {vm} has PCI functions of this daemon, which go along only if the other host is reached"
                 ),
-                "give --there SOCKET, the control socket of the daemon there, and --qmp-there SOCKET, the monitor of the QEMU there; ssh -L forwards both",
+                "name the host that expects the VM (`ioplane move expect` there): --to HOST or --there HOST; or give --there SOCKET, the control socket of the daemon there, and \
+                 --qmp-there SOCKET, the monitor of the QEMU there, as ssh -L forwards them",
             ));
         };
         has_the_same(there, vm, functions, own)?;

@@ -24,6 +24,7 @@ use serde_json::json;
 use super::functions::{Functions, STEP};
 use super::journal::{self, Journal};
 use super::monitor::Monitor;
+use super::peer::Reached;
 use super::{failed, refused};
 
 /// What has become of it.
@@ -59,11 +60,19 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
             "it has come to its end, or was not begun; see both monitors",
         )
     })?;
-    let there = Client::new(args.there.as_ref().unwrap_or(&note.there))?.with_patience(super::STEP);
     let status: StatusReport = here.get("/v1/status")?;
     ignore_signals()?;
-    let far_place = args.qmp_there.clone().unwrap_or_else(|| note.qmp_there.clone());
-    let far = monitor(vm, &far_place);
+    let by_hand = args.there.is_some() && args.qmp_there.is_some();
+    let reached = (!by_hand).then(|| Reached::again(&here, vm, &note));
+    let known = reached.as_ref().and_then(|reached| reached.as_ref().ok());
+    let there = args.there.clone().or_else(|| known?.there.clone());
+    let there = Client::new(&there.unwrap_or_else(|| note.there.clone()))?.with_patience(super::STEP);
+    let far_place = args.qmp_there.clone().or_else(|| known?.qmp_there.clone());
+    let far_place = far_place.unwrap_or_else(|| note.qmp_there.clone());
+    let (reached, far) = match reached {
+        Some(Err(error)) if args.qmp_there.is_none() => (None, Err(error)),
+        reached => (reached.and_then(Result::ok), monitor(vm, &far_place)),
+    };
     let report = match note.gone {
         true => {
             let far = far.map_err(|error| {
@@ -78,6 +87,9 @@ pub fn run(client: &Client, args: &MoveRecover, json: bool) -> Result<()> {
             back(vm, (&here, &there), note, &status, near, far, args.ended_there)?
         }
     };
+    if let Some(reached) = reached.filter(|_| report.owner == "there") {
+        reached.settled(&there);
+    }
     for trouble in &report.troubles {
         hint(format!("not as it was before: {trouble}"));
     }

@@ -5,6 +5,7 @@
 pub mod guest;
 pub mod identities;
 pub mod load;
+pub mod moving;
 pub mod nic;
 pub mod qmp;
 pub mod reader;
