@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 use crate::spec::{
-    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NbdUri, NotifyWord,
-    PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
+    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, MacAddress, NbdUri,
+    NotifyWord, PciAddress, TimeoutSpec, VfSettings, backing_fields, limited, limits_of, remote_options,
+    set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 
@@ -261,6 +262,17 @@ body! {
         /// Whoever asks has stopped the guest. It is not done otherwise, but where its driver cooperates.
         #[serde(default)]
         guest_stopped: bool,
+    }
+}
+
+body! {
+    /// What the administrator of a host has for a virtual function at its physical function, for a guest that moves. Hostile input.
+    #[derive(Copy, Default, PartialEq, Eq)]
+    PhysicalForm {
+        /// The address that the function has now, whoever has set it.
+        address: Option<MacAddress>,
+        /// What the administrator has set.
+        settings: VfSettings,
     }
 }
 
