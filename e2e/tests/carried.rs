@@ -120,8 +120,7 @@ fn under_traffic<R>(
     let enough = AtomicBool::new(false);
     let more = |_: &_| Ok(!enough.load(Ordering::Acquire));
     let (done, received, sent) = std::thread::scope(|scope| {
-        let received =
-            scope.spawn(|| network.within(|index| network::receive_enough(index, port, &enough)));
+        let received = scope.spawn(|| network.within(|index| network::receive_enough(index, port, &enough)));
         let sent =
             scope.spawn(|| network.within(|index| network::send_while(index, MAC, port + 1, (2, 0), more)));
         std::thread::sleep(BESIDE);

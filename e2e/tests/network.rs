@@ -118,8 +118,14 @@ fn a_guest_reaches_the_host_by_its_uplink() -> Result<()> {
         let (index, mac) = (a.interface.index, a.interface.mac.clone());
 
         let to = HOST_MAC.to_owned();
-        let out =
-            vm.agent().begin(Net::NetSend { index, to, port: 4100, seconds: Some(STRETCH), seed: 1, write: 0 })?;
+        let out = vm.agent().begin(Net::NetSend {
+            index,
+            to,
+            port: 4100,
+            seconds: Some(STRETCH),
+            seed: 1,
+            write: 0,
+        })?;
         let received = host.within(|index| network::receive(index, 4100))?;
         let sent = serde_json::from_value(out.end(MINUTE, |_| {})?)?;
         Passage { sent, received }.right()?;

@@ -8,13 +8,15 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
-use ioplane_e2e::sides::{Side, last_words, moves, noticed, right, start_traffic, unseen};
+use ioplane_e2e::sides::{Side, arrives, last_words, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Addresses of the functions, but for their last digit.
+const ADDRESSES: &str = "52:54:00:00:14:0";
 /// Echoes that have to come between two moves.
 const BETWEEN: u64 = 100;
 
@@ -24,6 +26,16 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let (l1, cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
     let [mut here, there] = Side::both(&l1, cards, "migratable")?;
+    here.administer(&l1, &[&format!("mac {ADDRESSES}a"), "spoofchk off", "trust on", "max_tx_rate 800"])?;
+    there.administer(&l1, &[&format!("mac {ADDRESSES}b")])?;
+    let guests = json!([format!("{ADDRESSES}a"), false, true, 800]);
+    let own = json!([format!("{ADDRESSES}b"), true, false, 0]);
+    let administered = |side: &Side<'_>, expected: &Value, when: &str| -> Result<()> {
+        let now = side.administered(&l1)?;
+        ensure!(now == *expected, "{} {when}: {now}, not {expected}", side.name);
+        Ok(())
+    };
+    administered(&there, &own, "before")?;
     let first = l1.traveller("first", &here.args()?)?;
     news("the guest is up");
     let said = |here: &Side<'_>, there: &Side<'_>| {
@@ -35,14 +47,22 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     news("moves under traffic");
     let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
+    let waits = l1.awaits_traveller("second", &there.args()?)?;
+    refused_first(&l1, &here, &there)?;
+    administered(&there, &own, "after a move that was refused")?;
     let (second, there_report) =
-        moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&here, &there))?;
+        arrives(&here, first, ["first", "second"], &there, waits).with_context(|| said(&here, &there))?;
+    administered(&there, &guests, "has the guest")?;
+    // The address is the other card's: nobody here is to send to this one.
+    administered(&here, &json!(["00:00:00:00:00:00", false, true, 800]), "was left")?;
     traffic.goes_on(BETWEEN).with_context(|| {
         format!("{}\n{}", last_words(&l1, "second", [&here, &there]), said(&here, &there))
     })?;
     news("and back");
     let (third, back_report) =
         moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&here, &there))?;
+    administered(&here, &guests, "has the guest again")?;
+    administered(&there, &own, "was left")?;
     traffic
         .goes_on(BETWEEN)
         .with_context(|| format!("{}\n{}", last_words(&l1, "third", [&here, &there]), said(&here, &there)))?;
@@ -83,6 +103,17 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
     fourth.kill()?;
     news("done");
+    Ok(())
+}
+
+/// What the administrator there does not allow is found before anything stops.
+fn refused_first(l1: &L1, here: &Side<'_>, there: &Side<'_>) -> Result<()> {
+    there.administer(l1, &["max_tx_rate 100"])?;
+    let refused = here.daemon.refused(&here.command(there, "first", "second"))?;
+    let typed = format!("`ip link set {} vf 0 max_tx_rate 800`", there.physical);
+    ensure!(refused.contains(&typed) && refused.contains("--adopt rate"), "{refused}");
+    there.administer(l1, &["max_tx_rate 0"])?;
+    ensure!(!here.daemon.said().contains("stands still"), "{}", here.daemon.said());
     Ok(())
 }
 

@@ -327,6 +327,8 @@ body! {
         running: bool,
         /// `pause-before-switchover` was on before.
         paused_before: bool,
+        /// The downtime limit of its QEMU here, ms, once that is about to be lowered.
+        downtime_limit: Option<u64>,
         /// What the guest has in the address port of its bus, once that is about to be used.
         latch: Option<u32>,
         /// Images that were taken away.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ioplane_api::spec::{TagWord, VfVlan};
 use ioplane_hardware::{PciAddress, PhysicalFunction};
 use serde_json::Value;
 

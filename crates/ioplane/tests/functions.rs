@@ -554,7 +554,7 @@ fn a_guest_that_was_given_away_stays_so() {
         let function = json!({ "name": "soft", "direct": false, "place": [1, 0, 0], "id": "x", "kind": "10ec:8029", "command": 7 });
         json!({
             "pid": pid, "gone": gone, "to": "tcp:c:4444", "qmp": "/run/a", "there": there, "qmp_there": "/run/b", "running": true,
-            "paused_before": false, "latch": 1, "guards": guards, "functions": [function],
+            "paused_before": false, "downtime_limit": 300, "latch": 1, "guards": guards, "functions": [function],
         })
     };
     let put = |daemon: &TestDaemon, note: &Value| daemon.http("PUT", "/v1/moves/web", &note.to_string()).0;

@@ -34,6 +34,8 @@ struct Qemu {
     latch: u32,
     guarded: bool,
     pauses: bool,
+    /// Its downtime limit, ms.
+    limit: u64,
     capability: Option<&'static str>,
     /// It gives up at the end of the migration, and has the guest run by itself a moment later.
     fails: bool,
@@ -65,6 +67,7 @@ impl Qemu {
             latch: LATCH,
             guarded: true,
             pauses: false,
+            limit: 300,
             capability: None,
             fails: false,
             delay: 0,
@@ -215,7 +218,11 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             let nic = arguments["path"] == "/machine/peripheral/ioplane-nic0";
             if nic { "vfio-user-pci" } else { "pcie-root-port" }.into()
         }
-        "query-migrate-parameters" => json!({ "mode": "normal" }),
+        "query-migrate-parameters" => json!({ "mode": "normal", "downtime-limit": qemu.limit }),
+        "migrate-set-parameters" => {
+            qemu.limit = arguments["downtime-limit"].as_u64().unwrap();
+            json!({})
+        }
         "query-named-block-nodes" if qemu.guarded => {
             json!([{ "node-name": "unmovable-nic0", "drv": "vdi", "file": "/run/unmovable.vdi" }])
         }
@@ -688,6 +695,28 @@ fn a_recovery_that_is_killed_is_done_again() {
             let what = format!("{at}, {command} {}", ["here", "there"][host]);
             assert!(!is_brought_to_its_end(&world, &what));
         }
+    }
+}
+
+/// As that of a QEMU is which is held back until functions whose driver cooperates are at rest.
+#[test]
+fn a_downtime_limit_that_was_lowered_is_put_back() {
+    let world = World::new();
+    let path = format!("/v1/moves/{}", world.near().name);
+    for lowered in [true, false] {
+        world.move_is_killed([None, None], Some("logged"));
+        let mut note = world.here.http("GET", &path, "").1;
+        assert_eq!(note["downtime_limit"], Value::Null);
+        let limit = if lowered { 1 } else { 500 };
+        if lowered {
+            note["downtime_limit"] = json!(700);
+            assert_eq!(world.here.http("PUT", &path, &note.to_string()).0, 200);
+        }
+        world.near().limit = limit;
+        assert!(!is_brought_to_its_end(&world, "held back"));
+        // One that the move has not touched is left alone.
+        assert_eq!(world.near().limit, if lowered { 700 } else { 500 });
+        world.again();
     }
 }
 

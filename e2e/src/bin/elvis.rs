@@ -204,7 +204,8 @@ fn one(
         return Ok((0, Some(asked)));
     }
     let port = STREAM + number;
-    let send = Command::NetSend { index: ours, to, port, seconds: Some(seconds), seed: number.into(), write: 64 };
+    let send =
+        Command::NetSend { index: ours, to, port, seconds: Some(seconds), seed: number.into(), write: 64 };
     let sending = agent.begin(send)?;
     let received = network::receive(index, port).context("the host's end")?;
     let sent = serde_json::from_value(sending.end(2 * MINUTE, |_| {})?)?;

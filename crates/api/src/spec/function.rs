@@ -11,7 +11,8 @@ use super::address::{as_text, from_text};
 use super::checks::{checked, foreign, interface_flaw, switch_flaw};
 use super::network::host;
 use super::{
-    AdoptSpec, Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form, served_fields, spec,
+    AdoptSpec, Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form,
+    served_fields, spec,
 };
 use crate::size::Size;
 
@@ -476,10 +477,7 @@ mod tests {
                 r#"{"host": "0000:00:05.0", "on_fault": "ignore", "force": true, "unsafe_interrupts": true}"#,
                 &["on_fault", "force", "unsafe_interrupts"],
             ),
-            (
-                r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#,
-                &["mode", "adopt"],
-            ),
+            (r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#, &["mode", "adopt"]),
         ] {
             assert_eq!(spec(json).differing(&host), names, "{json}");
         }

@@ -237,7 +237,9 @@ pub struct AdoptSpec(Vec<SettingWord>);
 
 /// A text that says no such thing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is none of these: write mac, vlan, spoofchk, trust, rate, state, query_rss, several as in mac,trust, or all")]
+#[error(
+    "`{0}` is none of these: write mac, vlan, spoofchk, trust, rate, state, query_rss, several as in mac,trust, or all"
+)]
 pub struct NotASetting(String);
 
 impl AdoptSpec {
@@ -322,12 +324,14 @@ mod tests {
     #[test]
     fn settings_say_in_what_they_differ() {
         let own = VfSettings { trust: Some(false), spoofchk: Some(true), ..VfSettings::default() };
-        let wanted = VfSettings { mac: Some(mac(1)), trust: Some(true), max_tx_rate: 7, ..VfSettings::default() };
+        let wanted =
+            VfSettings { mac: Some(mac(1)), trust: Some(true), max_tx_rate: 7, ..VfSettings::default() };
         let said: Vec<String> = own.differing(&wanted).iter().map(ToString::to_string).collect();
         assert_eq!(said, ["mac 02:00:00:00:00:01", "trust on", "max_tx_rate 7"]);
         assert_eq!(own.differing(&own), []);
         let vlan = Some(VfVlan { id: 5, qos: 2, proto: TagWord::Dot1ad });
-        let all = VfSettings { vlan, state: VfLinkWord::Enable, query_rss: Some(true), min_tx_rate: 3, ..wanted };
+        let all =
+            VfSettings { vlan, state: VfLinkWord::Enable, query_rss: Some(true), min_tx_rate: 3, ..wanted };
         assert_eq!(
             all.words(),
             [

@@ -270,7 +270,8 @@ mod tests {
         assert_eq!(of(256 << 20, None).unwrap(), plain);
         let huge = of(256 << 20, Some(Size(2 << 20))).unwrap();
         assert_eq!(huge, format!("{plain},hugetlb=on,hugetlbsize=2M"));
-        for (bytes, page) in [(257 << 20, 2 << 20), (256 << 20, 1 << 30), (256 << 20, 4 << 20), (1 << 30, 0)] {
+        for (bytes, page) in [(257 << 20, 2 << 20), (256 << 20, 1 << 30), (256 << 20, 4 << 20), (1 << 30, 0)]
+        {
             let refused = of(bytes, Some(Size(page))).unwrap_err().to_string();
             assert!(refused.contains("multiple of --hugetlb"), "{refused}");
         }

@@ -148,13 +148,18 @@ impl Card {
             Ok(exchanged) => exchanged,
             Err(refused) => return blocking(move || Err(give_back(lease, refused))).await,
         };
-        announce::begin(&self.served.handle, &name, physical);
+        announce::begin(&self.served.handle, &name, physical, None);
         let ends: After = Box::new(move || Ok(lease.give_back()?));
         let mut complaints = Vec::new();
-        let former = self.served.replace_after(vec![ends]);
+        let former = self.served.replace_after(self.put_back().into_iter().chain([ends]).collect());
+        let keeper = self.keeper.clone();
         complaints.extend(
-            blocking(move || Ok(former.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>()))
-                .await?,
+            blocking(move || {
+                let mut refused: Vec<Refusal> = former.into_iter().filter_map(|end| end().err()).collect();
+                refused.extend(keeper.and_then(|keeper| keeper.moved_to(to).err()).map(Refusal::from));
+                Ok(refused)
+            })
+            .await?,
         );
         // It is the other one, whatever could not be written down.
         let noted = self.note().change(|record| {

@@ -40,7 +40,9 @@ pub enum VfError {
         command: String,
     },
     /// The card's driver here does not offer it.
-    #[error("its guest has `{wanted}` at the physical function of its host, which the driver of {interface} does not offer")]
+    #[error(
+        "its guest has `{wanted}` at the physical function of its host, which the driver of {interface} does not offer"
+    )]
     NotOffered {
         /// What it has there.
         wanted: String,
@@ -101,7 +103,8 @@ impl Kept {
     fn due(&self, now: &Said) -> Vec<VfSetting> {
         let changed = self.given.differing(&self.own).into_iter().rev();
         let still = |setting: &VfSetting| {
-            matches!(setting, VfSetting::Mac(_)) || now.settings.get(setting.word()) == self.given.get(setting.word())
+            matches!(setting, VfSetting::Mac(_))
+                || now.settings.get(setting.word()) == self.given.get(setting.word())
         };
         changed.filter(still).collect()
     }
@@ -152,7 +155,8 @@ fn plan(
     for wanted in own.differing(&form.settings) {
         let Some(now) = own.get(wanted.word()) else {
             // Off, where there is nothing to switch on.
-            if let VfSetting::Spoofchk(false) | VfSetting::Trust(false) | VfSetting::QueryRss(false) = wanted {
+            if let VfSetting::Spoofchk(false) | VfSetting::Trust(false) | VfSetting::QueryRss(false) = wanted
+            {
                 continue;
             }
             let interface = named.interface.clone();
@@ -390,8 +394,9 @@ impl Inner {
     }
 
     fn left(&mut self, place: &dyn Place, folder: &Path) -> Result<(), VfError> {
-        let (along, administered) = self.along.take().unwrap_or_default();
         let said = place.said()?;
+        let now = || (said.address, administered(&said, self.fixed).mac);
+        let (along, administered) = self.along.take().unwrap_or_else(now);
         let mut due = self.kept.map(|kept| kept.due(&said)).unwrap_or_default();
         due.retain(|setting| setting.word() != SettingWord::Mac);
         let brought = self.kept.filter(|kept| kept.own.mac != kept.given.mac);

@@ -41,8 +41,12 @@ impl Place for Card {
 
     fn set(&self, setting: VfSetting) -> io::Result<()> {
         match setting {
-            VfSetting::Rate { min, max } if min > 0 || max > 1000 => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-            VfSetting::State(_) | VfSetting::QueryRss(_) => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            VfSetting::Rate { min, max } if min > 0 || max > 1000 => {
+                Err(io::Error::from_raw_os_error(libc::EINVAL))
+            }
+            VfSetting::State(_) | VfSetting::QueryRss(_) => {
+                Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+            }
             other => {
                 self.change(other);
                 self.set.borrow_mut().push(other.to_string());
@@ -73,7 +77,13 @@ fn form(settings: VfSettings) -> PhysicalForm {
 }
 
 /// As [`Keeper::adopt`], of such a card.
-fn take(inner: &mut Inner, card: &Card, folder: &Path, form: &PhysicalForm, words: &AdoptSpec) -> Result<(), VfError> {
+fn take(
+    inner: &mut Inner,
+    card: &Card,
+    folder: &Path,
+    form: &PhysicalForm,
+    words: &AdoptSpec,
+) -> Result<(), VfError> {
     let (own, changes) = inner.plan(card, form, words)?;
     inner.change(card, folder, own, &changes)
 }
@@ -123,7 +133,8 @@ fn what_allows_more_needs_the_administrator() {
         let VfError::Wider { word: said, command: typed, .. } = &error else { panic!("{error}") };
         assert_eq!((*said, typed.as_str()), (word, format!("ip link set pf0 vf 1 {command}").as_str()));
         assert_eq!(card.took(), [""; 0], "nothing was touched");
-        let others = adopt("all").to_string().replace("all", "mac,vlan,spoofchk,trust,rate").replace(word, "state");
+        let others =
+            adopt("all").to_string().replace("all", "mac,vlan,spoofchk,trust,rate").replace(word, "state");
         take(&mut inner, &card, folder.path(), &form, &adopt(&others)).unwrap_err();
         take(&mut inner, &card, folder.path(), &form, &adopt(word)).expect("it is allowed");
         assert_eq!(card.took(), [command]);
@@ -140,7 +151,8 @@ fn a_guest_that_chose_the_address_that_is_fixed_here_keeps_it() {
     take(&mut inner, &card, folder.path(), &free, &AdoptSpec::default()).expect("it has that address");
     assert_eq!(card.took(), [""; 0]);
     let other = PhysicalForm { address: Some(B), settings: usual() };
-    let error = take(&mut inner, &card, folder.path(), &other, &AdoptSpec::default()).unwrap_err().to_string();
+    let error =
+        take(&mut inner, &card, folder.path(), &other, &AdoptSpec::default()).unwrap_err().to_string();
     assert_eq!(
         error,
         "its guest has `mac 00:00:00:00:00:00` at the physical function of its host, and `mac 02:00:00:00:00:0a` here allows less"
@@ -171,7 +183,8 @@ fn what_cannot_be_set_changes_nothing() {
     }
     // What the other host's driver says is off is off where there is none.
     let off = VfSettings { query_rss: Some(false), ..usual() };
-    take(&mut inner, &card, folder.path(), &PhysicalForm { address: None, settings: off }, &adopt("trust")).unwrap();
+    take(&mut inner, &card, folder.path(), &PhysicalForm { address: None, settings: off }, &adopt("trust"))
+        .unwrap();
 }
 
 #[test]
@@ -235,6 +248,16 @@ fn a_guest_that_leaves_again_leaves_what_was_there_before_it_came() {
     assert_eq!(card.took(), ["trust off", "vlan 0", "mac 02:00:00:00:00:0b"]);
     assert_eq!(*card.now.borrow(), Said { address: Some(B), settings: usual() });
     assert!(inner.kept.is_none() && !inner.withheld && !inner.path(folder.path()).exists());
+}
+
+#[test]
+fn one_that_is_left_without_a_guest_that_went_on_is_as_it_was() {
+    let (folder, mut inner) = new();
+    let card = Card::new(Some(B), usual());
+    inner.fixed = Some(B);
+    inner.left(&card, folder.path()).unwrap();
+    inner.put_back(&card, folder.path()).unwrap();
+    assert_eq!(*card.now.borrow(), Said { address: Some(B), settings: usual() });
 }
 
 #[test]

@@ -103,7 +103,10 @@ mod tests {
         let root = tempfile::tempdir().expect("a folder");
         let of: PciAddress = "0000:01:10.2".parse().expect("an address");
         let error = |root: &Path| Netlink::of(root, of).expect_err("it is not there").to_string();
-        assert_eq!(error(root.path()), "0000:01:10.2 is not a virtual function of a card whose interface this host has");
+        assert_eq!(
+            error(root.path()),
+            "0000:01:10.2 is not a virtual function of a card whose interface this host has"
+        );
         let devices = root.path().join("bus/pci/devices");
         let (own, physical) = (devices.join(of.to_string()), devices.join("0000:01:00.0"));
         fs::create_dir_all(physical.join("net/pf0")).expect("a folder");

@@ -197,7 +197,8 @@ fn tagged(bytes: &[u8]) -> io::Result<Option<VfVlan>> {
         let attribute = attribute?;
         if attribute.kind() == VLAN_INFO {
             let info = VfVlanInfo::parse(attribute.value()).map_err(|error| malformed(&error))?;
-            let proto = if info.protocol == VlanProtocol::Ieee8021Ad { TagWord::Dot1ad } else { TagWord::Dot1q };
+            let proto =
+                if info.protocol == VlanProtocol::Ieee8021Ad { TagWord::Dot1ad } else { TagWord::Dot1q };
             return Ok(vlan(info.vlan_id, info.qos, proto));
         }
     }
@@ -206,8 +207,7 @@ fn tagged(bytes: &[u8]) -> io::Result<Option<VfVlan>> {
 
 /// Asks the kernel, in this thread's network namespace. Blocks while another one changes an interface.
 fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
-    let socket: OwnedFd =
-        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     sendto(&socket, request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut answer = vec![0; MOST];
@@ -249,7 +249,8 @@ mod tests {
     fn link(list: &[u8]) -> Vec<u8> {
         let name = attribute(3, b"pf0\0");
         let body = [vec![0; HEADER], name, attribute(LIST | 0x8000, list)].concat();
-        let header = [words(&[body.len() as u32 + 16]), vec![NEW_LINK as u8, 0, 0, 0], words(&[0, 0])].concat();
+        let header =
+            [words(&[body.len() as u32 + 16]), vec![NEW_LINK as u8, 0, 0, 0], words(&[0, 0])].concat();
         [header, body].concat()
     }
 
@@ -326,7 +327,8 @@ mod tests {
     #[test]
     fn an_error_of_the_kernel_is_one() {
         let error = |code: i32| {
-            [words(&[36]), vec![2, 0, 0, 0], words(&[0, 0]), code.to_ne_bytes().to_vec(), vec![0; 16]].concat()
+            [words(&[36]), vec![2, 0, 0, 0], words(&[0, 0]), code.to_ne_bytes().to_vec(), vec![0; 16]]
+                .concat()
         };
         payload(&error(0)).unwrap();
         let code = payload(&error(-22)).unwrap_err().raw_os_error();
