@@ -132,7 +132,9 @@ impl Card {
                 keeper.adopt(form, &adopt).map_err(NotTaken::Settings)?;
             }
             let taken = body.carry().and_then(|carry| carry.load_carried(&carried));
-            if let (Err(_), Some(Err(error))) = (&taken, keeper.map(|keeper| keeper.put_back())) {
+            if taken.is_err()
+                && let Some(Err(error)) = keeper.map(|keeper| keeper.put_back())
+            {
                 tracing::warn!(%error, "a state was not taken, and what the physical function had is not put back");
             }
             taken.map_err(NotTaken::Carry)
