@@ -79,13 +79,14 @@ impl<'a> Side<'a> {
         l1.run(&format!("set -e\n{script}"), MINUTE).map(drop)
     }
 
-    /// What the kernel of L1 says of that: address, source addresses checked, trusted, most Mbit/s.
+    /// What the kernel of L1 says of that: address, source addresses checked, trusted, most Mbit/s, VLAN and its priority.
     pub fn administered(&self, l1: &L1) -> Result<Value> {
         let said = l1.run(&format!("ip -j link show dev {}", self.physical), MINUTE)?;
         let link: Value = serde_json::from_str(said.trim()).with_context(|| said.clone())?;
         let vf = &link[0]["vfinfo_list"][0];
         ensure!(vf["vf"] == 0, "{link:#}");
-        Ok(json!([vf["address"], vf["spoofchk"], vf["trust"], vf["rate"]["max_tx"]]))
+        let vlan = &vf["vlan_list"][0];
+        Ok(json!([vf["address"], vf["spoofchk"], vf["trust"], vf["rate"]["max_tx"], vlan["vlan"], vlan["qos"]]))
     }
 
     /// Sends the daemon this signal.

@@ -28,8 +28,8 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     let [mut here, there] = Side::both(&l1, cards, "migratable")?;
     here.administer(&l1, &[&format!("mac {ADDRESSES}a"), "spoofchk off", "trust on", "max_tx_rate 800"])?;
     there.administer(&l1, &[&format!("mac {ADDRESSES}b")])?;
-    let guests = json!([format!("{ADDRESSES}a"), false, true, 800]);
-    let own = json!([format!("{ADDRESSES}b"), true, false, 0]);
+    let guests = json!([format!("{ADDRESSES}a"), false, true, 800, null, null]);
+    let own = json!([format!("{ADDRESSES}b"), true, false, 0, null, null]);
     let administered = |side: &Side<'_>, expected: &Value, when: &str| -> Result<()> {
         let now = side.administered(&l1)?;
         ensure!(now == *expected, "{} {when}: {now}, not {expected}", side.name);
@@ -54,7 +54,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         arrives(&here, first, ["first", "second"], &there, waits).with_context(|| said(&here, &there))?;
     administered(&there, &guests, "has the guest")?;
     // The address is the other card's: nobody here is to send to this one.
-    administered(&here, &json!(["00:00:00:00:00:00", false, true, 800]), "was left")?;
+    administered(&here, &json!(["00:00:00:00:00:00", false, true, 800, null, null]), "was left")?;
     traffic.goes_on(BETWEEN).with_context(|| {
         format!("{}\n{}", last_words(&l1, "second", [&here, &there]), said(&here, &there))
     })?;
@@ -140,7 +140,17 @@ fn told(driven: &Driven, moves: [&Value; 2]) {
 fn while_down<'a>(l1: &'a L1, here: &Side<'_>, source: L2<'a>, there: &Side<'_>) -> Result<L2<'a>> {
     let interface = "/tmp/busybox ip link set $(ls /sys/bus/pci/drivers/igbvf/*/net)";
     l1.ask("third", &format!("{interface} down"))?;
+    // Nobody at the other end of the cable is in that VLAN: it is taken off again before anything is sent.
+    here.administer(l1, &["vlan 5 qos 3"])?;
     let (guest, _) = moves(l1, here, source, ["third", "fourth"], there)?;
+    let now = there.administered(l1)?;
+    ensure!(now == json!([format!("{ADDRESSES}a"), false, true, 800, 5, 3]), "{now}");
+    let shown = there.daemon.json("pci show nic0")?["physical"].clone();
+    let (settings, own) = (&shown["settings"], &shown["own"]);
+    ensure!(settings["vlan"]["id"] == 5 && own["vlan"] == json!(null) && own["trust"] == false, "{shown:#}");
+    for side in [here, there] {
+        side.administer(l1, &["vlan 0"])?;
+    }
     let ping = format!("/tmp/busybox ping -q -c 1 -W 5 {PEER_IP} >/dev/null");
     l1.ask(
         "fourth",
