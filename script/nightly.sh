@@ -7,12 +7,16 @@
 # In their order: what fails fast comes first, the fresh trees last.
 nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves clusters soak roam hosts fresh fresh-reverse)
 
+# Files of e2e/tests that are run at night only, or by name: they look closer at what e2e:interposer and e2e:snapshots look at, too.
+nightly_e2e=(timer replay batch)
+
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
     case $1 in
     fresh) echo 5400 ;;
     fresh-reverse) echo 2400 ;;
-    fuzz | clusters) echo 2400 ;;
+    fuzz) echo 2400 ;;
+    clusters) echo 3600 ;;
     *) echo 1800 ;;
     esac
 }
@@ -66,10 +70,11 @@ nightly_hosts() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e ho
 # For each of two kernels.
 nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e roam; }
 
-# Clusters under OVMF, in a newer QEMU's snapshots, with ticks by a PIC in the VMM, and beside guests without the library; more replayed instructions.
+# Clusters under OVMF, in a newer QEMU's snapshots, with ticks by a PIC in the VMM, and beside guests without the library; more replayed instructions; ticks
+# of a guest that are fewer; batches.
 nightly_clusters() {
     export IOPLANE_CLUSTERS=long
-    stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay
+    stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay && stage_e2e timer && stage_e2e batch
 }
 
 # A guest goes from host to host with a virtual function, its driver unmodified and cooperating, again and again: each time packets fall in other moments.

@@ -31,6 +31,7 @@ pub mod l1;
 pub mod l2;
 pub mod libvirt;
 pub mod logwrites;
+pub mod memories;
 pub mod migration;
 pub mod module;
 pub mod nics;

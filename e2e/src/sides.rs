@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const MINUTE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 256;
 /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
-const RATE: u32 = 300;
+pub const RATE: u32 = 300;
 const BYTES: u32 = 65536;
 /// What a guest brings along although its administrator there has set less.
 const ADOPT: &str = "mac,spoofchk,trust";
@@ -56,7 +56,7 @@ impl<'a> Side<'a> {
         Ok([side("here", "pf14")?, side("there", "pf15")?])
     }
 
-    fn control(&self) -> String {
+    pub fn control(&self) -> String {
         format!("/tmp/{}/control.sock", self.name)
     }
 

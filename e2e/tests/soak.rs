@@ -1,5 +1,5 @@
 //! Two guests under verified mixed load, while everything that can be done to disks is done to theirs. Seconds by
-//! `IOPLANE_SOAK_SECONDS`: 60 unless told; the long form is 600.
+//! `IOPLANE_SOAK_SECONDS`: 30 unless told; the long form is 600.
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::stage::{MINUTE, Stage, expect_quiet, expect_right, filled, finish, mixed, play, reads};
@@ -22,7 +22,7 @@ struct Player<'a> {
 
 #[test]
 fn two_guests_under_load_while_everything_changes() -> Result<()> {
-    let text = std::env::var("IOPLANE_SOAK_SECONDS").unwrap_or_else(|_| "60".into());
+    let text = std::env::var("IOPLANE_SOAK_SECONDS").unwrap_or_else(|_| "30".into());
     let seconds: u64 = text.parse().with_context(|| format!("IOPLANE_SOAK_SECONDS={text}: give a number"))?;
     play(CONFIG, |stage| {
         let mut guests = Vec::new();

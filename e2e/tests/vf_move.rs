@@ -8,7 +8,10 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
-use ioplane_e2e::sides::{Side, arrives, last_words, moves, noticed, right, start_traffic, unseen};
+use ioplane_e2e::memories;
+use ioplane_e2e::sides::{
+    RATE, Side, arrives, last_words, moves, noticed, right, start_traffic, unseen,
+};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
@@ -101,6 +104,12 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     right(&driven, MISHAPS.len())?;
     let after = noticed(&l1, "fourth")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    news("memories are compared");
+    let another = l1.awaits_traveller("compared", &here.args()?)?;
+    let stop =
+        memories::stop(&l1, (&fourth, "fourth"), &there.control(), (another, "compared"), (RATE, true))?;
+    eprintln!("{stop:?}");
+    ensure!(stop.missed == 0 && stop.sent > Some(0), "{stop:?}");
     fourth.kill()?;
     news("done");
     Ok(())

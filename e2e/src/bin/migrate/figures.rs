@@ -2,8 +2,8 @@
 
 use crate::cost::Runtime;
 use crate::moves::{Moved, middle};
-use crate::pages::Stop;
 use crate::place::Kind;
+use ioplane_e2e::memories::Stop;
 use ioplane_figures::compare::interval;
 use ioplane_figures::goals::UNRESOLVED;
 use ioplane_figures::report::{median, rounded};

@@ -15,12 +15,11 @@ mod cost;
 mod figures;
 mod model;
 mod moves;
-mod pages;
 mod place;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use ioplane_e2e::L1;
+use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
 use std::time::{Duration, Instant};
 
@@ -84,8 +83,8 @@ fn main() -> Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         // What this program does for itself in L1.
-        ["step", socket, method, path, body] => return pages::step(socket.as_ref(), method, path, body),
-        ["compare", here, there] => return pages::compare(here, there),
+        ["step", socket, method, path, body] => return memories::step(socket.as_ref(), method, path, body),
+        ["compare", here, there] => return memories::compare(here, there),
         _ => {}
     }
     let options = Options::parse();
@@ -130,7 +129,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
         let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
             for log in stops {
-                let stop = pages::stop(course, *log).context("memories compared")?;
+                let stop = course.compared(*log).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
                 memories.push(stop);
             }

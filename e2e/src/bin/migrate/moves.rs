@@ -3,6 +3,7 @@
 use crate::MINUTE;
 use crate::place::{Kind, ORIGINAL, Side};
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::memories::{self, Stop};
 use ioplane_e2e::process::built;
 use ioplane_e2e::streams::{Driven, Gap};
 use ioplane_e2e::travel::VM;
@@ -178,6 +179,14 @@ impl<'a> Course<'a> {
             apart(&driven, &mut moved)?;
         }
         Ok(moved)
+    }
+
+    /// Its memory, compared with a copy at the other side. It stays where it is.
+    pub fn compared(&self, log: bool) -> Result<Stop> {
+        let next = format!("compared{}{}", u8::from(log), self.kind.word());
+        let there = self.l1.awaits_traveller(&next, &self.there().args(self.kind)?)?;
+        let (guest, control) = ((self.guest()?, self.qemu()), self.here().control());
+        memories::stop(self.l1, (guest.0, &guest.1), &control, (there, &next), (self.rate, log))
     }
 
     /// By QEMU alone: when it came to which state, by L1's clock.

@@ -2,12 +2,12 @@
 //! function writes and without it. The steps are those of `ioplane move vm` (docs/decisions/0078-a-vm-moves-with-its-functions.md), one by one;
 //! then the guest goes on where it was.
 
-use crate::MINUTE;
-use crate::moves::Course;
+use crate::l1::L1;
+use crate::l2::L2;
+use crate::migration::guest_memory;
+use crate::process::built;
+use crate::traffic::Traffic;
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_e2e::migration::guest_memory;
-use ioplane_e2e::process::built;
-use ioplane_e2e::{L2, Traffic};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+const MINUTE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 /// KVM's wall clock in the guest's memory: version, seconds, nanoseconds.
 const CLOCK: usize = 12;
@@ -120,10 +121,10 @@ pub fn compare(here: &str, there: &str) -> Result<()> {
     Ok(())
 }
 
-/// Has this program do something in L1.
-fn in_l1(course: &Course<'_>, words: &str) -> Result<Value> {
+/// Has the benchmark's program do a [`step`] or [`compare`] in L1.
+fn in_l1(l1: &L1, words: &str) -> Result<Value> {
     let program = built("ioplane-migrate-bench")?;
-    let said = course.l1.run(&format!("exec {} {words}", program.display()), 2 * MINUTE)?;
+    let said = l1.run(&format!("exec {} {words}", program.display()), 2 * MINUTE)?;
     serde_json::from_str(said.trim()).with_context(|| said)
 }
 
@@ -140,29 +141,36 @@ fn state(qemu: &L2<'_>, wanted: &str) -> Result<()> {
     }
 }
 
-/// Copies the guest under traffic, compares, and goes back.
-pub fn stop(course: &Course<'_>, log: bool) -> Result<Stop> {
-    let (name, next) = (course.qemu(), format!("compared{}{}", u8::from(log), course.kind.word()));
-    let there = course.l1.awaits_traveller(&next, &course.there().args(course.kind)?)?;
-    let guest = course.guest()?;
+/// A guest and its QEMU's name in L1.
+pub type Named<'g> = (&'g L2<'g>, &'g str);
+
+/// Copies `guest` to `there`, which waits for it, under traffic of `rate` datagrams a second; compares; and has it go on where it was. Its function is
+/// `nic0` of the daemon at `control`. With `log` the daemon says which pages the function has written.
+pub fn stop(
+    l1: &L1,
+    (guest, name): Named<'_>,
+    control: &str,
+    (there, next): (L2<'_>, &str),
+    (rate, log): (u32, bool),
+) -> Result<Stop> {
     let none = json!({});
     there.qmp("stop", &none)?;
-    let post = |what: &str, body: &str| {
-        in_l1(course, &format!("step {} POST /v1/pci/nic0/{what} '{body}'", course.here().control()))
-    };
+    let post =
+        |what: &str, body: &str| in_l1(l1, &format!("step {control} POST /v1/pci/nic0/{what} '{body}'"));
     let held = json!({ "deadline_ms": 4000, "guest_stopped": true }).to_string();
     let pause = json!({ "capabilities": [{ "capability": "pause-before-switchover", "state": true }] });
     let before = guest.qmp("query-named-block-nodes", &json!({ "flat": true }))?;
-    let guarded = before.as_array().into_iter().flatten().any(|node| node["node-name"] == "unmovable-nic0");
-    if guarded {
+    let guard = before.as_array().into_iter().flatten().find(|node| node["node-name"] == "unmovable-nic0");
+    if guard.is_some() {
         guest.qmp("blockdev-del", &json!({ "node-name": "unmovable-nic0" }))?;
     }
+    let parameters = guest.qmp("query-migrate-parameters", &none)?;
     guest.qmp("migrate-set-capabilities", &pause)?;
     guest.qmp("migrate-set-parameters", &json!({ "max-bandwidth": SLOWLY }))?;
     if log {
         post("log", "")?;
     }
-    let traffic = Traffic::start(course.l1, course.rate, 65536)?;
+    let traffic = Traffic::start(l1, rate, 65536)?;
     traffic.goes_on(BEFORE)?;
     guest.qmp("migrate", &json!({ "uri": format!("unix:/tmp/{next}.in") }))?;
     state(guest, "pre-switchover")?;
@@ -173,12 +181,13 @@ pub fn stop(course: &Course<'_>, log: bool) -> Result<Stop> {
     while there.qmp("query-status", &none)?["status"] == "inmigrate" {
         ensure!(Instant::now() < end, "it does not arrive");
     }
-    let compared: Compared = serde_json::from_value(in_l1(course, &format!("compare {name} {next}"))?)?;
+    let compared: Compared = serde_json::from_value(in_l1(l1, &format!("compare {name} {next}"))?)?;
     there.kill()?;
     post("replay", &held)?;
     guest.qmp("cont", &none)?;
     traffic.goes_on(BEFORE).context("the guest goes on where it was")?;
     traffic.end()?;
+    guest.qmp("migrate-set-parameters", &json!({ "max-bandwidth": parameters["max-bandwidth"] }))?;
     Ok(Stop::of(&compared, &rested))
 }
 
