@@ -86,7 +86,14 @@ impl<'a> Side<'a> {
         let vf = &link[0]["vfinfo_list"][0];
         ensure!(vf["vf"] == 0, "{link:#}");
         let vlan = &vf["vlan_list"][0];
-        Ok(json!([vf["address"], vf["spoofchk"], vf["trust"], vf["rate"]["max_tx"], vlan["vlan"], vlan["qos"]]))
+        Ok(json!([
+            vf["address"],
+            vf["spoofchk"],
+            vf["trust"],
+            vf["rate"]["max_tx"],
+            vlan["vlan"],
+            vlan["qos"]
+        ]))
     }
 
     /// Sends the daemon this signal.

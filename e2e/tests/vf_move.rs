@@ -9,9 +9,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::memories;
-use ioplane_e2e::sides::{
-    RATE, Side, arrives, last_words, moves, noticed, right, start_traffic, unseen,
-};
+use ioplane_e2e::sides::{RATE, Side, arrives, last_words, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
