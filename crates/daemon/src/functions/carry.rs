@@ -248,15 +248,19 @@ impl Card {
         &self,
         act: impl FnOnce(&mut dyn Carry) -> Result<R, CarryError> + Send + 'static,
     ) -> Result<R, Refusal> {
+        let done = self.on_its_thread(|body| body.carry().and_then(act)).await?;
+        done.map_err(|error| refuse(&self.name(), &error))
+    }
+
+    /// Anything on its thread. One that is away has no time.
+    pub(super) async fn on_its_thread<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Body) -> R + Send + 'static,
+    ) -> Result<R, Refusal> {
         let name = self.name();
-        let done = self
-            .served
-            .handle
-            .with(move |device: &mut Lifecycle<Body>| device.with(|body| body.carry().and_then(act)));
-        done.await
-            .map_err(|_| gone(&name))?
-            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
-            .map_err(|error| refuse(&name, &error))
+        let done = self.served.handle.with(move |device: &mut Lifecycle<Body>| device.with(act)).await;
+        done.map_err(|_| gone(&name))?
+            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))
     }
 
     /// Whether it does not go on, or cannot by itself.

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use ioplane_api::report::PhysicalReport;
 use ioplane_api::request::PhysicalForm;
 use ioplane_api::spec::{AdoptSpec, SourceSpec, VfVlan};
-use ioplane_device::Lifecycle;
 use ioplane_hardware::{Keeper, VfError, VfShown};
 use ioplane_passthrough::{Carried, CarryError};
 
 use super::body::Body;
-use super::hold::gone;
 use super::service::After;
 use super::{Card, carry};
 use crate::refusal::Refusal;
@@ -83,11 +81,7 @@ impl Card {
         act: impl FnOnce(&mut Body) -> Result<R, NotTaken> + Send + 'static,
     ) -> Result<R, Refusal> {
         let name = self.name();
-        let done = self.served.handle.with(move |device: &mut Lifecycle<Body>| device.with(act)).await;
-        let done = done
-            .map_err(|_| gone(&name))?
-            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
-        done.map_err(|error| match error {
+        self.on_its_thread(act).await?.map_err(|error| match error {
             NotTaken::Carry(error) => carry::refuse(&name, &error),
             NotTaken::Settings(error) => refuse(&name, error),
         })
@@ -139,7 +133,16 @@ impl Card {
             }
             taken.map_err(NotTaken::Carry)
         };
-        self.with_settings(act).await
+        self.with_settings(act).await?;
+        if let Some(PhysicalForm { settings, .. }) = physical {
+            let settings = settings.words().join(", ");
+            tracing::info!(
+                function = self.name(),
+                settings,
+                "is under the settings that its guest's function had"
+            );
+        }
+        Ok(())
     }
 
     /// Its guest is another host's. What could not be put back is tried again when its next VMM comes.
