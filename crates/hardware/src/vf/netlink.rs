@@ -280,6 +280,39 @@ mod tests {
         .concat()
     }
 
+    /// RTM_NEWLINK of a card that igb drives (QEMU's 82576), as a kernel of Debian has sent it, but for what is about the card itself. Before,
+    /// number 1 was set: `mac 52:54:00:00:14:0a`, `vlan 5 qos 3`, `spoofchk off`, `trust on`, `max_tx_rate 800`.
+    const RECORDED: &str = "\
+        b8010000100000000000000000000000000001000200000043100100000000000900030070663134000000008c011600c40001002800010000000000\
+        000000000000000000000000000000000000000000000000000000000000000024000d00ffffffffffff000000000000000000000000000000000000\
+        000000000000000010000200000000000000000000000000100006000000000000000000000000000c00030000000000000000000c00040000000000\
+        010000000c00050000000000000000000c00070000000000ffffffff0c000900000000000000000018000c0014000100000000000000000000000000\
+        81000000c4000100280001000100000052540000140a000000000000000000000000000000000000000000000000000024000d00ffffffffffff0000\
+        00000000000000000000000000000000000000000000000010000200010000000500000003000000100006000100000000000000200300000c000300\
+        01000000200300000c00040001000000000000000c00050001000000000000000c00070001000000ffffffff0c000900010000000100000018000c00\
+        1400010001000000050000000300000081000000";
+
+    #[test]
+    fn what_a_kernel_has_sent_is_read() {
+        let byte = |at| u8::from_str_radix(&RECORDED[at..at + 2], 16).unwrap();
+        let recorded: Vec<u8> = (0..RECORDED.len()).step_by(2).map(byte).collect();
+        let untouched = Said {
+            address: None,
+            settings: VfSettings { spoofchk: Some(true), trust: Some(false), ..VfSettings::default() },
+        };
+        assert_eq!(super::said(&recorded, 0).unwrap(), untouched);
+        let set = VfSettings {
+            vlan: Some(VfVlan { id: 5, qos: 3, proto: TagWord::Dot1q }),
+            spoofchk: Some(false),
+            trust: Some(true),
+            max_tx_rate: 800,
+            ..VfSettings::default()
+        };
+        let address = Some(MacAddress([0x52, 0x54, 0, 0, 0x14, 0x0a]));
+        assert_eq!(super::said(&recorded, 1).unwrap(), Said { address, settings: set });
+        assert!(super::said(&recorded, 2).is_err());
+    }
+
     #[test]
     fn what_the_kernel_says_is_read() {
         let list = [info(0, [0; 6], &[]), info(1, [2, 0, 0, 0, 0, 7], &igb(1))].concat();
