@@ -29,7 +29,9 @@ impl From<VfError> for Refusal {
             }
             VfError::Wider { word, command, .. } => Refusal::conflict(
                 text,
-                format!("to allow it: `{command}` on this host, or add the function with --adopt {word}"),
+                format!(
+                    "to allow it: `{command}` on the host where it is to go, or add the function there with --adopt {word}"
+                ),
             ),
             VfError::NotOffered { .. } | VfError::Refused { .. } => Refusal::conflict(
                 text,
@@ -37,7 +39,7 @@ impl From<VfError> for Refusal {
             ),
             VfError::Unread(_) => Refusal::conflict(
                 text,
-                "its physical function has to be driven by this host, in the network namespace of the daemon",
+                "its physical function has to be driven by its host, in the network namespace of the daemon",
             ),
             VfError::Record { .. } => Refusal::failed(text, "see the run directory of the daemon"),
         }
@@ -174,11 +176,11 @@ mod tests {
         let refused = refuse("nic0", error);
         assert_eq!(
             refused.error,
-            "nic0: its guest has `trust on` at the physical function of its host, and `trust off` here allows less"
+            "nic0: its guest has `trust on` at the physical function of its host, and `trust off` where it is to go allows less"
         );
         assert_eq!(
             refused.remedy,
-            "to allow it: `ip link set pf0 vf 1 trust on` on this host, or add the function with --adopt trust"
+            "to allow it: `ip link set pf0 vf 1 trust on` on the host where it is to go, or add the function there with --adopt trust"
         );
         assert_eq!(Refusal::from(VfError::Nonsense("x".into())).field.as_deref(), Some("settings"));
     }

@@ -28,7 +28,9 @@ pub enum VfError {
     #[error("its settings at the physical function make no sense: {0}")]
     Nonsense(String),
     /// They allow more than the administrator of this host does.
-    #[error("its guest has `{wanted}` at the physical function of its host, and `{own}` here allows less")]
+    #[error(
+        "its guest has `{wanted}` at the physical function of its host, and `{own}` where it is to go allows less"
+    )]
     Wider {
         /// What it has there.
         wanted: String,
@@ -41,7 +43,7 @@ pub enum VfError {
     },
     /// The card's driver here does not offer it.
     #[error(
-        "its guest has `{wanted}` at the physical function of its host, which the driver of {interface} does not offer"
+        "its guest has `{wanted}` at the physical function of its host, which the driver of {interface}, where it is to go, does not offer"
     )]
     NotOffered {
         /// What it has there.

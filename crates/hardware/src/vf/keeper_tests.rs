@@ -155,7 +155,7 @@ fn a_guest_that_chose_the_address_that_is_fixed_here_keeps_it() {
         take(&mut inner, &card, folder.path(), &other, &AdoptSpec::default()).unwrap_err().to_string();
     assert_eq!(
         error,
-        "its guest has `mac 00:00:00:00:00:00` at the physical function of its host, and `mac 02:00:00:00:00:0a` here allows less"
+        "its guest has `mac 00:00:00:00:00:00` at the physical function of its host, and `mac 02:00:00:00:00:0a` where it is to go allows less"
     );
 }
 
@@ -173,7 +173,10 @@ fn what_cannot_be_set_changes_nothing() {
     assert_eq!(card.took(), ["mac 02:00:00:00:00:0a", "vlan 5", "vlan 0", "mac 00:00:00:00:00:00"]);
     assert!(inner.kept.is_none() && !inner.path(folder.path()).exists());
     for (settings, said) in [
-        (VfSettings { query_rss: Some(true), ..usual() }, "which the driver of pf0 does not offer"),
+        (
+            VfSettings { query_rss: Some(true), ..usual() },
+            "which the driver of pf0, where it is to go, does not offer",
+        ),
         (VfSettings { state: VfLinkWord::Enable, ..usual() }, "vf 1 state enable` is refused"),
         (VfSettings { vlan: vlan(4095), ..usual() }, "make no sense: VLAN 4095"),
         (VfSettings { min_tx_rate: 2, max_tx_rate: 1, ..usual() }, "make no sense: at least 2"),
