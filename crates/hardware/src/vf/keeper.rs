@@ -241,6 +241,8 @@ impl Keeper {
     /// A VMM has come to it, which was reset.
     pub fn begins(&self) -> Result<(), VfError> {
         let done = self.put_back();
+        // A former guest that was to move, and did not.
+        self.lock().along = None;
         self.was_reset();
         done
     }
