@@ -318,6 +318,11 @@ pinned_memory = "1G"
 name = "straight"
 host = "0000:00:06.0"
 mode = "passthrough"
+[[pci]]
+name = "moves"
+host = "0000:00:07.0"
+mode = "migratable"
+adopt = "mac,trust"
 [[disk]]
 name = "far"
 remote = "nbd://host-a/data"
