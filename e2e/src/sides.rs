@@ -22,6 +22,8 @@ const MEMORY: u64 = 256;
 /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
 pub const RATE: u32 = 300;
 const BYTES: u32 = 65536;
+/// What a guest brings along although its administrator there has set less.
+const ADOPT: &str = "mac,spoofchk,trust";
 /// How the guest's machine has a virtual function: behind a port. Interrupts go to two processors.
 const PORT: &str = "-device pcie-root-port,id=behind,chassis=1";
 
@@ -73,10 +75,35 @@ impl<'a> Side<'a> {
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
         let Side { functions, mode, .. } = self;
+        let adopt = if *mode == "virtual" { String::new() } else { format!("--adopt {ADOPT}") };
         for (number, function) in functions.iter().enumerate() {
-            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode}"))?;
+            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode} {adopt}"))?;
         }
         Ok(())
+    }
+
+    /// Sets its function at the physical one, as its administrator does.
+    pub fn administer(&self, l1: &L1, settings: &[&str]) -> Result<()> {
+        let command = |setting: &&str| format!("ip link set {} vf 0 {setting}\n", self.physical);
+        let script: String = settings.iter().map(command).collect();
+        l1.run(&format!("set -e\n{script}"), MINUTE).map(drop)
+    }
+
+    /// What the kernel of L1 says of that: address, source addresses checked, trusted, most Mbit/s, VLAN and its priority.
+    pub fn administered(&self, l1: &L1) -> Result<Value> {
+        let said = l1.run(&format!("ip -j link show dev {}", self.physical), MINUTE)?;
+        let link: Value = serde_json::from_str(said.trim()).with_context(|| said.clone())?;
+        let vf = &link[0]["vfinfo_list"][0];
+        ensure!(vf["vf"] == 0, "{link:#}");
+        let vlan = &vf["vlan_list"][0];
+        Ok(json!([
+            vf["address"],
+            vf["spoofchk"],
+            vf["trust"],
+            vf["rate"]["max_tx"],
+            vlan["vlan"],
+            vlan["qos"]
+        ]))
     }
 
     /// Sends the daemon this signal.
@@ -132,6 +159,17 @@ pub fn moves<'a>(
     to: &Side<'_>,
 ) -> Result<(L2<'a>, Value)> {
     let destination = l1.awaits_traveller(names[1], &to.args()?)?;
+    arrives(from, source, names, to, destination)
+}
+
+/// The same, where the QEMU there waits.
+pub fn arrives<'a>(
+    from: &Side<'_>,
+    source: L2<'a>,
+    names: [&str; 2],
+    to: &Side<'_>,
+    destination: L2<'a>,
+) -> Result<(L2<'a>, Value)> {
     let begun = Instant::now();
     let moved = from.daemon.json(&from.command(to, names[0], names[1]));
     let context = || format!("{}\nthere QEMU said {}", to.daemon.said(), destination.said());

@@ -9,13 +9,15 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::memories;
-use ioplane_e2e::sides::{RATE, Side, last_words, moves, noticed, right, start_traffic, unseen};
+use ioplane_e2e::sides::{RATE, Side, arrives, last_words, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Addresses of the functions, but for their last digit.
+const ADDRESSES: &str = "52:54:00:00:14:0";
 /// Echoes that have to come between two moves.
 const BETWEEN: u64 = 100;
 
@@ -25,6 +27,16 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let (l1, cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
     let [mut here, there] = Side::both(&l1, cards, "migratable")?;
+    here.administer(&l1, &[&format!("mac {ADDRESSES}a"), "spoofchk off", "trust on", "max_tx_rate 800"])?;
+    there.administer(&l1, &[&format!("mac {ADDRESSES}b")])?;
+    let guests = json!([format!("{ADDRESSES}a"), false, true, 800, null, null]);
+    let own = json!([format!("{ADDRESSES}b"), true, false, 0, null, null]);
+    let administered = |side: &Side<'_>, expected: &Value, when: &str| -> Result<()> {
+        let now = side.administered(&l1)?;
+        ensure!(now == *expected, "{} {when}: {now}, not {expected}", side.name);
+        Ok(())
+    };
+    administered(&there, &own, "before")?;
     let first = l1.traveller("first", &here.args()?)?;
     news("the guest is up");
     let said = |here: &Side<'_>, there: &Side<'_>| {
@@ -36,14 +48,22 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     news("moves under traffic");
     let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
+    let waits = l1.awaits_traveller("second", &there.args()?)?;
+    refused_first(&l1, &here, &there)?;
+    administered(&there, &own, "after a move that was refused")?;
     let (second, there_report) =
-        moves(&l1, &here, first, ["first", "second"], &there).with_context(|| said(&here, &there))?;
+        arrives(&here, first, ["first", "second"], &there, waits).with_context(|| said(&here, &there))?;
+    administered(&there, &guests, "has the guest")?;
+    // The address is the other card's: nobody here is to send to this one.
+    administered(&here, &json!(["00:00:00:00:00:00", false, true, 800, null, null]), "was left")?;
     traffic.goes_on(BETWEEN).with_context(|| {
         format!("{}\n{}", last_words(&l1, "second", [&here, &there]), said(&here, &there))
     })?;
     news("and back");
     let (third, back_report) =
         moves(&l1, &there, second, ["second", "third"], &here).with_context(|| said(&here, &there))?;
+    administered(&here, &guests, "has the guest again")?;
+    administered(&there, &own, "was left")?;
     traffic
         .goes_on(BETWEEN)
         .with_context(|| format!("{}\n{}", last_words(&l1, "third", [&here, &there]), said(&here, &there)))?;
@@ -93,6 +113,17 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     Ok(())
 }
 
+/// What the administrator there does not allow is found before anything stops.
+fn refused_first(l1: &L1, here: &Side<'_>, there: &Side<'_>) -> Result<()> {
+    there.administer(l1, &["max_tx_rate 100"])?;
+    let refused = here.daemon.refused(&here.command(there, "first", "second"))?;
+    let typed = format!("`ip link set {} vf 0 max_tx_rate 800`", there.physical);
+    ensure!(refused.contains(&typed) && refused.contains("--adopt rate"), "{refused}");
+    there.administer(l1, &["max_tx_rate 0"])?;
+    ensure!(!here.daemon.said().contains("stands still"), "{}", here.daemon.said());
+    Ok(())
+}
+
 /// The figures, on a line of their own.
 fn told(driven: &Driven, moves: [&Value; 2]) {
     let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
@@ -116,7 +147,17 @@ fn told(driven: &Driven, moves: [&Value; 2]) {
 fn while_down<'a>(l1: &'a L1, here: &Side<'_>, source: L2<'a>, there: &Side<'_>) -> Result<L2<'a>> {
     let interface = "/tmp/busybox ip link set $(ls /sys/bus/pci/drivers/igbvf/*/net)";
     l1.ask("third", &format!("{interface} down"))?;
+    // Nobody at the other end of the cable is in that VLAN: it is taken off again before anything is sent.
+    here.administer(l1, &["vlan 5 qos 3"])?;
     let (guest, _) = moves(l1, here, source, ["third", "fourth"], there)?;
+    let now = there.administered(l1)?;
+    ensure!(now == json!([format!("{ADDRESSES}a"), false, true, 800, 5, 3]), "{now}");
+    let shown = there.daemon.json("pci show nic0")?["physical"].clone();
+    let (settings, own) = (&shown["settings"], &shown["own"]);
+    ensure!(settings["vlan"]["id"] == 5 && own["vlan"] == json!(null) && own["trust"] == false, "{shown:#}");
+    for side in [here, there] {
+        side.administer(l1, &["vlan 0"])?;
+    }
     let ping = format!("/tmp/busybox ping -q -c 1 -W 5 {PEER_IP} >/dev/null");
     l1.ask(
         "fourth",

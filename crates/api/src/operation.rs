@@ -14,8 +14,8 @@ use crate::report::{
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm,
-    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, QuiesceForm, SwapForm, UnpinForm,
-    UpgradeForm, VerifyForm, WriteVectorsForm,
+    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm, QuiesceForm, SwapForm,
+    UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -342,6 +342,8 @@ operations! {
     EndLogFunction: Delete "/v1/pci/{name}/log" => 200 DoneReport;
     /// Brings a PCI function that its guest drives itself to rest, where it stays, and tells its VMM of the pages that were logged.
     RestFunction: Post "/v1/pci/{name}/rest" body FunctionStepForm => 200 RestedFunctionReport;
+    /// Whether a PCI function that a guest moves to could have what the guest's has at its host's physical function: tried, and put back.
+    CheckTakeFunction: Post "/v1/pci/{name}/carried/check" body PhysicalForm => 200 DoneReport;
     /// What another host's function needs to go on from where this one stands still.
     CarriedFunction: Get "/v1/pci/{name}/carried" => 200 CarriedFunctionV1;
     /// Puts what another host's function had into this one, which stands still until its replay.

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 use crate::spec::{
-    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, ListenAddress, NbdUri,
-    NotifyWord, PciAddress, TimeoutSpec, backing_fields, limited, limits_of, remote_options, set_limits,
+    BackingForm, DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, ListenAddress,
+    MacAddress, NbdUri, NotifyWord, PciAddress, TimeoutSpec, VfSettings, backing_fields, limited, limits_of,
+    remote_options, set_limits,
 };
 pub use crate::spec::{CoreChangeForm, CoreForm};
 
@@ -264,6 +265,17 @@ body! {
     }
 }
 
+body! {
+    /// What the administrator of a host has for a virtual function at its physical function, for a guest that moves. Hostile input.
+    #[derive(Copy, Default, PartialEq, Eq)]
+    PhysicalForm {
+        /// The address that the function has now, whoever has set it.
+        address: Option<MacAddress>,
+        /// What the administrator has set.
+        settings: VfSettings,
+    }
+}
+
 /// A PCI function of a VM that moves, as its guest had it before anything was done to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -318,6 +330,8 @@ body! {
         running: bool,
         /// `pause-before-switchover` was on before.
         paused_before: bool,
+        /// The downtime limit of its QEMU here, ms, once that is about to be lowered.
+        downtime_limit: Option<u64>,
         /// What the guest has in the address port of its bus, once that is about to be used.
         latch: Option<u32>,
         /// Images that were taken away.

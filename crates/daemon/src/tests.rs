@@ -73,6 +73,7 @@ fn what_is_written_is_read() {
                 qmp_there: "/c".into(),
                 running: true,
                 paused_before: false,
+                downtime_limit: None,
                 latch: Some(1),
                 guards: vec![NotedGuard { node: "n".into(), file: "/g".into() }],
                 functions: Vec::new(),

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Obstacle;
 use crate::inventory;
+use crate::record;
 use crate::sysfs::{GROUPS, Sysfs, text};
 
 pub use crate::error::LeaseError;
@@ -147,7 +148,8 @@ fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<RecoveredLease> {
     all.into_iter().filter_map(one).collect()
 }
 
-fn records(folder: &Path) -> Vec<(PciAddress, PathBuf)> {
+/// Files of records in a folder, by what they are about.
+pub(crate) fn records(folder: &Path) -> Vec<(PciAddress, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let named = |path: PathBuf| {
         let address = path.file_name()?.to_str()?.strip_suffix(".json")?.parse().ok()?;
@@ -181,21 +183,12 @@ fn open(address: PciAddress, path: &Path) -> Result<Option<(File, Record)>, Leas
     Ok(Some((file, record)))
 }
 
-/// Writes it so that after a crash it is there whole or not at all; returns it locked.
 fn remember(record: &Record, path: &Path) -> Result<File, LeaseError> {
-    let write = || -> io::Result<File> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
-        let half = path.with_extension("half");
-        let mut file = File::create(&half)?;
-        io::Write::write_all(&mut file, serde_json::to_string(record)?.as_bytes())?;
-        file.sync_all()?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        fs::rename(&half, path)?;
-        File::open(folder)?.sync_all()?;
-        Ok(file)
-    };
-    write().map_err(|source| LeaseError::Record { address: record.address, path: path.into(), source })
+    record::write(record, path).map_err(|source| LeaseError::Record {
+        address: record.address,
+        path: path.into(),
+        source,
+    })
 }
 
 fn take(
@@ -309,12 +302,7 @@ fn give_back(sysfs: &Sysfs<'_>, record: &Record, path: &Path, patience: Instant)
             }
         }
     }
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(LeaseError::Record { address, path: path.into(), source })
-        }
-        _ => Ok(()),
-    }
+    record::remove(path).map_err(|source| LeaseError::Record { address, path: path.into(), source })
 }
 
 fn override_with(sysfs: &Sysfs<'_>, address: PciAddress, wanted: &str) -> Result<(), LeaseError> {

@@ -16,7 +16,9 @@ pub mod inventory;
 pub mod lease;
 mod physical;
 mod ranges;
+mod record;
 mod sysfs;
+mod vf;
 pub mod vfio;
 
 pub use hardware::{Hardware, HardwareError};
@@ -24,4 +26,5 @@ pub use inventory::Found;
 pub use ioplane_api::spec::PciAddress;
 pub use lease::{Lease, LeaseError};
 pub use physical::{PhysicalFunction, flow_frame};
+pub use vf::{Keeper, VfError, VfShown, recover_settings};
 pub use vfio::Vfio;

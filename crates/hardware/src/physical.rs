@@ -9,7 +9,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use ioplane_api::spec::{MacAddress, PciAddress};
+use ioplane_api::spec::{MacAddress, PciAddress, TagWord, VfVlan};
 
 use crate::sysfs::{Sysfs, text};
 
@@ -49,14 +49,18 @@ pub fn flow_frame(to: [u8; 6], from: [u8; 6], flow: u32) -> [u8; SHORTEST] {
 
 /// What tells switches on the way where an address is now: a reverse request for it (RFC 903), as hypervisors send after a guest has
 /// moved; with the tag of a VLAN (IEEE 802.1Q-2018, 9.6) if there is one.
-fn announcement(address: [u8; 6], vlan: Option<u16>) -> [u8; TAGGED] {
+fn announcement(address: [u8; 6], vlan: Option<VfVlan>) -> [u8; TAGGED] {
     let mut frame = [0; TAGGED];
     frame[..6].fill(0xff);
     frame[6..12].copy_from_slice(&address);
     let mut at = 12;
-    if let Some(vlan) = vlan {
-        let [high, low] = (vlan & 0xfff).to_be_bytes();
-        frame[12..16].copy_from_slice(&[0x81, 0, high, low]);
+    if let Some(VfVlan { id, qos, proto }) = vlan {
+        let kind: u16 = match proto {
+            TagWord::Dot1q => 0x8100,
+            TagWord::Dot1ad => 0x88a8,
+        };
+        frame[12..14].copy_from_slice(&kind.to_be_bytes());
+        frame[14..16].copy_from_slice(&(u16::from(qos & 7) << 13 | id & 0xfff).to_be_bytes());
         at = 16;
     }
     // RARP; Ethernet, IPv4, lengths of their addresses, reverse request; sender and target hardware address.
@@ -76,21 +80,25 @@ pub struct PhysicalFunction {
 }
 
 /// What sysfs says of the interface of a card's physical function.
-struct Net {
+pub(crate) struct Net {
     folder: PathBuf,
-    name: String,
+    pub(crate) name: String,
 }
 
 impl Net {
-    /// Of the card that the virtual function `of` belongs to. It is up.
-    fn of(root: &Path, of: PciAddress) -> io::Result<Net> {
+    /// Of the card that the virtual function `of` belongs to.
+    pub(crate) fn found(root: &Path, of: PciAddress) -> io::Result<Net> {
         let nets = Sysfs::new(root).function(of).join("physfn/net");
         let interface = fs::read_dir(&nets).ok().and_then(|mut all| all.next()?.ok());
         let interface = interface.ok_or_else(|| {
             missing(format!("{of} is not a virtual function of a card whose interface this host has"))
         })?;
-        let net =
-            Net { folder: interface.path(), name: interface.file_name().to_string_lossy().into_owned() };
+        Ok(Net { folder: interface.path(), name: interface.file_name().to_string_lossy().into_owned() })
+    }
+
+    /// The same, if it is up.
+    fn of(root: &Path, of: PciAddress) -> io::Result<Net> {
+        let net = Net::found(root, of)?;
         let flags = net.attribute("flags")?;
         let flags =
             u32::from_str_radix(flags.trim_start_matches("0x"), 16).map_err(|_| net.wrong("flags"))?;
@@ -100,9 +108,14 @@ impl Net {
         }
     }
 
-    fn attribute(&self, what: &str) -> io::Result<String> {
+    pub(crate) fn attribute(&self, what: &str) -> io::Result<String> {
         let found = text(&self.folder.join(what));
         found.ok_or_else(|| missing(format!("{} has no {what}", self.name)))
+    }
+
+    /// Its number in the kernel.
+    pub(crate) fn index<T: std::str::FromStr>(&self) -> io::Result<T> {
+        self.attribute("ifindex")?.parse().map_err(|_| self.wrong("index"))
     }
 
     fn wrong(&self, what: &str) -> io::Error {
@@ -118,7 +131,7 @@ impl PhysicalFunction {
     /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`. It has to be up.
     pub fn of(root: &Path, of: PciAddress) -> io::Result<Self> {
         let net = Net::of(root, of)?;
-        let index = net.attribute("ifindex")?.parse().map_err(|_| net.wrong("index"))?;
+        let index = net.index()?;
         let address: MacAddress = net.attribute("address")?.parse().map_err(|_| net.wrong("address"))?;
         // SAFETY: no pointers; what it returns is a new descriptor or -1.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
@@ -153,7 +166,7 @@ impl PhysicalFunction {
 
     /// Says to the network that an address is behind this card now, in the name of whoever has it: a broadcast, which the card hands
     /// to its other functions and sends by the cable. One that is lost where its queue is full is made up for by the next.
-    pub fn announce(&self, address: [u8; 6], vlan: Option<u16>) -> io::Result<()> {
+    pub fn announce(&self, address: [u8; 6], vlan: Option<VfVlan>) -> io::Result<()> {
         let len = if vlan.is_some() { TAGGED } else { SHORTEST };
         self.put(&announcement(address, vlan)[..len])
     }
@@ -215,8 +228,10 @@ mod tests {
         let frame = announcement(address, None);
         assert_eq!((&frame[..6], &frame[6..12]), (&[0xff; 6][..], &address[..]));
         assert_eq!((&frame[12..14], &frame[20..22]), (&[0x80, 0x35][..], &[0, 3][..]));
-        let tagged = announcement(address, Some(0xffff));
+        let tagged = announcement(address, Some(VfVlan { id: 0xffff, qos: 0, proto: TagWord::Dot1q }));
         assert_eq!(tagged[12..16], [0x81, 0, 0x0f, 0xff]);
+        let provider = announcement(address, Some(VfVlan { id: 5, qos: 3, proto: TagWord::Dot1ad }));
+        assert_eq!(provider[12..16], [0x88, 0xa8, 0x60, 5]);
         assert_eq!((&tagged[..12], &tagged[16..]), (&frame[..12], &frame[12..SHORTEST]));
     }
 

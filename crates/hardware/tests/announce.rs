@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ioplane_api::spec::{TagWord, VfVlan};
 use ioplane_hardware::{PciAddress, PhysicalFunction};
 use serde_json::Value;
 
@@ -93,7 +94,7 @@ fn a_switch_that_learns_sends_frames_to_where_the_address_was_announced() {
         assert!(learned().is_empty());
         for (function, port, moved) in [(&here, "port-a", [1, 0]), (&there, "port-b", [0, 1])] {
             // With a tag and without one: this switch does not tell VLANs apart.
-            for vlan in [None, Some(10)] {
+            for vlan in [None, Some(VfVlan { id: 10, qos: 0, proto: TagWord::Dot1q })] {
                 ip("ip link set sw type bridge fdb_flush");
                 function.announce(GUEST, vlan).expect("it is up");
                 let end = Instant::now() + Duration::from_secs(10);

@@ -529,6 +529,12 @@ fn bad_requests_have_the_right_codes() {
         ),
         ("POST", "/v1/pci/none/leave", "", 404),
         ("POST", "/v1/pci/soft/move/check", "{\"to\": \"0000:00:05.0\", \"deadline_ms\": 5}", 409),
+        ("POST", "/v1/pci/soft/carried/check", "{\"settings\": {\"trust\": true}}", 409),
+        ("POST", "/v1/pci/soft/carried/check", "{}", 422),
+        ("POST", "/v1/pci/soft/carried/check", "{\"settings\": {\"trust\": 1}}", 422),
+        ("POST", "/v1/pci/soft/carried/check", "{\"settings\": {\"vlan\": {\"id\": 70000}}}", 422),
+        ("POST", "/v1/pci/soft/carried/check", "{\"settings\": {\"mac\": \"01:00:00:00:00:01\"}}", 422),
+        ("POST", "/v1/pci/none/carried/check", "{\"settings\": {}}", 404),
         ("GET", "/v1/moves/web", "", 404),
         ("DELETE", "/v1/moves/web", "", 404),
         ("PUT", "/v1/moves/web", "{}", 422),
@@ -554,7 +560,7 @@ fn a_guest_that_was_given_away_stays_so() {
         let function = json!({ "name": "soft", "direct": false, "place": [1, 0, 0], "id": "x", "kind": "10ec:8029", "command": 7 });
         json!({
             "pid": pid, "gone": gone, "to": "tcp:c:4444", "qmp": "/run/a", "there": there, "qmp_there": "/run/b", "running": true,
-            "paused_before": false, "latch": 1, "guards": guards, "functions": [function],
+            "paused_before": false, "downtime_limit": 300, "latch": 1, "guards": guards, "functions": [function],
         })
     };
     let put = |daemon: &TestDaemon, note: &Value| daemon.http("PUT", "/v1/moves/web", &note.to_string()).0;

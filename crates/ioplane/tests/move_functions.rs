@@ -5,6 +5,7 @@ mod daemon;
 use daemon::moving::{
     BAR1, BASE, CONFIG_SPACE, LATCH, SET, World, changes, function, is_brought_to_its_end, lock,
 };
+use serde_json::{Value, json};
 
 #[test]
 fn a_nic_goes_along() {
@@ -243,6 +244,28 @@ fn a_recovery_that_is_killed_is_done_again() {
             let what = format!("{at}, {command} {}", ["here", "there"][host]);
             assert!(!is_brought_to_its_end(&world, &what));
         }
+    }
+}
+
+/// As that of a QEMU is which is held back until functions whose driver cooperates are at rest.
+#[test]
+fn a_downtime_limit_that_was_lowered_is_put_back() {
+    let world = World::new();
+    let path = format!("/v1/moves/{}", world.near().name);
+    for lowered in [true, false] {
+        world.move_is_killed([None, None], Some("logged"));
+        let mut note = world.here.http("GET", &path, "").1;
+        assert_eq!(note["downtime_limit"], Value::Null);
+        let limit = if lowered { 1 } else { 500 };
+        if lowered {
+            note["downtime_limit"] = json!(700);
+            assert_eq!(world.here.http("PUT", &path, &note.to_string()).0, 200);
+        }
+        world.near().limit = limit;
+        assert!(!is_brought_to_its_end(&world, "held back"));
+        // One that the move has not touched is left alone.
+        assert_eq!(world.near().limit, if lowered { 700 } else { 500 });
+        world.again();
     }
 }
 

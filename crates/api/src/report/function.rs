@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::request::PhysicalForm;
+use crate::spec::{MacAddress, VfSettings};
+
 use super::{PortReport, RetryReport, ServedState, VmReport};
 
 /// What a function does just now, as far as its owners can tell.
@@ -137,6 +140,26 @@ pub struct FunctionReport {
     /// What its guest's driver has announced, of one that is added to cooperate.
     #[serde(default)]
     pub cooperation: Option<CooperationReport>,
+    /// What its physical function has for it, of one that can be moved.
+    #[serde(default)]
+    pub physical: Option<PhysicalReport>,
+}
+
+/// What a physical function of this host has for a virtual one: as `ip link show` and `ip link set PF vf N` have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PhysicalReport {
+    /// Interface of the physical function.
+    pub interface: String,
+    /// Which of its virtual functions.
+    pub number: u32,
+    /// The address that it has now, whoever has set it.
+    pub address: Option<MacAddress>,
+    /// What the administrator has set, or a guest that moved here has brought along.
+    pub settings: VfSettings,
+    /// What it was before that, and is again when the guest is gone.
+    #[serde(default)]
+    pub own: Option<VfSettings>,
 }
 
 /// What a driver that cooperates has announced.
@@ -371,11 +394,24 @@ pub struct CarriedFunctionV1 {
     pub msix: u16,
     /// The vectors of MSI-X that signal somebody.
     pub vectors: Vec<u16>,
+    /// What its physical function has for it, of one that its guest drives itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub physical: Option<PhysicalForm>,
 }
 
 impl crate::spec::Form for CarriedFunctionV1 {
-    const FIELDS: &'static [&'static str] =
-        &["format", "version", "kind", "state_version", "state", "command", "bars", "msix", "vectors"];
+    const FIELDS: &'static [&'static str] = &[
+        "format",
+        "version",
+        "kind",
+        "state_version",
+        "state",
+        "command",
+        "bars",
+        "msix",
+        "vectors",
+        "physical",
+    ];
 }
 
 impl CarriedFunctionV1 {

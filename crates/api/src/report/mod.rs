@@ -38,8 +38,8 @@ pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCaus
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
     CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MoveStep,
-    MovedFunctionReport, QuiesceReport, RegionReport, ReplayedFunctionReport, RestedFunctionReport, Stage,
-    StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
+    MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
+    RestedFunctionReport, Stage, StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{

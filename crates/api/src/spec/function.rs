@@ -11,7 +11,8 @@ use super::address::{as_text, from_text};
 use super::checks::{checked, foreign, interface_flaw, switch_flaw};
 use super::network::host;
 use super::{
-    Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form, served_fields, spec,
+    AdoptSpec, Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form,
+    served_fields, spec,
 };
 use crate::size::Size;
 
@@ -146,6 +147,9 @@ pub enum SourceSpec {
         /// It is taken although the host does not remap interrupts.
         #[serde(default)]
         unsafe_interrupts: bool,
+        /// What a VM that moves here brings along although the physical function of this host allows less.
+        #[serde(default, skip_serializing_if = "AdoptSpec::is_empty")]
+        adopt: AdoptSpec,
     },
     /// A NIC in software.
     Emulated {
@@ -163,13 +167,14 @@ impl SourceSpec {
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         match (self, other) {
             (
-                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts },
+                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt },
                 SourceSpec::Host {
                     address: address2,
                     mode: mode2,
                     on_fault: on_fault2,
                     forced: forced2,
                     unsafe_interrupts: unsafe_interrupts2,
+                    adopt: adopt2,
                 },
             ) => differing! {
                 host: address, address2;
@@ -177,6 +182,7 @@ impl SourceSpec {
                 on_fault: on_fault, on_fault2;
                 force: forced, forced2;
                 unsafe_interrupts: unsafe_interrupts, unsafe_interrupts2;
+                adopt: adopt, adopt2;
             },
             (
                 SourceSpec::Emulated { chip, cable, mac },
@@ -234,6 +240,10 @@ form! {
         /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
         [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
         unsafe_interrupts: bool,
+        /// What a VM that moves here brings along of the settings that its host had for it at the physical function (`ip link set PF vf N`), although
+        /// they allow more than the settings here: some of mac, vlan, spoofchk, trust, rate, state, query_rss, or all [default: none]
+        [long, value_name = "SETTINGS", conflicts_with = "emulate"]
+        adopt: AdoptSpec,
         /// A NIC in software, for stock drivers
         [long, value_name = "CHIP", requires = "cable"]
         emulate: ChipWord,
@@ -303,9 +313,14 @@ impl FunctionForm {
         let of_a_model = [("on_fault", mode != ModeWord::Virtual && self.on_fault.is_some())];
         let remedy = "leave it out, or give mode = \"virtual\"";
         foreign(flaws, "a function that is passed through as it is", remedy, &of_a_model);
+        let moves = matches!(mode, ModeWord::Migratable | ModeWord::Cooperating);
+        let of_one_that_moves = [("adopt", !moves && self.adopt.is_some())];
+        let remedy = "leave it out, or give mode = \"migratable\" or \"cooperating\"";
+        foreign(flaws, "a function that does not move with its settings", remedy, &of_one_that_moves);
+        let adopt = self.adopt.clone().unwrap_or_default();
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
         let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
-        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts })
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -315,6 +330,7 @@ impl FunctionForm {
             ("force", self.force.is_some()),
             ("pinned_memory", self.pinned_memory.is_some()),
             ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
+            ("adopt", self.adopt.is_some()),
         ];
         let remedy = "leave it out, or give host in place of emulate";
         foreign(flaws, "an emulated NIC", remedy, &of_the_host);
@@ -461,6 +477,7 @@ mod tests {
                 r#"{"host": "0000:00:05.0", "on_fault": "ignore", "force": true, "unsafe_interrupts": true}"#,
                 &["on_fault", "force", "unsafe_interrupts"],
             ),
+            (r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#, &["mode", "adopt"]),
         ] {
             assert_eq!(spec(json).differing(&host), names, "{json}");
         }
@@ -482,7 +499,8 @@ mod tests {
                 mode: ModeWord::Virtual,
                 on_fault: FaultSpec::default(),
                 forced: false,
-                unsafe_interrupts: false
+                unsafe_interrupts: false,
+                adopt: AdoptSpec::default(),
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
@@ -510,6 +528,10 @@ mod tests {
                 "on_fault says nothing about a function that is passed through as it is",
             ),
             (
+                r#"{"host": "00:05.0", "adopt": "trust"}"#,
+                "adopt says nothing about a function that does not move with its settings",
+            ),
+            (
                 r#"{"emulate": "ne2000", "switch": "lan", "mode": "virtual"}"#,
                 "mode says nothing about an emulated NIC",
             ),
@@ -528,6 +550,7 @@ mod tests {
     fn what_is_written_down_is_read() {
         for json in [
             r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
+            r#"{"host": "00:05.0", "mode": "cooperating", "adopt": "all"}"#,
             r#"{"emulate": "ne2000", "switch": "lan"}"#,
             r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,
         ] {

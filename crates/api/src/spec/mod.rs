@@ -22,6 +22,7 @@ mod nbd_uri;
 mod network;
 mod online;
 mod pci_address;
+mod physical;
 mod pool;
 mod remote;
 
@@ -54,6 +55,7 @@ pub use lost::{OnTimeout, TimeoutSpec};
 pub use nbd_uri::NbdUri;
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
+pub use physical::{AdoptSpec, SettingWord, TagWord, VfLinkWord, VfSetting, VfSettings, VfVlan};
 pub use pool::{PoolForm, PoolSpec};
 pub(crate) use remote::remote_options;
 pub use remote::{OptionValue, RemoteSpec};

@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, QuiesceForm, WriteVectorsForm};
+use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
@@ -84,6 +84,15 @@ pub async fn check_exchange(State(daemon): Own, Path(name): Path<String>, body: 
     let to = form.to;
     daemon.functions.served(&name)?.may_move_to(form, leases).await?;
     done(format!("{name} may become {to}"))
+}
+
+pub async fn check_take(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: PhysicalForm = form(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.may_take(form).await?;
+        done(format!("{name} may have what the guest's function has at the physical function of its host"))
+    })
+    .await
 }
 
 pub async fn log(State(daemon): Own, Path(name): Path<String>) -> Answer {

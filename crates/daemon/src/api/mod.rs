@@ -146,6 +146,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::LogFunction => routing::on(method, function::log),
         Operation::EndLogFunction => routing::on(method, function::end_log),
         Operation::RestFunction => routing::on(method, function::rest),
+        Operation::CheckTakeFunction => routing::on(method, function::check_take),
         Operation::CarriedFunction => routing::on(method, function::carried),
         Operation::TakeFunction => routing::on(method, function::take),
         Operation::WriteVectors => routing::on(method, function::write_vectors),

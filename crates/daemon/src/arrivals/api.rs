@@ -25,8 +25,9 @@ use crate::api::{Answer, json, route};
 use crate::refusal::Refusal;
 
 /// The steps that are taken here.
-const STEPS: [Operation; 6] = [
+const STEPS: [Operation; 7] = [
     Operation::Function,
+    Operation::CheckTakeFunction,
     Operation::TakeFunction,
     Operation::WriteVectors,
     Operation::ReplayFunction,

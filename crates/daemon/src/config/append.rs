@@ -187,12 +187,13 @@ impl Appended {
         self.table("pci");
         self.set("name", spec.name.as_str());
         match &spec.source {
-            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt } => {
                 self.set("host", address.to_string());
                 self.other("mode", mode.word(), ModeWord::default().word());
                 self.other("on_fault", on_fault.to_string(), FaultSpec::default().to_string());
                 self.other("force", *forced, false);
                 self.other("unsafe_interrupts", *unsafe_interrupts, false);
+                self.other("adopt", adopt.to_string(), String::new());
             }
             SourceSpec::Emulated { chip, cable, mac } => {
                 self.set("emulate", chip.word());
@@ -317,6 +318,11 @@ pinned_memory = "1G"
 name = "straight"
 host = "0000:00:06.0"
 mode = "passthrough"
+[[pci]]
+name = "moves"
+host = "0000:00:07.0"
+mode = "migratable"
+adopt = "mac,trust"
 [[disk]]
 name = "far"
 remote = "nbd://host-a/data"

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ioplane_api::spec::{TagWord, VfVlan};
 use ioplane_device::Lifecycle;
 use ioplane_hardware::PhysicalFunction;
 use ioplane_host::vfio_user::Handle;
@@ -14,14 +15,30 @@ use super::body::Body;
 const TIMES: [u64; 4] = [0, 50, 150, 300];
 
 /// Sends the frames of one round. `false`: there is nothing to say any more.
-fn round(addresses: &[GuestAddress], physical: &PhysicalFunction) -> std::io::Result<bool> {
-    addresses.iter().try_for_each(|GuestAddress { address, vlan }| physical.announce(*address, *vlan))?;
+fn round(
+    addresses: &[GuestAddress],
+    administered: Option<VfVlan>,
+    physical: &PhysicalFunction,
+) -> std::io::Result<bool> {
+    for GuestAddress { address, vlan } in addresses {
+        physical.announce(*address, tag(*vlan, administered))?;
+    }
     Ok(!addresses.is_empty())
+}
+
+/// With what tag a guest's frames leave the card, which puts them into the VLAN of its administrator, if there is one.
+fn tag(of_the_guest: Option<u16>, administered: Option<VfVlan>) -> Option<VfVlan> {
+    administered.or(of_the_guest.map(|id| VfVlan { id, qos: 0, proto: TagWord::Dot1q }))
 }
 
 /// Announces the addresses of a function's guest several times, as long as it goes on there: another function may have the guest by the next.
 /// Whoever asked does not wait.
-pub(super) fn begin(handle: &Handle<Body>, name: &str, physical: Option<PhysicalFunction>) {
+pub(super) fn begin(
+    handle: &Handle<Body>,
+    name: &str,
+    physical: Option<PhysicalFunction>,
+    administered: Option<VfVlan>,
+) {
     let Some(physical) = physical else { return };
     let (handle, name) = (handle.clone(), name.to_owned());
     let connections = handle.status().connections;
@@ -37,7 +54,7 @@ pub(super) fn begin(handle: &Handle<Body>, name: &str, physical: Option<Physical
             let said = move |device: &mut Lifecycle<Body>| {
                 device.with(|body| {
                     let addresses = body.carry().map(|carry| carry.addresses()).unwrap_or_default();
-                    round(&addresses, &physical)
+                    round(&addresses, administered, &physical)
                 })
             };
             match handle.with(said).await {
@@ -50,4 +67,16 @@ pub(super) fn begin(handle: &Handle<Body>, name: &str, physical: Option<Physical
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_in_the_vlan_of_the_administrator() {
+        let of = |id| Some(VfVlan { id, qos: 0, proto: TagWord::Dot1q });
+        assert_eq!((tag(None, None), tag(Some(5), None)), (None, of(5)));
+        assert_eq!((tag(None, of(7)), tag(Some(5), of(7))), (of(7), of(7)));
+    }
 }

@@ -12,7 +12,7 @@ use ioplane_device::{
     Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Quiescence,
     QuiescenceProof, RegisterAddress, SavedState,
 };
-use ioplane_hardware::Vfio;
+use ioplane_hardware::{Keeper, Vfio};
 use ioplane_memory::GuestMap;
 use ioplane_moving::Surroundings;
 use ioplane_nic::ne2000::Ne2000;
@@ -38,9 +38,9 @@ pub enum Body {
     /// A function of the host, as it is.
     Passthrough(Box<Passthrough<Vfio>>),
     /// The same, and another function can take its place.
-    Migratable(Box<Passthrough<Migratable<Vfio>>>),
+    Migratable(Box<Passthrough<Migratable<Vfio>>>, Arc<Keeper>),
     /// The same by a driver that cooperates.
-    Cooperating(Box<Passthrough<Cooperating<Vfio>>>),
+    Cooperating(Box<Passthrough<Cooperating<Vfio>>>, Arc<Keeper>),
 }
 
 impl Body {
@@ -50,8 +50,8 @@ impl Body {
             Body::Ne2000(nic) => &**nic,
             Body::Mediated(monitor) => &**monitor,
             Body::Passthrough(direct) => &**direct,
-            Body::Migratable(direct) => &**direct,
-            Body::Cooperating(direct) => &**direct,
+            Body::Migratable(direct, _) => &**direct,
+            Body::Cooperating(direct, _) => &**direct,
         }
     }
 
@@ -61,8 +61,8 @@ impl Body {
             Body::Ne2000(nic) => &mut **nic,
             Body::Mediated(monitor) => &mut **monitor,
             Body::Passthrough(direct) => &mut **direct,
-            Body::Migratable(direct) => &mut **direct,
-            Body::Cooperating(direct) => &mut **direct,
+            Body::Migratable(direct, _) => &mut **direct,
+            Body::Cooperating(direct, _) => &mut **direct,
         }
     }
 
@@ -71,7 +71,7 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => nic.announce(),
             Body::Ne2000(nic) => nic.announce(),
-            Body::Mediated(_) | Body::Passthrough(_) | Body::Migratable(_) | Body::Cooperating(_) => {}
+            Body::Mediated(_) | Body::Passthrough(_) | Body::Migratable(..) | Body::Cooperating(..) => {}
         }
     }
 
@@ -90,7 +90,9 @@ impl Body {
         back: &mut dyn Surroundings,
     ) -> Result<Exchanged, ExchangeError> {
         match self {
-            Body::Migratable(direct) => direct.exchange(other, there, back).map(|(_, exchanged)| exchanged),
+            Body::Migratable(direct, _) => {
+                direct.exchange(other, there, back).map(|(_, exchanged)| exchanged)
+            }
             _ => Err(CarryError::NoGuest.into()),
         }
     }
@@ -107,7 +109,7 @@ impl Body {
 
     fn cooperating(&mut self) -> Result<&mut Passthrough<Cooperating<Vfio>>, CarryError> {
         match self {
-            Body::Cooperating(direct) => Ok(direct),
+            Body::Cooperating(direct, _) => Ok(direct),
             _ => Err(CarryError::NoGuest),
         }
     }
@@ -115,9 +117,17 @@ impl Body {
     /// One that can be moved. The record says which are: another one has no guest whose state could go along.
     pub fn carry(&mut self) -> Result<&mut dyn Carry, CarryError> {
         match self {
-            Body::Migratable(direct) => Ok(&mut **direct),
-            Body::Cooperating(direct) => Ok(&mut **direct),
+            Body::Migratable(direct, _) => Ok(&mut **direct),
+            Body::Cooperating(direct, _) => Ok(&mut **direct),
             _ => Err(CarryError::NoGuest),
+        }
+    }
+
+    /// What its physical function has for it, of one that can be moved.
+    pub fn keeper(&self) -> Option<&Arc<Keeper>> {
+        match self {
+            Body::Migratable(_, keeper) | Body::Cooperating(_, keeper) => Some(keeper),
+            _ => None,
         }
     }
 
@@ -141,13 +151,13 @@ impl Body {
                 report.hardware_faults = hardware_faults(direct.faults(), 0);
                 report.not_reset = direct.not_reset().map(ToString::to_string);
             }
-            Body::Migratable(direct) => {
+            Body::Migratable(direct, _) => {
                 let hardware = direct.hardware();
                 report.model = Some(hardware.model().model.name.to_owned());
                 report.hardware_faults = hardware_faults(direct.faults(), hardware.hardware().forbidden());
                 report.not_reset = direct.not_reset().map(ToString::to_string);
             }
-            Body::Cooperating(direct) => {
+            Body::Cooperating(direct, _) => {
                 report.hardware_faults = hardware_faults(direct.faults(), 0);
                 report.not_reset = direct.not_reset().map(ToString::to_string);
                 report.cooperation = Some(cooperation(direct.hardware()));
@@ -285,6 +295,9 @@ impl Device for Body {
 
     fn reset(&mut self, proof: &QuiescenceProof) {
         self.inner_mut().reset(proof);
+        if let Some(keeper) = self.keeper() {
+            keeper.was_reset();
+        }
     }
 
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
@@ -330,11 +343,17 @@ impl Function for Body {
     }
 
     fn admit(&mut self, proof: &QuiescenceProof) -> Result<(), NotReady> {
-        self.inner_mut().admit(proof)
+        self.inner_mut().admit(proof)?;
+        let Some(keeper) = self.keeper() else { return Ok(()) };
+        // With what a former guest was allowed nobody else gets it.
+        keeper.begins().map_err(|error| NotReady::Unusable(format!("its physical function: {error}")))
     }
 
     fn dismiss(&mut self) {
         self.inner_mut().dismiss();
+        if let Some(Err(error)) = self.keeper().map(|keeper| keeper.ends()) {
+            tracing::warn!(%error, "what the physical function had for a function is not put back: the next VMM's start tries again");
+        }
     }
 
     fn unusable(&self) -> Option<String> {

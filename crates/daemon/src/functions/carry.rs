@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ioplane_api::report::{CarriedFunctionV1, MoveStep, ReplayedFunctionReport, RestedFunctionReport};
-use ioplane_api::request::{FunctionStepForm, QuiesceForm};
+use ioplane_api::request::{FunctionStepForm, PhysicalForm, QuiesceForm};
 use ioplane_api::spec::{ModeWord, PciAddress, SourceSpec};
 use ioplane_device::{Access, Device, Lifecycle, Quiescent, RegisterAddress, SavedState};
 use ioplane_hardware::PhysicalFunction;
@@ -161,10 +161,11 @@ impl Drop for Resting {
 struct Gone {
     state: SavedState,
     set_up: SetUp,
+    physical: Option<PhysicalForm>,
 }
 
 fn file_of(gone: Gone) -> CarriedFunctionV1 {
-    let Gone { state, set_up: SetUp { command, bars, msix, vectors } } = gone;
+    let Gone { state, set_up: SetUp { command, bars, msix, vectors }, physical } = gone;
     CarriedFunctionV1 {
         format: CarriedFunctionV1::FORMAT.to_owned(),
         version: CarriedFunctionV1::VERSION,
@@ -175,12 +176,23 @@ fn file_of(gone: Gone) -> CarriedFunctionV1 {
         bars,
         msix,
         vectors,
+        physical,
     }
 }
 
 fn gone_of(file: CarriedFunctionV1) -> Result<Gone, Refusal> {
-    let CarriedFunctionV1 { format, version, kind, state_version, state, command, bars, msix, vectors } =
-        file;
+    let CarriedFunctionV1 {
+        format,
+        version,
+        kind,
+        state_version,
+        state,
+        command,
+        bars,
+        msix,
+        vectors,
+        physical,
+    } = file;
     let refuse = |why: String| {
         Refusal::invalid(
             why,
@@ -190,7 +202,7 @@ fn gone_of(file: CarriedFunctionV1) -> Result<Gone, Refusal> {
     let own = (CarriedFunctionV1::FORMAT, CarriedFunctionV1::VERSION);
     let body = body_of((&format, version), own, &state).map_err(refuse)?;
     let state = SavedState { kind, version: state_version, body };
-    Ok(Gone { state, set_up: SetUp { command, bars, msix, vectors } })
+    Ok(Gone { state, set_up: SetUp { command, bars, msix, vectors }, physical })
 }
 
 /// How the VMM has set up a function whose state has the rest.
@@ -236,15 +248,19 @@ impl Card {
         &self,
         act: impl FnOnce(&mut dyn Carry) -> Result<R, CarryError> + Send + 'static,
     ) -> Result<R, Refusal> {
+        let done = self.on_its_thread(|body| body.carry().and_then(act)).await?;
+        done.map_err(|error| refuse(&self.name(), &error))
+    }
+
+    /// Anything on its thread. One that is away has no time.
+    pub(super) async fn on_its_thread<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Body) -> R + Send + 'static,
+    ) -> Result<R, Refusal> {
         let name = self.name();
-        let done = self
-            .served
-            .handle
-            .with(move |device: &mut Lifecycle<Body>| device.with(|body| body.carry().and_then(act)));
-        done.await
-            .map_err(|_| gone(&name))?
-            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
-            .map_err(|error| refuse(&name, &error))
+        let done = self.served.handle.with(move |device: &mut Lifecycle<Body>| device.with(act)).await;
+        done.map_err(|_| gone(&name))?
+            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))
     }
 
     /// Whether it does not go on, or cannot by itself.
@@ -412,20 +428,17 @@ impl Card {
         let name = self.name();
         let went = match self.way()? {
             Way::Direct(_) | Way::Cooperating(_) => {
-                self.step(|direct| {
-                    let Carried { state: body, set_up } = direct.carried()?;
-                    let (kind, version) = direct.kind();
-                    let state = SavedState { kind: kind.to_owned(), version, body };
-                    Ok(Gone { state, set_up })
-                })
-                .await?
+                let (Carried { state: body, set_up }, (kind, version)) =
+                    self.step(|direct| Ok((direct.carried()?, direct.kind()))).await?;
+                let state = SavedState { kind: kind.to_owned(), version, body };
+                Gone { state, set_up, physical: self.administered().await? }
             }
             Way::Saved => {
                 let _changing = self.changes()?;
                 self.is_held()?;
                 let act = |held: &mut Quiescent<Body>| {
                     let set_up = held.with(|body, _| set_up_of(body));
-                    held.save().map(|state| Gone { state, set_up })
+                    held.save().map(|state| Gone { state, set_up, physical: None })
                 };
                 let saved = self.at_quiescence(QuiesceForm::default(), act).await?;
                 saved.map_err(|error| {
@@ -439,7 +452,7 @@ impl Card {
     /// Takes what another daemon's function had. Says whether it stands still, until its replay; else it goes on from there at once.
     pub async fn take(&self, file: CarriedFunctionV1) -> Result<bool, Refusal> {
         let way = self.way()?;
-        let Gone { state, set_up } = gone_of(file)?;
+        let Gone { state, set_up, physical } = gone_of(file)?;
         let _changing = self.changes()?;
         match way {
             Way::Direct(_) | Way::Cooperating(_) => {
@@ -457,7 +470,7 @@ impl Card {
                 if self.step(|direct| Ok(direct.motion())).await? == Motion::Runs {
                     self.mark(Some(MoveStep::Taken))?;
                 }
-                let taken = self.step(move |direct| direct.load_carried(&carried)).await;
+                let taken = self.take_direct(carried, physical).await;
                 if taken.is_err() && !self.stands_still(way).await {
                     self.unmark();
                 }
@@ -494,7 +507,7 @@ impl Card {
                         direct.replay(&mut around).map(|replayed| (replayed, around.physical()))
                     })
                     .await?;
-                announce::begin(&self.served.handle, &name, physical);
+                announce::begin(&self.served.handle, &name, physical, self.vlan().await);
                 (accesses, messages, took)
             }
             Way::Saved => {
@@ -522,6 +535,7 @@ impl Card {
                     self.mark(Some(MoveStep::Left))?;
                 }
                 self.step(|direct| direct.leave()).await?;
+                self.settings_left().await;
             }
             Way::Saved => {
                 self.is_held()?;
@@ -574,7 +588,8 @@ mod tests {
         let set_up =
             SetUp { command: 6, bars: [0xfe00_0000, 0, 0, 1, 2, 3], msix: 0x8002, vectors: vec![0, 2] };
         let state = SavedState { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
-        let went = Gone { state, set_up };
+        let physical = Some(PhysicalForm::default());
+        let went = Gone { state, set_up, physical };
         let file = file_of(went.clone());
         assert_eq!(gone_of(file.clone()).unwrap(), went);
         let other = |change: fn(&mut CarriedFunctionV1)| {

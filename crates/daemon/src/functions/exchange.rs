@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use ioplane_api::report::MovedFunctionReport;
 use ioplane_api::request::MoveFunctionForm;
 use ioplane_api::spec::{PciAddress, SourceSpec};
-use ioplane_device::Lifecycle;
 use ioplane_hardware::lease::Accepted;
 use ioplane_hardware::{Lease, Vfio, inventory};
 use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
@@ -20,7 +19,6 @@ use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
 use super::around::{Here, is_ready, physical};
 use super::body::Body;
 use super::carry::{Resting, Way};
-use super::hold::gone;
 use super::service::After;
 use super::{Card, SYSFS, announce, carry, host};
 use crate::refusal::Refusal;
@@ -141,20 +139,25 @@ impl Card {
                     let exchanged = body.exchange(vfio, &mut there, &mut back)?;
                     Ok((exchanged, there.physical()))
                 };
-                self.on_its_thread(exchange).await
+                self.exchanged(exchange).await
             }
         };
         let (Exchanged { state_bytes, stop_accesses, replay_accesses, took }, physical) = match exchanged {
             Ok(exchanged) => exchanged,
             Err(refused) => return blocking(move || Err(give_back(lease, refused))).await,
         };
-        announce::begin(&self.served.handle, &name, physical);
+        announce::begin(&self.served.handle, &name, physical, None);
         let ends: After = Box::new(move || Ok(lease.give_back()?));
         let mut complaints = Vec::new();
-        let former = self.served.replace_after(vec![ends]);
+        let former = self.served.replace_after(self.put_back().into_iter().chain([ends]).collect());
+        let keeper = self.keeper.clone();
         complaints.extend(
-            blocking(move || Ok(former.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>()))
-                .await?,
+            blocking(move || {
+                let mut refused: Vec<Refusal> = former.into_iter().filter_map(|end| end().err()).collect();
+                refused.extend(keeper.and_then(|keeper| keeper.moved_to(to).err()).map(Refusal::from));
+                Ok(refused)
+            })
+            .await?,
         );
         // It is the other one, whatever could not be written down.
         let noted = self.note().change(|record| {
@@ -182,24 +185,20 @@ impl Card {
         })
     }
 
-    async fn on_its_thread<R: Send + 'static>(
+    async fn exchanged<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Body) -> Result<R, ExchangeError> + Send + 'static,
     ) -> Result<R, Refusal> {
-        let name = self.name();
-        let done = self.served.handle.with(move |device: &mut Lifecycle<Body>| device.with(act)).await;
-        done.map_err(|_| gone(&name))?
-            .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?
-            .map_err(|error| refuse(&name, &error))
+        self.on_its_thread(act).await?.map_err(|error| refuse(&self.name(), &error))
     }
 
     /// Its VMM is served while its driver gives the lock back.
     async fn exchange_cooperating(&self, vfio: Vfio, patience: Duration) -> Result<Exchanged, Refusal> {
         let begun = Instant::now();
-        let prepared = self.on_its_thread(move |body| body.prepare(vfio)).await?;
+        let prepared = self.exchanged(move |body| body.prepare(vfio)).await?;
         let moving = Resting::new(&self.served.handle, Some(BACK));
         let stop_accesses = self.rest_direct(begun + patience).await?;
-        let exchanged = self.on_its_thread(move |body| body.exchange_at_rest(prepared)).await?;
+        let exchanged = self.exchanged(move |body| body.exchange_at_rest(prepared)).await?;
         moving.done();
         Ok(Exchanged { stop_accesses, took: begun.elapsed(), ..exchanged })
     }

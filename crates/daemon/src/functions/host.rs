@@ -1,11 +1,12 @@
 //! Functions of this host: taken from its drivers, opened by VFIO, mediated or handed on as they are.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_hardware::lease::Accepted;
-use ioplane_hardware::{HardwareError, Lease, LeaseError, PhysicalFunction, Vfio, inventory};
+use ioplane_hardware::{HardwareError, Keeper, Lease, LeaseError, PhysicalFunction, Vfio, inventory};
 use ioplane_model::{DirectModel, StateModel};
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
@@ -13,8 +14,9 @@ use ioplane_passthrough::{Cooperating, Migratable, Passthrough};
 use ioplane_pci::Identity;
 
 use super::body::Body;
+use super::physical::put_back;
 use super::service::After;
-use super::{Opened, SYSFS};
+use super::{Functions, Opened, SYSFS};
 use crate::lower::Lower;
 use crate::refusal::Refusal;
 
@@ -95,17 +97,22 @@ fn may_migrate(
     })
 }
 
-fn migratable(name: &str, vfio: Vfio, model: &'static DirectModel) -> Result<Body, Refusal> {
+fn migratable(
+    name: &str,
+    vfio: Vfio,
+    model: &'static DirectModel,
+    keeper: Arc<Keeper>,
+) -> Result<Body, Refusal> {
     let hardware = Migratable::new(vfio, model)
         .map_err(|error| Refusal::failed(error.to_string(), "add it with --mode passthrough"))?;
     let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
-    Ok(Body::Migratable(Box::new(direct)))
+    Ok(Body::Migratable(Box::new(direct), keeper))
 }
 
-fn cooperating(name: &str, vfio: Vfio) -> Result<Body, Refusal> {
+fn cooperating(name: &str, vfio: Vfio, keeper: Arc<Keeper>) -> Result<Body, Refusal> {
     let hardware = Cooperating::new(vfio).map_err(|error| refuse(&error))?;
     let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
-    Ok(Body::Cooperating(Box::new(direct)))
+    Ok(Body::Cooperating(Box::new(direct), keeper))
 }
 
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
@@ -115,7 +122,7 @@ pub fn open(
     mode: ModeWord,
     on_fault: FaultSpec,
     accepted: Accepted,
-    leases: &Path,
+    below: &Functions,
 ) -> Result<Opened, Refusal> {
     let root = Path::new(SYSFS);
     // Before anything is taken from anybody.
@@ -136,12 +143,13 @@ pub fn open(
     }
     // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
     let once = |refused: Refusal| Refusal { retry: false, ..refused };
-    let lease = Lease::take(root, address, leases, accepted).map_err(|error| once(error.into()))?;
+    let lease = Lease::take(root, address, &below.leases(), accepted).map_err(|error| once(error.into()))?;
+    let keeper = Arc::new(Keeper::new(root, &below.physical(), address));
     let opened = Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| {
         match (mode, model, direct_model) {
             (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
-            (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model),
-            (ModeWord::Cooperating, ..) => cooperating(name, vfio),
+            (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model, keeper),
+            (ModeWord::Cooperating, ..) => cooperating(name, vfio, keeper),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))
@@ -151,7 +159,8 @@ pub fn open(
     match opened {
         Ok(body) => {
             let give_back: After = Box::new(move || Ok(lease.give_back()?));
-            Ok(Opened { body, after: vec![give_back] })
+            let after = put_back(body.keeper()).into_iter().chain([give_back]).collect();
+            Ok(Opened { body, after })
         }
         Err(refused) => match lease.give_back() {
             Ok(()) => Err(once(refused)),

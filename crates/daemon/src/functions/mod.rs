@@ -16,6 +16,7 @@ mod exchange;
 mod guard;
 mod hold;
 mod host;
+mod physical;
 mod service;
 mod state;
 mod step;
@@ -30,6 +31,7 @@ use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
 use ioplane_device::{Access as RegisterAccess, Device, Lifecycle, Presence, Quiescent, RegisterAddress};
 use ioplane_hardware::lease::{self, Accepted};
+use ioplane_hardware::{Keeper, recover_settings};
 use ioplane_host::vfio_user::{self, Handle};
 
 use self::body::Body;
@@ -52,6 +54,8 @@ pub use host::model_of;
 const SYSFS: &str = "/sys";
 /// Where it is remembered, in the run directory, what the host's functions were before they were taken.
 const LEASES: &str = "leases";
+/// The same of what their physical functions had for them.
+const PHYSICAL: &str = "physical";
 
 /// What functions stand on besides the context.
 pub struct Functions {
@@ -69,10 +73,22 @@ impl Functions {
     pub fn leases(&self) -> PathBuf {
         self.run_dir.join(LEASES)
     }
+
+    /// Where it is remembered what their physical functions had for them before it was changed.
+    pub fn physical(&self) -> PathBuf {
+        self.run_dir.join(PHYSICAL)
+    }
 }
 
 /// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
 pub fn recover(run_dir: &Path, access: SocketAccess) -> Result<(), Refusal> {
+    for (address, outcome) in recover_settings(Path::new(SYSFS), &run_dir.join(PHYSICAL)) {
+        let function = address.to_string();
+        match outcome {
+            Ok(()) => tracing::info!(function, "a daemon that died had set it up: as it was before"),
+            Err(error) => tracing::warn!(function, %error, "a daemon that died had set it up: not put back"),
+        }
+    }
     for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
         let function = one.address.to_string();
         match one.outcome {
@@ -95,6 +111,8 @@ pub struct Card {
     served: ServedFunction,
     id: String,
     guard: PathBuf,
+    /// What its physical function has for it, of one that can be moved.
+    keeper: Option<Arc<Keeper>>,
     /// One look at a time.
     looking: Arc<tokio::sync::Semaphore>,
 }
@@ -105,9 +123,9 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
-            host::open(&spec.name, *address, *mode, *on_fault, accepted, &below.leases())
+            host::open(&spec.name, *address, *mode, *on_fault, accepted, below)
         }
     }
 }
@@ -167,7 +185,7 @@ impl Card {
         let Opened { mut body, after } = open(&record.now, context, below)?;
         let placement = Arc::new(context.placement(&record));
         let name = record.now.name.clone();
-        let id = id_of(&mut body);
+        let (id, keeper) = (id_of(&mut body), body.keeper().cloned());
         let served = || -> Result<Handle<Body>, Refusal> {
             let running = Quiescent::new(body).resume(&*placement).map_err(|refused| {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
@@ -190,6 +208,7 @@ impl Card {
             Ok((note, handle)) => Ok(Card {
                 served: ServedFunction::new(handle, note, after),
                 id,
+                keeper,
                 guard: guard::path(&below.run_dir),
                 looking: Arc::new(tokio::sync::Semaphore::new(1)),
             }),
@@ -242,12 +261,14 @@ impl ServedKind for Card {
     fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
         match (&now.source, &next.source) {
             (
-                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, unsafe_interrupts, .. },
+                SourceSpec::Host {
+                    address, mode: ModeWord::Virtual, forced, unsafe_interrupts, adopt, ..
+                },
                 SourceSpec::Host { on_fault, .. },
             ) => {
                 let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
-                let unsafe_interrupts = *unsafe_interrupts;
-                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts };
+                let (unsafe_interrupts, adopt) = (*unsafe_interrupts, adopt.clone());
+                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt };
                 *next == FunctionSpec { source, ..now.clone() }
             }
             _ => false,
@@ -287,12 +308,14 @@ impl ServedKind for Card {
             SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Some(address),
             _ => None,
         };
-        let no_replay = blocking(move || Ok(address.and_then(around::obstacle)));
+        let keeper = self.keeper.clone();
+        let outside =
+            blocking(move || Ok((address.and_then(around::obstacle), physical::shown(keeper.as_deref()))));
         let look = async {
-            let no_replay = no_replay.await.ok()?;
+            let (no_replay, physical) = outside.await.ok()?;
             let turn = turn.await.ok()?;
             let mut report = look(&record, &handle, &id, guard);
-            report.no_replay = no_replay;
+            (report.no_replay, report.physical) = (no_replay, physical);
             let looked = handle.with(move |device: &mut Lifecycle<Body>| {
                 // One that is being exchanged shows nothing this time.
                 let _ = device.with(|body| body.report(&mut report));
@@ -345,6 +368,7 @@ impl ServedKind for Card {
             not_reset: None,
             unusable: None,
             no_replay: None,
+            physical: None,
             step: None,
             port: None,
             cooperation: None,

@@ -113,6 +113,7 @@ pub(super) fn blank(pid: u32, to: &str, qmp: &str, there: PathBuf, qmp_there: Pa
         qmp_there,
         running: false,
         paused_before: false,
+        downtime_limit: None,
         latch: None,
         guards: Vec::<NotedGuard>::new(),
         functions: Vec::new(),

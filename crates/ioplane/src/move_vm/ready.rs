@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use ioplane_api::report::{FunctionReport, ServedState, Stage, StatusReport};
-use ioplane_cli::client::Client;
+use ioplane_api::report::{DoneReport, FunctionReport, PhysicalReport, ServedState, Stage, StatusReport};
+use ioplane_api::request::PhysicalForm;
+use ioplane_cli::client::{Client, Method};
 use ioplane_plain::plain;
 use serde_json::{Value, json};
 
@@ -199,8 +200,18 @@ fn has_the_same(there: &Client, vm: &str, functions: &[FunctionReport], own: u32
                 ));
             }
         }
+        may_have(there, function)?;
     }
     Ok(())
+}
+
+/// Whether the other host can give a function what its guest has at the physical function here.
+fn may_have(there: &Client, function: &FunctionReport) -> Result<()> {
+    let Some(PhysicalReport { address, settings, .. }) = function.physical else { return Ok(()) };
+    let path = format!("/v1/pci/{}/carried/check", function.name);
+    let form = PhysicalForm { address, settings };
+    let checked = there.ask::<DoneReport>(Method::POST, &path, Some(&form));
+    checked.map(drop).map_err(|error| super::with_remedy(error, "the other host", ""))
 }
 
 /// Whether a function of the other host can take this one's place.

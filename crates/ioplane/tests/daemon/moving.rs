@@ -35,6 +35,8 @@ pub struct Qemu {
     pub latch: u32,
     pub guarded: bool,
     pub pauses: bool,
+    /// Its downtime limit, ms.
+    pub limit: u64,
     pub capability: Option<&'static str>,
     /// It gives up at the end of the migration, and has the guest run by itself a moment later.
     pub fails: bool,
@@ -69,6 +71,7 @@ impl Qemu {
             latch: LATCH,
             guarded: true,
             pauses: false,
+            limit: 300,
             capability: None,
             fails: false,
             delay: 0,
@@ -230,7 +233,11 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             let nic = arguments["path"] == "/machine/peripheral/ioplane-nic0";
             if nic { "vfio-user-pci" } else { "pcie-root-port" }.into()
         }
-        "query-migrate-parameters" => json!({ "mode": "normal" }),
+        "query-migrate-parameters" => json!({ "mode": "normal", "downtime-limit": qemu.limit }),
+        "migrate-set-parameters" => {
+            qemu.limit = arguments["downtime-limit"].as_u64().unwrap();
+            json!({})
+        }
         "query-named-block-nodes" if qemu.guarded => {
             json!([{ "node-name": "unmovable-nic0", "drv": "vdi", "file": "/run/unmovable.vdi" }])
         }

@@ -123,6 +123,9 @@ pub trait Carry {
     /// again.
     fn carried(&mut self) -> Result<Carried, CarryError>;
 
+    /// Whether it could take a state now: it has a guest, which has not run yet.
+    fn may_load(&mut self) -> Result<(), CarryError>;
+
     /// Takes the state of another function, a stranger's: whole, or not at all. A guest must have it whose memory is that of the other
     /// one's guest, and that has not run yet. No register is touched; it stands still from here on until [`Carry::replay`].
     fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError>;
@@ -269,14 +272,19 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
         Ok(Carried { state, set_up })
     }
 
-    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+    fn may_load(&mut self) -> Result<(), CarryError> {
         self.may_be_carried()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still);
         }
-        if self.hardware.driven {
-            return Err(CarryError::Driven);
+        match self.hardware.driven {
+            true => Err(CarryError::Driven),
+            false => Ok(()),
         }
+    }
+
+    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+        self.may_load()?;
         let view = self.hardware.view()?;
         self.hardware.movable.load(&carried.state, &view)?;
         self.hardware.expected = Some(carried.set_up.clone());

@@ -150,11 +150,19 @@ impl<H: Hardware> Carry for Passthrough<Cooperating<H>> {
         Ok(Carried { state, set_up })
     }
 
-    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+    fn may_load(&mut self) -> Result<(), CarryError> {
         self.may_be_carried()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still);
         }
+        match self.hardware.cooperation() {
+            Some(_) => Err(CarryError::Driven),
+            None => Ok(()),
+        }
+    }
+
+    fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
+        self.may_load()?;
         self.hardware.load(&carried.state, carried.set_up.clone())
     }
 

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::report::{
-    CooperationReport, FunctionReport, QuiesceReport, ServedState, Stage, StatusReport, WatchReport,
+    CooperationReport, FunctionReport, PhysicalReport, QuiesceReport, ServedState, Stage, StatusReport,
+    WatchReport,
 };
 use ioplane_api::size::Size;
+use ioplane_api::spec::VfSettings;
 
 use super::{or_dash, state};
 use crate::command::table::Table;
@@ -106,6 +108,19 @@ pub fn function(function: &FunctionReport) -> String {
     }
     if let Some(mac) = &function.mac {
         line("address", mac.clone());
+    }
+    if let Some(PhysicalReport { interface, number, address, settings, own }) = &function.physical {
+        let said = |settings: &VfSettings| match settings.words() {
+            words if words.is_empty() => "nothing is set".to_owned(),
+            words => words.join(", "),
+        };
+        line("at its card", format!("{interface} vf {number}: {}", said(settings)));
+        if let Some(address) = address.filter(|address| settings.mac != Some(*address)) {
+            line("", format!("its guest's address: {address}"));
+        }
+        if let Some(own) = own {
+            line("", format!("when its guest is gone: {}", said(own)));
+        }
     }
     if function.mode == "virtual" {
         line("on a fault", function.on_fault.clone().unwrap_or_default());

@@ -42,6 +42,7 @@ pub fn function(name: &str) -> FunctionReport {
         not_reset: None,
         unusable: None,
         no_replay: None,
+        physical: None,
         step: None,
         port: None,
         cooperation: None,

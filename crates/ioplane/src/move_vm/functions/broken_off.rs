@@ -42,7 +42,7 @@ impl<'a> Functions<'a> {
             all: all.collect(),
             guards: Guards::taken(&note.guards),
             paused_before: note.paused_before,
-            holding: Holding::default(),
+            holding: Holding::noted(note.downtime_limit),
             latch: note.latch,
             sent: sent && far.is_some(),
             far,

@@ -19,6 +19,7 @@ use ioplane_cli::client::Method;
 use serde_json::{Value, json};
 
 use super::{Functions, LOOK, Moving, STEP, Stand, followed, ms};
+use crate::move_vm::journal;
 use crate::move_vm::monitor::Monitor;
 
 /// What such functions are added as.
@@ -42,6 +43,13 @@ const PACE: Duration = Duration::from_millis(100);
 pub(super) struct Holding {
     /// Its downtime limit as it was, once it was changed, ms.
     limit: Option<u64>,
+}
+
+impl Holding {
+    /// By what is written down of it.
+    pub(super) fn noted(limit: Option<u64>) -> Holding {
+        Holding { limit }
+    }
 }
 
 /// Sees when little is left to send: as little as QEMU sends within a downtime limit, at the beginning of a pass.
@@ -130,7 +138,11 @@ impl Functions<'_> {
         let limit = match (yes, self.holding.limit) {
             (true, None) => {
                 let now = monitor.execute("query-migrate-parameters", &json!({}))?;
-                self.holding.limit = Some(now["downtime-limit"].as_u64().unwrap_or(LIMIT));
+                let limit = now["downtime-limit"].as_u64().unwrap_or(LIMIT);
+                self.journal.note.downtime_limit = Some(limit);
+                self.journal.write()?;
+                journal::moment("limit");
+                self.holding.limit = Some(limit);
                 HELD
             }
             (false, Some(limit)) => limit,
