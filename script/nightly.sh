@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154  # target, logs and features are script/test's.
 # The nightly stages of script/test, which sources this: long forms, floors of benchmarks, the fresh Debian 13 tree. All of them
-# together take at most 150 minutes on 2 cores; each runs alone as `script/test nightly:NAME` and, on a clean tree, records the
+# together take some hours on 2 cores; each runs alone as `script/test nightly:NAME` and, on a clean tree, records the
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
