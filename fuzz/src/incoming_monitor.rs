@@ -76,14 +76,16 @@ fn line(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 }
 
 fn access(input: &mut Unstructured<'_>) -> Result<String> {
-    let verb = *input.choose(&["i", "o", "xp ", "I"])?;
-    let size = *input.choose(&["b", "h", "w", "g", "wb"])?;
-    let port = match input.arbitrary()? {
-        true => input.int_in_range(0xcf0..=0xd04)?,
-        false => input.arbitrary::<u32>()?,
+    let verb = *input.choose(&["i", "o", "i", "o", "xp ", "I"])?;
+    let size = *input.choose(&["b", "h", "w", "h", "w", "g", "wb"])?;
+    let port = match input.int_in_range(0..=7)? {
+        0 => input.arbitrary::<u32>()?,
+        1 => input.int_in_range(0xcf0..=0xd04)?,
+        _ => *input.choose(&[0xcf8, 0xcfc, 0xcfd, 0xcfe])?,
     };
     let mut line = format!("{verb}/{size} {port:#x}");
-    if input.ratio(2, 3)? {
+    let usual = if verb == "o" { 7 } else { 1 };
+    if input.ratio(usual, 8)? {
         line.push_str(&format!(" {:#x}", input.arbitrary::<u32>()?));
     }
     if input.ratio(1, 8)? {
