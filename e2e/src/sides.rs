@@ -75,9 +75,10 @@ impl<'a> Side<'a> {
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
         let Side { functions, mode, .. } = self;
-        let adopt = if *mode == "virtual" { String::new() } else { format!("--adopt {ADOPT}") };
+        // Of a card that is mediated the physical function knows nothing.
+        let adopt = if *mode == "virtual" { String::new() } else { format!(" --adopt {ADOPT}") };
         for (number, function) in functions.iter().enumerate() {
-            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode} {adopt}"))?;
+            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode}{adopt}"))?;
         }
         Ok(())
     }

@@ -155,7 +155,8 @@ fn a_local_disk_is_published_and_goes_along() {
         assert_eq!(remote(host)["claim"], "held");
         front = next;
     }
-    // What is left here is the export alone.
+    // What is left here is the export alone, once the daemon has seen that its front end is gone.
+    source.until(|| source.json(&["disk", "show", "data"])["connected"] == false);
     assert_eq!(source.cli(&["disk", "remove", "data"]).code, 0);
     guest.work(&mut front, 5);
 }

@@ -165,7 +165,10 @@ async fn admit(
         if one.state() == ArrivalWord::Arrived {
             return Err(Refusal::conflict(format!("VM {vm} has arrived: it is the other host's"), ""));
         }
-        one.begin();
+        // That is asked before.
+        if !matches!(operation, Operation::CheckTakeFunction) {
+            one.begin();
+        }
     }
     Ok(next.run(request).await)
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::request::PhysicalForm;
-use ioplane_api::spec::{AdoptSpec, MacAddress, PciAddress, SettingWord, VfSetting, VfSettings};
+use ioplane_api::spec::{AdoptSpec, MacAddress, PciAddress, SettingWord, VfLinkWord, VfSetting, VfSettings};
 use serde::{Deserialize, Serialize};
 
 use super::netlink::Said;
@@ -143,6 +143,23 @@ fn administered(said: &Said, fixed: Option<MacAddress>) -> VfSettings {
     VfSettings { mac, ..said.settings }
 }
 
+/// Whether a guest may do more with one value of a setting than with another, or takes more from others.
+fn allows_more(one: VfSetting, other: VfSetting) -> bool {
+    let rate = |max: u32| if max == 0 { u32::MAX } else { max };
+    match (one, other) {
+        (VfSetting::Mac(new), VfSetting::Mac(old)) => old.is_some() && new != old,
+        (VfSetting::Vlan(new), VfSetting::Vlan(old)) => old.is_some() && new != old,
+        (VfSetting::Spoofchk(new), VfSetting::Spoofchk(old)) => old && !new,
+        (VfSetting::Trust(new), VfSetting::Trust(old))
+        | (VfSetting::QueryRss(new), VfSetting::QueryRss(old)) => new && !old,
+        (VfSetting::Rate { min, max }, VfSetting::Rate { min: own_min, max: own_max }) => {
+            min > own_min || rate(max) > rate(own_max)
+        }
+        (VfSetting::State(new), VfSetting::State(old)) => old == VfLinkWord::Disable && new != old,
+        _ => true,
+    }
+}
+
 /// What has to be set so that a guest has here what it had there, if it may.
 fn plan(
     own: &VfSettings,
@@ -169,7 +186,7 @@ fn plan(
             continue;
         }
         let word = wanted.word();
-        if wanted.allows_more_than(now) && !adopt.has(word) {
+        if allows_more(wanted, now) && !adopt.has(word) {
             let (own, command) = (now.to_string(), named.command(wanted));
             return Err(VfError::Wider { wanted: wanted.to_string(), own, word: word.word(), command });
         }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use ioplane_api::spec::{TagWord, VfLinkWord, VfVlan};
+use ioplane_api::spec::{TagWord, VfVlan};
 
 use super::*;
 
@@ -286,4 +286,32 @@ fn what_a_dead_daemon_left_of_a_function_that_is_gone_is_forgotten() {
     fs::write(inner.path(folder.path()), "{").unwrap();
     let all = recover_settings(sysfs.path(), folder.path());
     assert!(matches!(&all[..], [(_, Err(VfError::Record { .. }))]), "{all:?}");
+}
+
+#[test]
+fn what_allows_a_guest_more_is_told_from_what_does_not() {
+    use VfSetting::*;
+    for (new, old, more) in [
+        (Mac(Some(A)), Mac(None), false),
+        (Mac(Some(A)), Mac(Some(A)), false),
+        (Mac(Some(A)), Mac(Some(B)), true),
+        (Mac(None), Mac(Some(B)), true),
+        (Vlan(vlan(5)), Vlan(None), false),
+        (Vlan(vlan(5)), Vlan(vlan(6)), true),
+        (Vlan(None), Vlan(vlan(6)), true),
+        (Spoofchk(true), Spoofchk(false), false),
+        (Spoofchk(false), Spoofchk(true), true),
+        (Trust(true), Trust(false), true),
+        (Trust(false), Trust(true), false),
+        (Rate { min: 0, max: 100 }, Rate { min: 0, max: 0 }, false),
+        (Rate { min: 0, max: 100 }, Rate { min: 0, max: 99 }, true),
+        (Rate { min: 0, max: 0 }, Rate { min: 0, max: 99 }, true),
+        (Rate { min: 1, max: 0 }, Rate { min: 0, max: 0 }, true),
+        (State(VfLinkWord::Auto), State(VfLinkWord::Disable), true),
+        (State(VfLinkWord::Disable), State(VfLinkWord::Auto), false),
+        (QueryRss(true), QueryRss(false), true),
+        (QueryRss(false), QueryRss(true), false),
+    ] {
+        assert_eq!(allows_more(new, old), more, "{new} after {old}");
+    }
 }
