@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use super::bus::{self, Found, Place, Size, with_ports};
 use super::guard::Guards;
 use super::journal::{self, Journal};
-use super::monitor::{Followed, Monitor};
+use super::monitor::{Followed, Monitor, PATIENCE};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
 pub(super) use cooperating::announced;
@@ -39,6 +39,8 @@ pub(super) use cooperating::announced;
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a step may take, ms; QEMU gives up on a function after five seconds.
 pub(super) const STEP: u64 = 4000;
+/// For an answer of the QEMU here while it sends the last of the guest, which stands still.
+const SWITCH_OVER: Duration = Duration::from_secs(20);
 /// For the other QEMU to have loaded the guest, once this one has sent it.
 const ARRIVAL: Duration = Duration::from_secs(60);
 /// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
@@ -322,11 +324,14 @@ impl<'a> Functions<'a> {
         self.are_in_place(monitor)?;
         self.stand_still(monitor, interrupted)?;
         journal::moment("taken");
+        // From here on it answers nothing while it waits for the other one to read.
+        monitor.set_patience(SWITCH_OVER);
         monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
         self.time.stop_ms = ms(begun);
         let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
         let ended = followed(ended)?;
         self.sent = true;
+        monitor.set_patience(PATIENCE);
         let arriving = Instant::now();
         journal::moment("sent");
         self.arrived()?;

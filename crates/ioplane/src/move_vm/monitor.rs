@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{failed, refused};
 
 /// For an answer of the monitor. QEMU's main thread serves it, and is held up while rings stop.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What came of a migration.
 pub(super) enum Followed {
