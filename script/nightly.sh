@@ -8,6 +8,7 @@
 nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves clusters soak roam hosts fresh fresh-reverse)
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
+# shellcheck disable=SC2034  # script/test's.
 nightly_e2e=(timer replay batch snapshots mediated_move coop_move)
 
 # Seconds after which a nightly stage hangs.
