@@ -273,7 +273,7 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     let disk = l1.old_disk()?;
     let content = fs::read(&disk)?;
-    let command = l1.interposed_patiently()?;
+    let command = l1.interposed()?;
     step("L1 is up");
     let (clustered, more) =
         exercise(&l1, &machine("clustered", command.as_str()), &disk).context("with it")?;
