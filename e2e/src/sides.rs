@@ -27,7 +27,7 @@ const ADOPT: &str = "mac,spoofchk,trust";
 /// How the guest's machine has a virtual function: behind a port. Interrupts go to two processors.
 const PORT: &str = "-device pcie-root-port,id=behind,chassis=1";
 
-/// A host: its daemon, and the function that is its `nic0`.
+/// A host: its daemon, and the functions that it serves.
 #[derive(Debug)]
 pub struct Side<'a> {
     /// As it runs now.
