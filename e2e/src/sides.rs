@@ -216,10 +216,10 @@ pub fn last_words(l1: &L1, qemu: &str, sides: [&Side<'_>; 2]) -> String {
     };
     let mut said = [
         registers(),
-        ask(&format!("for size in 56 1400; do /tmp/busybox ping -s $size -c 3 -W 2 {PEER_IP}; done; grep ^Tcp /proc/net/snmp /proc/net/netstat; dmesg | tail -n 12; cat /tmp/answer /proc/net/arp /proc/net/tcp")),
+        ask(&format!("for size in 56 1400; do /tmp/busybox ping -s $size -c 3 -W 2 {PEER_IP}; done; grep -e ^Tcp -e ^Udp /proc/net/snmp /proc/net/netstat; cat /proc/net/stat/arp_cache; dmesg | tail -n 12; cat /tmp/answer /proc/net/arp /proc/net/tcp")),
         registers(),
         ask("cd /sys/bus/pci/drivers/igbvf/*/net/*; grep . statistics/[rt]x_packets queues/tx-0/byte_queue_limits/inflight; cat /proc/net/softnet_stat"),
-        or_why(l1.run("grep ^Tcp /proc/net/snmp /proc/net/netstat; ss -tnoi; ip neigh; dmesg | tail -n 5; ip -s link", MINUTE)),
+        or_why(l1.run("grep -e ^Tcp -e ^Udp /proc/net/snmp /proc/net/netstat; ss -tnoi; ip neigh; dmesg | tail -n 5; ip -s link", MINUTE)),
     ]
     .join("\n--\n");
     for side in sides {

@@ -505,5 +505,7 @@ pub(super) fn options<S: ServedSpec>(
 pub async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
 ) -> Result<R, Refusal> {
+    // In a box, so that tokio's task is compiled once for each result, and not once for each caller.
+    let work: Box<dyn FnOnce() -> Result<R, Refusal> + Send> = Box::new(work);
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Refusal::bug(error.to_string())))
 }

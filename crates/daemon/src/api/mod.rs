@@ -20,6 +20,7 @@ mod moving;
 mod network;
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -279,9 +280,10 @@ async fn whole<R: Send + 'static>(
     leave: tokio::sync::OwnedRwLockReadGuard<()>,
     work: impl Future<Output = Result<R, Refusal>> + Send + 'static,
 ) -> Result<R, Refusal> {
-    let work = async move {
+    // In a box, so that tokio's task is compiled once for each result, and not once for each caller.
+    let work: Pin<Box<dyn Future<Output = Result<R, Refusal>> + Send>> = Box::pin(async move {
         let _leave = leave;
         work.await
-    };
+    });
     tokio::spawn(work).await.unwrap_or_else(|error| Err(Refusal::bug(error.to_string())))
 }
