@@ -5,11 +5,11 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves clusters soak roam hosts fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves two-hosts clusters soak roam hosts fresh fresh-reverse)
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
-nightly_e2e=(timer replay batch snapshots mediated_move coop_move vf_mishaps)
+nightly_e2e=(timer replay batch snapshots mediated_move coop_move vf_mishaps two_hosts)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -87,6 +87,9 @@ nightly_moves() {
     done
     stage_e2e mediated_move
 }
+
+# The same between two kernels over their network, by the certificates of both.
+nightly_two-hosts() { stage_e2e two_hosts; }
 
 # Guests that race, ten minutes in all.
 nightly_race() {

@@ -6,6 +6,8 @@
 //!         |-- virtual function 0, 1, ... of each, without a driver
 //!   L2:  a virtual function: 10.0.20.2/24
 //! ```
+//!
+//! [`crate::lan`] has L1s whose cables end on this machine.
 
 use crate::assets::News;
 use crate::l1::{L1, Shape};
@@ -24,6 +26,9 @@ pub const GUEST_IP: &str = "10.0.20.2";
 /// Interface of the other end.
 pub const PEER: &str = "peer14";
 
+/// Interfaces of the first two cards.
+pub(crate) const PHYSICAL: [&str; 2] = ["pf14", "pf15"];
+
 /// Virtual functions, by address.
 pub type VirtualFunctions = Vec<String>;
 
@@ -32,11 +37,11 @@ fn card_mac(card: u8) -> String {
     format!("52:54:00:00:14:{:02x}", 2 + card)
 }
 
-/// The card, behind a port of its own.
-fn card_args(card: u8) -> String {
+/// The card, behind a port of its own. The cable is a network device of QEMU's.
+pub(crate) fn card_args(card: u8, cable: &str) -> String {
     let (slot, mac) = (SLOT + card, card_mac(card));
     format!(
-        " -netdev hubport,id=near{slot:x},hubid={SLOT} \
+        " -netdev {cable},id=near{slot:x} \
          -device pcie-root-port,id=port{slot:x},addr={slot:x},chassis={slot} \
          -device igb,bus=port{slot:x},netdev=near{slot:x},mac={mac},romfile="
     )
@@ -58,33 +63,40 @@ impl L1 {
         functions: u32,
         news: News<'_>,
     ) -> Result<(L1, Vec<VirtualFunctions>)> {
-        let mut args = format!(
-            "-device intel-iommu,intremap=on -netdev hubport,id=far,hubid={SLOT} -device virtio-net-pci,netdev=far,mac={PEER_MAC},romfile="
-        );
-        args.extend((0..cards).map(card_args));
-        let l1 = L1::boot_as(
+        let hub = format!("hubport,hubid={SLOT}");
+        let far = format!("-netdev {hub},id=far -device virtio-net-pci,netdev=far,mac={PEER_MAC},romfile=");
+        let cards_args: String = (0..cards).map(|card| card_args(card, &hub)).collect();
+        let l1 = L1::boot_for_igbs(memory_mib, &format!("{far}{cards_args}"), news)?;
+        l1.raise_own(PEER_MAC, PEER, PEER_IP)?;
+        let made = (0..cards).map(|card| l1.virtual_functions(card, functions)).collect::<Result<_>>()?;
+        Ok((l1, made))
+    }
+
+    /// Boots one with an IOMMU, huge pages for guests, and these devices.
+    pub(crate) fn boot_for_igbs(memory_mib: u64, devices: &str, news: News<'_>) -> Result<L1> {
+        L1::boot_as(
             &Shape {
                 memory_mib,
                 huge_mib: memory_mib * 3 / 8,
-                args: &args,
+                args: &format!("-device intel-iommu,intremap=on {devices}"),
                 append: "intel_iommu=on iommu=nopt",
                 load: ",vfio-pci,vfio_iommu_type1,igb,virtio_net",
                 newer: true,
                 by_instructions: false,
             },
             news,
-        )?;
-        let find_peer = crate::nics::find(PEER_MAC);
-        l1.run(
-            &format!("set -e\n{RAISE}\n{find_peer} up {PEER}; ip addr add {PEER_IP}/24 dev {PEER}"),
-            MINUTE,
-        )?;
-        let made = (0..cards).map(|card| l1.virtual_functions(card, functions)).collect::<Result<_>>()?;
-        Ok((l1, made))
+        )
+    }
+
+    /// Gives the interface with that hardware address a name and an address.
+    pub(crate) fn raise_own(&self, mac: &str, name: &str, ip: &str) -> Result<()> {
+        let find = crate::nics::find(mac);
+        self.run(&format!("set -e\n{RAISE}\n{find} up {name}; ip addr add {ip}/24 dev {name}"), MINUTE)
+            .map(drop)
     }
 
     /// Makes virtual functions of a card.
-    fn virtual_functions(&self, card: u8, count: u32) -> Result<VirtualFunctions> {
+    pub(crate) fn virtual_functions(&self, card: u8, count: u32) -> Result<VirtualFunctions> {
         let (find_card, physical) = (crate::nics::find(&card_mac(card)), format!("pf{:x}", SLOT + card));
         // The physical function is up before it has virtual ones, as its driver wants it. It is at the same hub as the interface that has the address, and
         // Linux would answer for that by each of them: guests would learn one or the other.
@@ -93,10 +105,11 @@ impl L1 {
                 "set -e
                  {RAISE}
                  {find_card} up {physical}; echo 8 >/proc/sys/net/ipv4/conf/{physical}/arp_ignore
-                 for try in $(seq 300); do [ \"$(cat /sys/class/net/{physical}/carrier)\" = 1 ] && break; sleep 0.1; done
+                 {}
                  cd /sys/class/net/{physical}/device/
                  echo 0 >sriov_drivers_autoprobe; echo {count} >sriov_numvfs
-                 for n in $(seq 0 $(({count} - 1))); do basename $(readlink -f virtfn$n); done"
+                 for n in $(seq 0 $(({count} - 1))); do basename $(readlink -f virtfn$n); done",
+                linked(&physical)
             ),
             MINUTE,
         );
@@ -106,6 +119,13 @@ impl L1 {
         ensure!(found.len() == count as usize, "virtual functions: {said}");
         Ok(found)
     }
+}
+
+/// Waits until an interface has its link, half a minute at most.
+pub(crate) fn linked(port: &str) -> String {
+    format!(
+        "for try in $(seq 300); do [ \"$(cat /sys/class/net/{port}/carrier)\" = 1 ] && break; sleep 0.1; done"
+    )
 }
 
 /// Names the interface `$name` and raises it, without IPv6.

@@ -47,12 +47,21 @@ impl Inner<'_> {
 
     /// Runs `ioplane WORDS`; what it prints.
     pub fn text(&self, words: &str) -> Result<String> {
-        self.l1.run(&self.command(words)?, MINUTE).map_err(|error| self.explain(error))
+        self.text_within(words, MINUTE)
+    }
+
+    fn text_within(&self, words: &str, limit: Duration) -> Result<String> {
+        self.l1.run(&self.command(words)?, limit).map_err(|error| self.explain(error))
     }
 
     /// Runs `ioplane WORDS --json`.
     pub fn json(&self, words: &str) -> Result<Value> {
-        let said = self.text(&format!("{words} --json"))?;
+        self.json_within(words, MINUTE)
+    }
+
+    /// The same for what takes longer.
+    pub fn json_within(&self, words: &str, limit: Duration) -> Result<Value> {
+        let said = self.text_within(&format!("{words} --json"), limit)?;
         serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
     }
 

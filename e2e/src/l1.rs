@@ -180,14 +180,18 @@ impl Job<'_> {
 
     /// Kills it and everything that it has started.
     pub fn kill(&self) -> Result<()> {
-        let pid = self.file("pid").display().to_string();
-        self.l1.run(&format!("kill -9 -$(cat {pid})"), Duration::from_secs(10)).map(drop)
+        self.signal("KILL")
     }
 
     /// Sends it SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) -> Result<()> {
+        self.signal("INT")
+    }
+
+    /// Sends it and everything that it has started this signal.
+    pub fn signal(&self, signal: &str) -> Result<()> {
         let pid = self.file("pid").display().to_string();
-        self.l1.run(&format!("kill -INT -$(cat {pid})"), Duration::from_secs(10)).map(drop)
+        self.l1.run(&format!("kill -{signal} -$(cat {pid})"), Duration::from_secs(10)).map(drop)
     }
 
     pub fn wait(&self, limit: Duration) -> Result<Ended> {

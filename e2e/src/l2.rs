@@ -127,15 +127,22 @@ impl L1 {
     }
 }
 
+impl<'a> L2<'a> {
+    /// The host that it runs on.
+    pub(crate) fn l1(&self) -> &'a L1 {
+        self.l1
+    }
+
+    /// What it was booted as.
+    pub(crate) fn name(&self) -> String {
+        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
 impl L2<'_> {
     /// The folder that the guest sees as `/folder`. There is a `busybox` in it.
     pub fn folder(&self) -> &Path {
         &self.folder
-    }
-
-    /// What it was booted as.
-    fn name(&self) -> String {
-        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Runs a script in the guest to its end; an error unless it ends well. Returns its output.
@@ -239,11 +246,19 @@ impl L2<'_> {
 
     /// Waits until its QEMU, started with `-incoming unix:/tmp/NAME.in`, takes a guest.
     pub fn takes_guests(&self) -> Result<()> {
-        let name = self.name();
-        self.l1
-            .run(&format!("while [ ! -S /tmp/{name}.in ]; do sleep 0.1; done"), MINUTE)
-            .map(drop)
-            .with_context(|| format!("{name} waits for a migration; QEMU said {}", self.said()))
+        self.takes_guests_at(&format!("unix:/tmp/{}.in", self.name()))
+    }
+
+    /// The same where its `-incoming` says.
+    pub(crate) fn takes_guests_at(&self, at: &str) -> Result<()> {
+        let (kind, place) = at.split_once(':').context("unix:PATH or tcp:ADDRESS:PORT")?;
+        let listens = match kind {
+            "unix" => format!("[ -S {place} ]"),
+            _ => format!("ss -Hltn | grep -q ' {place} '"),
+        };
+        self.l1.run(&format!("until {listens}; do sleep 0.1; done"), MINUTE).map(drop).with_context(|| {
+            format!("{} waits for a migration at {at}; QEMU said {}", self.name(), self.said())
+        })
     }
 
     /// Migrates it to one that [takes guests](L2::takes_guests), and waits until QEMU has sent all of it.

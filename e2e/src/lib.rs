@@ -6,6 +6,7 @@
 //!   L1 (a KVM host in a VM) --run(script)--> whatever was built outside, on a real KVM with real tracepoints
 //!    |   `--boot_with_nics(...): with physical NICs, an IOMMU, and somebody at the other end of each cable
 //!    |   `--boot_with_igbs(...): with 82576s and virtual functions of them; a guest of those goes from one to another (`travel`, `streams`)
+//!   Lan: two L1s, each with an 82576, on networks of this machine; a guest goes from one to the other
 //!    `--debian(...)--> L2, a Debian guest on that KVM
 //!   StorageDaemon (qemu-storage-daemon, the peer) --^
 //! ```
@@ -29,6 +30,7 @@ pub mod igb;
 pub mod inner;
 pub mod l1;
 pub mod l2;
+pub mod lan;
 pub mod libvirt;
 pub mod logwrites;
 pub mod memories;
@@ -63,6 +65,7 @@ pub use inner::Inner;
 pub use ioplane_guest_load::{network, protocol};
 pub use l1::{Job, L1};
 pub use l2::{L2, Parts};
+pub use lan::Lan;
 pub use migration::Travelled;
 pub use module::HotModule;
 pub use nics::Nic;

@@ -2,7 +2,6 @@
 //! function writes and without it. The steps are those of `ioplane move vm` (docs/decisions/0078-a-vm-moves-with-its-functions.md), one by one;
 //! then the guest goes on where it was.
 
-use crate::igb::GUEST_IP;
 use crate::l1::L1;
 use crate::l2::L2;
 use crate::migration::guest_memory;
@@ -100,7 +99,28 @@ fn memory(qemu: &str) -> Result<File> {
 
 /// Compares the memories of the guests in two QEMUs, in L1.
 pub fn compare(here: &str, there: &str) -> Result<()> {
-    let (ours, theirs) = (memory(here)?, memory(there)?);
+    println!("{}", serde_json::to_string(&compared(&memory(here)?, &memory(there)?)?)?);
+    Ok(())
+}
+
+/// Copies the memory of the guest in a QEMU, in L1, to a file with holes for what is zero. Says how large it is.
+pub fn copy(qemu: &str, to: &Path) -> Result<()> {
+    let (memory, copy) = (memory(qemu)?, File::create(to)?);
+    let size = memory.metadata()?.size();
+    copy.set_len(size)?;
+    let mut piece = vec![0; 128 * PAGE];
+    for at in (0..size).step_by(piece.len()) {
+        let len = piece.len().min((size - at) as usize);
+        memory.read_exact_at(&mut piece[..len], at)?;
+        if piece[..len].iter().any(|byte| *byte != 0) {
+            copy.write_all_at(&piece[..len], at)?;
+        }
+    }
+    println!("{size}");
+    Ok(())
+}
+
+fn compared(ours: &File, theirs: &File) -> Result<Compared> {
     let size = ours.metadata()?.size();
     ensure!(size == theirs.metadata()?.size() && size > 0, "memories of different sizes");
     let (mut a, mut b) = (vec![0; 256 * PAGE], vec![0; 256 * PAGE]);
@@ -118,11 +138,26 @@ pub fn compare(here: &str, there: &str) -> Result<()> {
             }
         }
     }
-    println!("{}", serde_json::to_string(&compared)?);
-    Ok(())
+    Ok(compared)
 }
 
-/// Has the benchmark's program do a [`step`] or [`compare`] in L1.
+/// The memories of two guests: in L1 if both are in the same one, else here by copies of them.
+fn of_both(guests: [Named<'_>; 2]) -> Result<Compared> {
+    let [(one, here), (other, there)] = guests;
+    if std::ptr::eq(one.l1(), other.l1()) {
+        let said = in_l1(one.l1(), &format!("compare {here} {there}"))?;
+        return Ok(serde_json::from_value(said)?);
+    }
+    let copies = guests.map(|(guest, name)| -> Result<File> {
+        let path = guest.l1().folder().join(format!("{name}.memory"));
+        in_l1(guest.l1(), &format!("copy {name} {}", path.display()))?;
+        Ok(File::open(&path)?)
+    });
+    let [ours, theirs] = copies;
+    compared(&ours?, &theirs?)
+}
+
+/// Has the benchmark's program do a [`step`], [`compare`] or [`copy`] in L1.
 fn in_l1(l1: &L1, words: &str) -> Result<Value> {
     let program = built("ioplane-migrate-bench")?;
     let said = l1.run(&format!("exec {} {words}", program.display()), 2 * MINUTE)?;
@@ -145,15 +180,16 @@ fn state(qemu: &L2<'_>, wanted: &str) -> Result<()> {
 /// A guest and its QEMU's name in L1.
 pub type Named<'g> = (&'g L2<'g>, &'g str);
 
-/// Copies `guest` to `there`, which waits for it, under traffic of `rate` datagrams a second; compares; and has it go on where it was. Its function is
-/// `nic0` of the daemon at `control`. With `log` the daemon says which pages the function has written.
-pub fn stop(
-    l1: &L1,
+/// Copies `guest` to `there`, which waits for it at `uri`, under that traffic; compares; and has it go on where it was. Its function is `nic0` of the
+/// daemon at `control`. With `log` the daemon says which pages the function has written.
+pub fn stop<'t>(
     (guest, name): Named<'_>,
     control: &str,
-    (there, next): (L2<'_>, &str),
-    (rate, log): (u32, bool),
+    (there, next, uri): (L2<'_>, &str, &str),
+    log: bool,
+    traffic: impl FnOnce() -> Result<Traffic<'t>>,
 ) -> Result<Stop> {
+    let l1 = guest.l1();
     let none = json!({});
     there.qmp("stop", &none)?;
     let post =
@@ -171,9 +207,9 @@ pub fn stop(
     if log {
         post("log", "")?;
     }
-    let traffic = Traffic::start(l1, GUEST_IP, rate, 65536)?;
+    let traffic = traffic()?;
     traffic.goes_on(BEFORE)?;
-    guest.qmp("migrate", &json!({ "uri": format!("unix:/tmp/{next}.in") }))?;
+    guest.qmp("migrate", &json!({ "uri": uri }))?;
     state(guest, "pre-switchover")?;
     let rested = post("rest", &held)?;
     guest.qmp("migrate-continue", &json!({ "state": "pre-switchover" }))?;
@@ -182,7 +218,7 @@ pub fn stop(
     while there.qmp("query-status", &none)?["status"] == "inmigrate" {
         ensure!(Instant::now() < end, "it does not arrive");
     }
-    let compared: Compared = serde_json::from_value(in_l1(l1, &format!("compare {name} {next}"))?)?;
+    let compared = of_both([(guest, name), (&there, next)])?;
     there.kill()?;
     post("replay", &held)?;
     guest.qmp("cont", &none)?;

@@ -1,14 +1,16 @@
-//! Two hosts in one L1, each with a function of a card of its own, and traffic with a guest that goes from one to the other.
+//! Two hosts, each with a function of a card of its own, and traffic with a guest that goes from one to the other. Both are in one L1; those of
+//! [`crate::lan`] have one each, and know each other by certificates.
 //!
 //! ```text
 //!   L1:  peer14 -- hub -- card A: virtual function <- daemon "here"  <- QEMU "first"
 //!                    `--- card B: virtual function <- daemon "there" <- QEMU "second"
 //! ```
 
-use crate::igb::{GUEST_IP, PEER_IP, VirtualFunctions};
+use crate::igb::{GUEST_IP, PEER_IP, PHYSICAL, VirtualFunctions};
 use crate::inner::Inner;
 use crate::l1::L1;
 use crate::l2::L2;
+use crate::memories::{self, Named};
 use crate::process::built;
 use crate::streams::Driven;
 use crate::traffic::Traffic;
@@ -19,9 +21,11 @@ use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 256;
+/// For a move on real hardware, memory included.
+const MOVE: Duration = Duration::from_secs(150);
 /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
 pub const RATE: u32 = 300;
-const BYTES: u32 = 65536;
+pub const STREAM: u32 = 65536;
 /// What a guest brings along although its administrator there has set less.
 const ADOPT: &str = "mac,spoofchk,trust";
 /// How the guest's machine has a virtual function: behind a port. Interrupts go to two processors.
@@ -40,20 +44,75 @@ pub struct Side<'a> {
     pub mode: &'static str,
     /// Interface of the card.
     pub physical: &'static str,
+    /// Where guests arrive and by which name, if the other side knows this one by its certificate. Else both use each other's sockets.
+    pub(crate) wire: Option<Wire>,
+}
+
+/// How a host is reached over the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wire {
+    /// As in its certificate.
+    pub host: &'static str,
+    /// Port of `-incoming`.
+    pub port: u16,
 }
 
 impl<'a> Side<'a> {
     /// Both, on the two cards of an L1, or on two sets of them.
     pub fn both(l1: &'a L1, cards: Vec<VirtualFunctions>, mode: &'static str) -> Result<[Side<'a>; 2]> {
         let mut cards = cards.into_iter();
-        let mut side = |name, physical| -> Result<Side<'a>> {
-            let daemon = l1.serve(name, "")?;
+        let mut side = |name, physical| {
             let functions = cards.next().context("functions of each card")?;
-            let side = Side { daemon, name, functions, mode, physical };
-            side.add()?;
-            Ok(side)
+            Side::of(l1, [name, physical], functions, mode, None)
         };
-        Ok([side("here", "pf14")?, side("there", "pf15")?])
+        Ok([side("here", PHYSICAL[0])?, side("there", PHYSICAL[1])?])
+    }
+
+    /// One of that name, whose card has that interface.
+    pub(crate) fn of(
+        l1: &'a L1,
+        [name, physical]: [&'static str; 2],
+        functions: VirtualFunctions,
+        mode: &'static str,
+        wire: Option<Wire>,
+    ) -> Result<Side<'a>> {
+        let config = wire.map_or(String::new(), |_| format!("[daemon]\nidentity = \"{}\"\n", identity(name)));
+        let daemon = l1.serve(name, &config)?;
+        let side = Side { daemon, name, functions, mode, physical, wire };
+        side.add()?;
+        Ok(side)
+    }
+
+    /// What the QEMU of this name here has as `-incoming`.
+    pub fn incoming(&self, qemu: &str) -> String {
+        match self.wire {
+            Some(Wire { port, .. }) => format!("tcp:0.0.0.0:{port}"),
+            None => format!("unix:/tmp/{qemu}.in"),
+        }
+    }
+
+    /// What leads there from the other side.
+    pub fn uri(&self, qemu: &str) -> String {
+        match self.wire {
+            Some(Wire { host, port }) => format!("tcp:{host}:{port}"),
+            None => self.incoming(qemu),
+        }
+    }
+
+    /// Starts a QEMU of this name here, which waits for the guest. `l1` is where this host is.
+    pub fn waits<'l>(&self, l1: &'l L1, qemu: &str) -> Result<L2<'l>> {
+        l1.awaits_traveller_at(qemu, &self.args()?, &self.incoming(qemu))
+    }
+
+    /// Has this host let the other one move the VM to this QEMU, if it is asked over the network.
+    pub fn expects(&self, from: &Side<'_>, qemu: &str) -> Result<()> {
+        let Some(Wire { host, .. }) = from.wire.filter(|_| self.wire.is_some()) else { return Ok(()) };
+        self.daemon.text(&format!("move expect {VM} --from {host} --qmp /tmp/{qemu}.qmp")).map(drop)
+    }
+
+    /// The VMs that are expected here.
+    pub fn expected(&self) -> Result<Value> {
+        self.daemon.json("move expected")
     }
 
     pub fn control(&self) -> String {
@@ -107,23 +166,43 @@ impl<'a> Side<'a> {
         ]))
     }
 
+    /// Takes the card's port down, or up until it has its link.
+    pub fn port(&self, l1: &L1, up: bool) -> Result<()> {
+        let port = self.physical;
+        let script = match up {
+            false => format!("ip link set {port} down"),
+            true => format!("ip link set {port} up; {}", crate::igb::linked(port)),
+        };
+        l1.run(&script, MINUTE).map(drop)
+    }
+
     /// Sends the daemon this signal.
     pub fn signal(&self, l1: &L1, signal: &str) -> Result<()> {
         l1.run(&format!("kill -{signal} $(cat /tmp/{}/pid)", self.name), MINUTE).map(drop)
     }
 
-    /// The command that moves the VM from `first` here to `second` at the other side.
+    /// The command that moves the VM from `first` here to `second` at the other side, which expects it.
     pub fn command(&self, there: &Side<'_>, first: &str, second: &str) -> String {
-        format!(
-            "move vm {VM} --to unix:/tmp/{second}.in --there {} --qmp-there /tmp/{second}.qmp --qmp /tmp/{first}.qmp",
-            there.control()
-        )
+        let way = match there.wire {
+            Some(Wire { host, .. }) => format!("--to {host}"),
+            None => format!(
+                "--to {} --there {} --qmp-there /tmp/{second}.qmp",
+                there.uri(second),
+                there.control()
+            ),
+        };
+        format!("move vm {VM} {way} --qmp /tmp/{first}.qmp")
     }
+}
+
+/// Where the identity of the host of this name is, in L1.
+pub(crate) fn identity(name: &str) -> String {
+    format!("/tmp/{name}/identity")
 }
 
 /// Traffic of the peer with the guest.
 pub fn start_traffic(l1: &L1) -> Result<Traffic<'_>> {
-    Traffic::start(l1, GUEST_IP, RATE, BYTES)
+    Traffic::start(l1, GUEST_IP, RATE, STREAM)
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.
@@ -151,7 +230,7 @@ pub fn unseen(l1: &L1, guest: &L2<'_>, qemu: &str) -> Result<i64> {
     Ok(i64::from(counted[0]) - seen)
 }
 
-/// One move under traffic. The QEMU that is left ends.
+/// One move under traffic. The QEMU that is left ends. `l1` is where the guest goes.
 pub fn moves<'a>(
     l1: &'a L1,
     from: &Side<'_>,
@@ -159,7 +238,7 @@ pub fn moves<'a>(
     names: [&str; 2],
     to: &Side<'_>,
 ) -> Result<(L2<'a>, Value)> {
-    let destination = l1.awaits_traveller(names[1], &to.args()?)?;
+    let destination = to.waits(l1, names[1])?;
     arrives(from, source, names, to, destination)
 }
 
@@ -172,7 +251,9 @@ pub fn arrives<'a>(
     destination: L2<'a>,
 ) -> Result<(L2<'a>, Value)> {
     let begun = Instant::now();
-    let moved = from.daemon.json(&from.command(to, names[0], names[1]));
+    let moved = to
+        .expects(from, names[1])
+        .and_then(|()| from.daemon.json_within(&from.command(to, names[0], names[1]), MOVE));
     let context = || format!("{}\nthere QEMU said {}", to.daemon.said(), destination.said());
     let report = moved.with_context(context)?;
     eprintln!("moved in {:.1} s: {report}", begun.elapsed().as_secs_f64());
@@ -183,6 +264,42 @@ pub fn arrives<'a>(
     let function = &report["functions"][0];
     ensure!(function["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 1024), "{report}");
     Ok((destination, report))
+}
+
+/// The figures, on a line of their own.
+pub fn told(driven: &Driven, moves: &[&Value]) {
+    let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
+    let line = json!({
+        "vf82576": {
+            "stop_accesses": most("stop_accesses"),
+            "replay_accesses": most("replay_accesses"),
+            "state_bytes": most("state_bytes"),
+            "pages_sent": most("pages_sent"),
+            "missed_frames": driven.back.lost,
+            "duplicated_frames": driven.there.duplicated + driven.back.duplicated,
+            "lost_while_away": driven.there.lost,
+        },
+        "device_time": moves.iter().map(|report| &report["device_time"]).collect::<Vec<_>>(),
+        "longest_gap_ms": driven.gaps.first().map(|gap| gap.ms),
+        "tcp_gap_ms": driven.tcp_gap.ms,
+    });
+    eprintln!("figures: {line}");
+}
+
+/// Compares the guest's memory with a copy in the QEMU `copy` at the other side, on `l1`: no page lacks what the function has written.
+pub fn compares<'t>(
+    l1: &L1,
+    guest: Named<'_>,
+    here: &Side<'_>,
+    copy: &str,
+    there: &Side<'_>,
+    traffic: impl FnOnce() -> Result<Traffic<'t>>,
+) -> Result<()> {
+    let waits = there.waits(l1, copy)?;
+    let stop = memories::stop(guest, &here.control(), (waits, copy, &there.uri(copy)), true, traffic)?;
+    eprintln!("{stop:?}");
+    ensure!(stop.missed == 0 && stop.sent > Some(0), "{stop:?}");
+    Ok(())
 }
 
 /// Nothing twice, nothing changed, nothing lost but what was sent while the guest had no device: one stretch of datagrams for each move, none of

@@ -55,9 +55,14 @@ impl L1 {
 
     /// Starts a QEMU where such a guest can arrive, at `/tmp/NAME.in`; it stands still there until somebody lets it go on.
     pub fn awaits_traveller(&self, name: &str, args: &str) -> Result<L2<'_>> {
-        let args = format!("{args} {} -incoming unix:/tmp/{name}.in", ways(name));
+        self.awaits_traveller_at(name, args, &format!("unix:/tmp/{name}.in"))
+    }
+
+    /// The same where QEMU's `-incoming` says, a socket or a port of TCP.
+    pub fn awaits_traveller_at(&self, name: &str, args: &str, at: &str) -> Result<L2<'_>> {
+        let args = format!("{args} {} -incoming {at}", ways(name));
         let guest = self.start_debian("", Version::Newer, name, &args, "")?;
-        guest.takes_guests()?;
+        guest.takes_guests_at(at)?;
         Ok(guest)
     }
 }

@@ -1,5 +1,6 @@
 //! The host's network behind a switch: a TAP interface in a namespace of its own.
 
+use crate::place::HostPlace;
 use anyhow::{Context, Result};
 use ioplane_figures::cable::ip;
 use std::os::fd::AsFd;
@@ -42,6 +43,25 @@ impl Host {
         }
         host.index = index(space, "bridge")?;
         Ok(host)
+    }
+
+    /// For programs that run there.
+    pub fn place(&self) -> HostPlace {
+        HostPlace::network(&self.space)
+    }
+
+    /// Runs `ip` there.
+    pub fn ip(&self, words: &str) -> Result<()> {
+        Ok(ip(&format!("-n {} {words}", self.space))?)
+    }
+
+    /// The port behind which the bridge has seen this address last, if it has.
+    pub fn port_of(&self, mac: &str) -> Result<Option<String>> {
+        let output = self.command("bridge").args(["-j", "fdb", "show", "br", "bridge", "dynamic"]).output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let table: Vec<serde_json::Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
+        let entry = table.iter().find(|entry| entry["mac"] == mac);
+        Ok(entry.and_then(|entry| entry["ifname"].as_str()).map(Into::into))
     }
 
     /// A command of the namespace.

@@ -103,7 +103,7 @@ fn fails<'a>(
             there.daemon.text("pci remove nic0 --force")?;
         }
         Mishap::Port => {
-            l1.run(&format!("ip link set {} down", there.physical), MINUTE)?;
+            there.port(l1, false)?;
         }
         Mishap::Cancelled => moving.interrupt()?,
     }
@@ -111,11 +111,7 @@ fn fails<'a>(
     eprintln!("{mishap:?}: {}", ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("did not move"), "{mishap:?}: {}", ended.output);
     if mishap == Mishap::Port {
-        let port = there.physical;
-        l1.run(
-            &format!("ip link set {port} up; for try in $(seq 300); do [ \"$(cat /sys/class/net/{port}/carrier)\" = 1 ] && break; sleep 0.1; done"),
-            MINUTE,
-        )?;
+        there.port(l1, true)?;
     }
     traffic.goes_on(BETWEEN).with_context(|| {
         format!("after {mishap:?}: {}\n{}", ended.output, last_words(l1, name, [here, there]))

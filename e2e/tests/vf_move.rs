@@ -8,9 +8,9 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
-use ioplane_e2e::memories;
-use ioplane_e2e::sides::{RATE, Side, arrives, last_words, moves, noticed, right, start_traffic, unseen};
-use ioplane_e2e::streams::Driven;
+use ioplane_e2e::sides::{
+    Side, arrives, compares, last_words, moves, noticed, right, start_traffic, told, unseen,
+};
 use ioplane_e2e::{L1, L2};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         .end()
         .with_context(|| format!("{}\n{}", last_words(&l1, "third", [&here, &there]), said(&here, &there)))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    told(&driven, [&there_report, &back_report]);
+    told(&driven, &[&there_report, &back_report]);
     right(&driven, 2).with_context(|| last_words(&l1, "third", [&here, &there]))?;
     let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
@@ -87,11 +87,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
     news("a move while the interface is down");
     let fourth = while_down(&l1, &here, third, &there).with_context(|| said(&here, &there))?;
     news("memories are compared");
-    let another = l1.awaits_traveller("compared", &here.args()?)?;
-    let stop =
-        memories::stop(&l1, (&fourth, "fourth"), &there.control(), (another, "compared"), (RATE, true))?;
-    eprintln!("{stop:?}");
-    ensure!(stop.missed == 0 && stop.sent > Some(0), "{stop:?}");
+    compares(&l1, (&fourth, "fourth"), &there, "compared", &here, || start_traffic(&l1))?;
     fourth.kill()?;
     news("done");
     Ok(())
@@ -106,25 +102,6 @@ fn refused_first(l1: &L1, here: &Side<'_>, there: &Side<'_>) -> Result<()> {
     there.administer(l1, &["max_tx_rate 0"])?;
     ensure!(!here.daemon.said().contains("stands still"), "{}", here.daemon.said());
     Ok(())
-}
-
-/// The figures, on a line of their own.
-fn told(driven: &Driven, moves: [&Value; 2]) {
-    let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
-    let line = json!({
-        "vf82576": {
-            "stop_accesses": most("stop_accesses"),
-            "replay_accesses": most("replay_accesses"),
-            "state_bytes": most("state_bytes"),
-            "pages_sent": most("pages_sent"),
-            "missed_frames": driven.back.lost,
-            "duplicated_frames": driven.there.duplicated + driven.back.duplicated,
-            "lost_while_away": driven.there.lost,
-        },
-        "longest_gap_ms": driven.gaps.first().map(|gap| gap.ms),
-        "tcp_gap_ms": driven.tcp_gap.ms,
-    });
-    eprintln!("figures: {line}");
 }
 
 /// The driver has given its interrupts back, so all vectors are masked, with nothing in their entries; QEMU has kept them wired.

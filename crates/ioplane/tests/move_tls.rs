@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use daemon::identities::{done, identity, member};
 use daemon::moving::{BAR1, BASE, CONFIG_SPACE, LATCH, SET, World, changes, is_brought_to_its_end};
@@ -471,6 +471,36 @@ fn whenever_the_way_is_cut_one_host_has_the_guest() {
         }
     }
     assert_eq!(moved, 2, "before `cont` there and after it");
+}
+
+#[test]
+fn a_host_that_is_lost_while_memory_is_copied_is_not_waited_for() {
+    let silent = |world: &World, seconds| {
+        world.near().silent = Some(Instant::now() + Duration::from_secs(seconds));
+    };
+    // Only slow.
+    let (other, _) = expecting();
+    silent(&other, 8);
+    let said = other.moves([None, None]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let at = other.near().asked.iter().position(|asked| asked == "migrate").unwrap();
+
+    let (world, cable) = expecting();
+    // As QEMU would wait for TCP.
+    silent(&world, 900);
+    world.near().cuts = Some((at, true));
+    let cut = cable.clone();
+    world.near().cut = Some(Box::new(move || cut.cut()));
+    let begun = Instant::now();
+    let said = world.moves([None, None]);
+    assert!(said.code != 0 && said.err.contains("nothing is sent any more"), "{}", said.err);
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    assert!(said.err.contains("it runs here as before"), "{}", said.err);
+    world.is_as_before(&said, "the way was cut while memory was copied");
+    cable.mend();
+    world.near().silent = None;
+    world.again();
+    assert_eq!(world.moves([None, None]).code, 0);
 }
 
 #[test]

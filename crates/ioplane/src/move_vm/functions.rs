@@ -12,6 +12,7 @@
 
 mod broken_off;
 mod cooperating;
+mod silence;
 mod way_back;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -307,10 +308,7 @@ impl<'a> Functions<'a> {
         monitor.execute("migrate", &json!({ "uri": uri }))?;
         let now = match self.all.iter().any(|one| one.cooperates) {
             true => self.come_to_rest_first(monitor, interrupted)?,
-            false => {
-                let running = Some(&mut self.running);
-                followed(monitor.follow("pre-switchover", LOOK, interrupted, None, running)?)?
-            }
+            false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
         let begun = Instant::now();
         if now["status"] != "pre-switchover" {

@@ -1,6 +1,7 @@
 //! A VM with an emulated NIC that moves between two daemons, with two QEMUs that the test plays: their monitors, and the clients of both daemons' functions.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use ioplane_testkit::vfio_user::VfioUserClient;
 use serde_json::{Value, json};
@@ -42,6 +43,8 @@ pub struct Qemu {
     pub fails: bool,
     /// Looks until then.
     pub delay: u32,
+    /// Until when it sends nothing.
+    pub silent: Option<Instant>,
     /// Ports were written while the guest could use them.
     pub misused: bool,
     /// Which command of those that it is asked is refused; and whether all after it are, as if the way there had broken.
@@ -75,6 +78,7 @@ impl Qemu {
             capability: None,
             fails: false,
             delay: 0,
+            silent: None,
             misused: false,
             refuses: None,
             breaks: false,
@@ -195,6 +199,7 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             // The next look sees it further.
             if let Some(next) = match now {
                 Some("setup") => Some("active"),
+                Some("active") if qemu.silent.is_some_and(|until| Instant::now() < until) => None,
                 Some("active") => {
                     qemu.state = "finish-migrate";
                     Some("pre-switchover")

@@ -85,6 +85,7 @@ fn main() -> Result<()> {
         // What this program does for itself in L1.
         ["step", socket, method, path, body] => return memories::step(socket.as_ref(), method, path, body),
         ["compare", here, there] => return memories::compare(here, there),
+        ["copy", qemu, to] => return memories::copy(qemu, to.as_ref()),
         _ => {}
     }
     let options = Options::parse();

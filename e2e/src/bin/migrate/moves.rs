@@ -187,7 +187,9 @@ impl<'a> Course<'a> {
         let next = format!("compared{}{}", u8::from(log), self.kind.word());
         let there = self.l1.awaits_traveller(&next, &self.there().args(self.kind)?)?;
         let (guest, control) = ((self.guest()?, self.qemu()), self.here().control());
-        memories::stop(self.l1, (guest.0, &guest.1), &control, (there, &next), (self.rate, log))
+        let traffic = || Traffic::start(self.l1, GUEST_IP, self.rate, BYTES);
+        let uri = format!("unix:/tmp/{next}.in");
+        memories::stop((guest.0, &guest.1), &control, (there, &next, &uri), log, traffic)
     }
 
     /// By QEMU alone: when it came to which state, by L1's clock.

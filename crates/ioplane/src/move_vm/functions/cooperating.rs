@@ -18,7 +18,7 @@ use ioplane_api::report::{DoneReport, FunctionReport, ReplayedFunctionReport, Re
 use ioplane_cli::client::Method;
 use serde_json::{Value, json};
 
-use super::{Functions, LOOK, Moving, STEP, Stand, followed, ms};
+use super::{Functions, Moving, STEP, Stand, ms};
 use crate::move_vm::journal;
 use crate::move_vm::monitor::Monitor;
 
@@ -87,9 +87,7 @@ impl Functions<'_> {
         loop {
             self.hold_back(monitor, true)?;
             left.limit = self.holding.limit.unwrap_or(LIMIT);
-            let arrived = |now: &Value| at_the_end(now) || left.is_little(now);
-            let runs = Some(&mut self.running);
-            let now = followed(monitor.follow_until(arrived, LOOK, interrupted, None, runs)?)?;
+            let now = self.follow(monitor, |now| at_the_end(now) || left.is_little(now), interrupted)?;
             // Something else than that is for whoever called.
             if now["status"] != "active" {
                 return Ok(now);
@@ -97,9 +95,7 @@ impl Functions<'_> {
             let rested = self.rest_before()?;
             self.hold_back(monitor, false)?;
             let begun = Instant::now();
-            let arrived = |now: &Value| at_the_end(now) || begun.elapsed() >= STILL;
-            let runs = Some(&mut self.running);
-            let now = followed(monitor.follow_until(arrived, LOOK, interrupted, None, runs)?)?;
+            let now = self.follow(monitor, |now| at_the_end(now) || begun.elapsed() >= STILL, interrupted)?;
             if now["status"] != "active" {
                 for one in self.all.iter_mut().filter(|one| one.cooperates) {
                     one.moved.rested_before_ms = Some(ms(rested));
