@@ -57,7 +57,8 @@ impl Host {
 
     /// The port behind which the bridge has seen this address last, if it has.
     pub fn port_of(&self, mac: &str) -> Result<Option<String>> {
-        let output = self.command("bridge").args(["-j", "fdb", "show", "br", "bridge", "dynamic"]).output()?;
+        let output =
+            self.command("bridge").args(["-j", "fdb", "show", "br", "bridge", "dynamic"]).output()?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let table: Vec<serde_json::Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
         let entry = table.iter().find(|entry| entry["mac"] == mac);

@@ -111,7 +111,9 @@ fn a_stock_guest_with_a_virtual_function_moves_to_another_host_and_back() -> Res
         .with_context(|| ends.last_words(a, "third"))?;
     news("the network between them is cut");
     let traffic = lan.traffic()?;
-    cut(&ends, &third, "third", &traffic).with_context(|| ends.said())?;
+    for when in ["active", "pre-switchover"] {
+        cut(&ends, &third, "third", when, &traffic).with_context(|| format!("{when}: {}", ends.said()))?;
+    }
     let driven = traffic.end().with_context(|| ends.last_words(a, "third"))?;
     right(&driven, 1)?;
     for side in [here, there] {
@@ -147,15 +149,17 @@ fn refused(b: &L1, here: &Side<'_>, there: &Side<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The cable between the hosts is pulled when the guest has stopped for the switch-over. It goes on here, and does not run there.
-fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, traffic: &Traffic<'_>) -> Result<()> {
+/// The cable between the hosts is pulled while memory is copied, or when the guest has stopped for the switch-over. It goes on here, and does not run
+/// there.
+fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, when: &str, traffic: &Traffic<'_>) -> Result<()> {
     let Ends { lan, here, there } = ends;
     let [a, b] = &lan.hosts;
     traffic.goes_on(BETWEEN)?;
-    let waits = there.waits(b, "cut")?;
-    there.expects(here, "cut")?;
+    let qemu = format!("cut-{when}");
+    let waits = there.waits(b, &qemu)?;
+    there.expects(here, &qemu)?;
     guest.qmp("migrate-set-parameters", &json!({ "max-bandwidth": SLOWLY }))?;
-    let moving = here.daemon.start(&here.command(there, name, "cut"))?;
+    let moving = here.daemon.start(&here.command(there, name, &qemu))?;
     let until = |state: &str| -> Result<()> {
         let end = Instant::now() + 3 * MINUTE;
         while a.migration_of(name)? != state {
@@ -164,17 +168,21 @@ fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, traffic: &Traffic<'_>) -> Re
         Ok(())
     };
     until("active")?;
-    moving.signal("STOP")?;
-    until("pre-switchover")?;
+    if when != "active" {
+        moving.signal("STOP")?;
+        until(when)?;
+    }
     lan.cable(1, false)?;
     moving.signal("CONT")?;
+    let cut = Instant::now();
     let ended = moving.wait(3 * MINUTE)?;
-    eprintln!("cut: {}", ended.output.trim());
+    eprintln!("cut, {when}: {:.1} s later: {}", cut.elapsed().as_secs_f64(), ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("it runs here as before"), "{}", ended.output);
     traffic.goes_on(BETWEEN).with_context(|| format!("{}\n{}", ended.output, ends.last_words(a, name)))?;
     let still = here.daemon.json("pci show nic0")?;
     ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
     lan.cable(1, true)?;
+    there.daemon.text("move unexpect web")?;
     let state = waits.qmp("query-status", &json!({}))?;
     ensure!(state["running"] == false, "{state}");
     waits.kill()

@@ -495,6 +495,7 @@ fn a_host_that_is_lost_while_memory_is_copied_is_not_waited_for() {
     let said = world.moves([None, None]);
     assert!(said.code != 0 && said.err.contains("nothing is sent any more"), "{}", said.err);
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    assert!(said.err.contains("the monitor at 127.0.0.1: "), "{}", said.err);
     assert!(said.err.contains("it runs here as before"), "{}", said.err);
     world.is_as_before(&said, "the way was cut while memory was copied");
     cable.mend();

@@ -113,7 +113,7 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         reports => {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
-            let far = Far::look(vm, reports, there.as_ref(), reached.qmp_there.as_deref(), &version, own)?;
+            let far = Far::look(vm, reports, there.as_ref(), &reached, &version, own)?;
             let pid = reports.iter().find_map(|report| report.vm.as_ref()).map_or(0, |vm| vm.pid);
             let sockets = [reached.there.as_deref(), reached.qmp_there.as_deref()];
             let [socket, qmp_there] = sockets.map(|path| path.map(absolute).transpose());

@@ -45,6 +45,12 @@ impl Monitor {
         Ok(Monitor { qmp, path: shown })
     }
 
+    /// The same, which errors name by its host: the socket here is the daemon's own.
+    pub(super) fn of_host(self, host: Option<&str>) -> Monitor {
+        let path = host.map_or(self.path, str::to_owned);
+        Monitor { path, ..self }
+    }
+
     pub(crate) fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         self.qmp.execute(command, arguments).map_err(|error| {
             failed(

@@ -79,6 +79,11 @@ impl<'a> Reached<'a> {
         Ok(Reached { client, vm, form: Some(form), there: Some(there), qmp_there: Some(qmp_there) })
     }
 
+    /// The host, if it is reached by its certificate.
+    pub fn host(&self) -> Option<&str> {
+        self.form.as_ref().map(|form| form.host.as_str())
+    }
+
     /// The daemon there, if it is reached.
     pub fn daemon(&self) -> Result<Option<Client>> {
         let client = self.there.as_deref().map(Client::new).transpose()?;

@@ -1,6 +1,5 @@
 //! Whether a VM with PCI functions can move: what both QEMUs are set to, and what the other host has. Nothing is changed.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use super::bus::Found;
 use super::functions::announced;
 use super::monitor::Monitor;
+use super::peer::Reached;
 use super::refused;
 
 /// For an answer of the other QEMU's monitor: a guest stands still meanwhile.
@@ -93,11 +93,11 @@ impl<'a> Far<'a> {
         vm: &str,
         functions: &[FunctionReport],
         there: Option<&'a Client>,
-        monitor: Option<&Path>,
+        reached: &Reached<'_>,
         version: &Value,
         own: u32,
     ) -> Result<Far<'a>> {
-        let (Some(there), Some(path)) = (there, monitor) else {
+        let (Some(there), Some(path)) = (there, &reached.qmp_there) else {
             return Err(refused(
                 format!(
                     "VM {vm} has PCI functions of this daemon, which go along only if the other host is reached"
@@ -107,7 +107,7 @@ impl<'a> Far<'a> {
             ));
         };
         has_the_same(there, vm, functions, own)?;
-        let mut monitor = Monitor::connect(path)?;
+        let mut monitor = Monitor::connect(path)?.of_host(reached.host());
         monitor.set_patience(PATIENCE);
         monitor.is_surely_of(vm)?;
         let state = monitor.state()?;
