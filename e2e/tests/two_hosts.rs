@@ -181,9 +181,10 @@ fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, when: &str, traffic: &Traffi
     traffic.goes_on(BETWEEN).with_context(|| format!("{}\n{}", ended.output, ends.last_words(a, name)))?;
     let still = here.daemon.json("pci show nic0")?;
     ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
-    lan.cable(1, true)?;
-    there.daemon.text("move unexpect web")?;
+    // There QEMU has not heard of it yet.
     let state = waits.qmp("query-status", &json!({}))?;
-    ensure!(state["running"] == false, "{state}");
-    waits.kill()
+    ensure!(state["status"] == "inmigrate", "{state}");
+    waits.kill()?;
+    there.daemon.text("move unexpect web")?;
+    lan.cable(1, true)
 }

@@ -36,7 +36,7 @@ impl Cable {
                     state.1.push(from.try_clone().unwrap());
                     std::thread::spawn(move || {
                         let _ = std::io::copy(&mut from, &mut into);
-                        let _ = into.shutdown(Shutdown::Both);
+                        let _ = into.shutdown(Shutdown::Write);
                     });
                 }
             }
@@ -149,6 +149,9 @@ fn a_vm_moves_to_a_host_that_expects_it() {
     for words in ["a VM is expected", "its move here has begun", "it has arrived", "has come to its end"] {
         assert!(log.contains(words), "{words}: {log}");
     }
+    // All connections were closed, and none was lost.
+    let log = world.here.log();
+    assert!(!log.contains("WARN"), "{log}");
 }
 
 #[test]

@@ -372,10 +372,7 @@ async fn admit(
     let mut ended = one.ended.subscribe();
     match arrival.part() {
         API => api::attend(arrival, daemon, &one, &mut ended).await,
-        MONITOR => tokio::select! {
-            served = monitor::attend(arrival, &one) => served,
-            _ = ended.wait_for(|ended| *ended) => Ok(()),
-        },
+        MONITOR => monitor::attend(arrival, &one, &mut ended).await,
         _ => arrival.refuse("it has no such part").await,
     }
 }

@@ -12,7 +12,7 @@ use ioplane_qemu::{
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::ExpectedVm;
 
@@ -65,7 +65,11 @@ pub async fn look(one: &Arc<ExpectedVm>) -> Result<(), String> {
 }
 
 /// One connection of the other host, from its greeting to its end.
-pub async fn attend(arrival: ChannelRequest, one: &Arc<ExpectedVm>) -> Result<(), NetbusError> {
+pub async fn attend(
+    arrival: ChannelRequest,
+    one: &Arc<ExpectedVm>,
+    ended: &mut watch::Receiver<bool>,
+) -> Result<(), NetbusError> {
     // Who was here before may not have noticed yet that it is gone.
     let Ok(held) = tokio::time::timeout(TURN, one.monitor.clone().lock_owned()).await else {
         return arrival.refuse(&format!("the monitor of VM {} serves another connection", one.vm)).await;
@@ -76,7 +80,14 @@ pub async fn attend(arrival: ChannelRequest, one: &Arc<ExpectedVm>) -> Result<()
     };
     let channel = arrival.admit().await?;
     let session = Session { one: one.clone(), qmp: Some(qmp), ports: IncomingPorts::default(), _held: held };
-    session.run(channel).await
+    let mut stream = BufReader::new(channel);
+    let served = tokio::select! {
+        served = session.run(&mut stream) => served,
+        _ = ended.wait_for(|ended| *ended) => Ok(()),
+    };
+    // Without it the other host takes the end for a fault of the network. It may be gone.
+    let _ = tokio::time::timeout(PEER, stream.shutdown()).await;
+    served
 }
 
 struct Session {
@@ -112,13 +123,12 @@ fn refusal(id: Option<u64>, why: &str) -> Value {
 }
 
 impl Session {
-    async fn run(mut self, channel: Channel) -> Result<(), NetbusError> {
-        let mut stream = BufReader::new(channel);
-        say(&mut stream, &json!({ "QMP": { "version": {}, "capabilities": [] } })).await?;
+    async fn run(mut self, stream: &mut BufReader<Channel>) -> Result<(), NetbusError> {
+        say(stream, &json!({ "QMP": { "version": {}, "capabilities": [] } })).await?;
         loop {
             let mut line = Vec::new();
             // A line that is too long has no end here, and is none.
-            let read = (&mut stream).take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line).await;
+            let read = (&mut *stream).take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line).await;
             if read.map_err(|_| NetbusError::Closed)? == 0 {
                 return Ok(());
             }
@@ -139,7 +149,7 @@ impl Session {
                     refusal(id, &format!("{what}: a host that moves a VM here may not ask that"))
                 }
             };
-            say(&mut stream, &answer).await?;
+            say(stream, &answer).await?;
             if self.qmp.is_none() || line.len() > LONGEST_LINE {
                 return Ok(());
             }
