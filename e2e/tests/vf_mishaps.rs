@@ -26,9 +26,8 @@ fn a_guest_keeps_its_virtual_function_when_a_move_fails() -> Result<()> {
         [Mishap::Qemu, Mishap::Daemon, Mishap::Function, Mishap::Cancelled, Mishap::Port];
     for mishap in MISHAPS {
         news(&format!("{mishap:?}"));
-        fails(&l1, &here, "first", &mut there, mishap, &traffic).with_context(|| {
-            format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said())
-        })?;
+        fails(&l1, &here, "first", &mut there, mishap, &traffic)
+            .with_context(|| format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said()))?;
     }
     let driven = traffic.end().with_context(|| last_words(&l1, "first", [&here, &there]))?;
     eprintln!("{}", serde_json::to_string(&driven)?);

@@ -13,9 +13,8 @@ use ioplane_e2e::sides::{RATE, Side, arrives, last_words, moves, noticed, right,
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const MINUTE: Duration = Duration::from_secs(60);
 /// Addresses of the functions, but for their last digit.
 const ADDRESSES: &str = "52:54:00:00:14:0";
 /// Echoes that have to come between two moves.
