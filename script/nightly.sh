@@ -5,11 +5,11 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves two-hosts clusters soak roam hosts fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves two-hosts guests clusters soak roam hosts fresh fresh-reverse)
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
-nightly_e2e=(timer replay batch snapshots mediated_move coop_move vf_mishaps two_hosts)
+nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move coop_move vf_mishaps two_hosts)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -77,6 +77,9 @@ nightly_clusters() {
     export IOPLANE_CLUSTERS=long
     stage_e2e snapshots && stage_e2e firmware && stage_e2e linux32 && stage_e2e replay && stage_e2e timer && stage_e2e batch
 }
+
+# What a profile finds in a guest is changed there and changed back, by ssh, by the agent and by a folder.
+nightly_guests() { stage_e2e exits_guest; }
 
 # A guest goes from host to host with a virtual function, its driver unmodified and cooperating, again and again: each time packets fall in other moments. And with mediated cards.
 nightly_moves() {

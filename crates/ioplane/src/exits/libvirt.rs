@@ -116,7 +116,6 @@ impl Domain {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -124,8 +123,12 @@ mod tests {
     fn domain(script: &str) -> (tempfile::TempDir, Domain) {
         let folder = tempfile::tempdir().unwrap();
         let virsh = folder.path().join("virsh");
-        fs::write(&virsh, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&virsh, fs::Permissions::from_mode(0o755)).unwrap();
+        // By another process: what this one has open for writing, a child of another test may have as well, and then it is busy.
+        let written = std::process::Command::new("sh")
+            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#])
+            .args([virsh.as_os_str(), script.as_ref()])
+            .status();
+        assert!(written.unwrap().success());
         let domain = Domain::of("web", virsh.to_str().unwrap()).unwrap();
         (folder, domain)
     }
