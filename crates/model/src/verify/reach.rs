@@ -128,7 +128,7 @@ impl Look<'_> {
         let words = size / 4;
         for format in queue.formats {
             let mut used = vec![u32::from(format.tag.0), u32::from(format.done.0)];
-            used.extend([format.report, format.last, format.context].into_iter().flatten().map(|(at, _)| at.into()));
+            used.extend([format.report, format.last, format.context].into_iter().flatten().map(|(at, _)| u32::from(at)));
             if let Some(buffer) = format.buffer {
                 used.push(u32::from(buffer.address) + 1);
                 match buffer.length {

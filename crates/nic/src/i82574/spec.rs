@@ -1,5 +1,7 @@
 //! Registers and bits of the 82574L, by its datasheet (revision 3.4, chapters 7 and 10).
 
+#![allow(missing_docs, reason = "they are named as the datasheet names them")]
+
 pub const VENDOR: u16 = 0x8086;
 pub const DEVICE: u16 = 0x10d3;
 /// Bytes of BAR 0.

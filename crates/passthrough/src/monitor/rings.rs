@@ -90,7 +90,7 @@ pub(super) struct ShadowRing {
     /// It was looked at, and what passed waits to be published.
     pub(super) looked: bool,
     /// The descriptor that failed last, so that one that just lies there is counted once.
-    bad: Option<(u64, u32, u64)>,
+    pub(super) bad: Option<(u64, u32, u64)>,
     /// Bus address of the buffer that stands in for one to receive into that is not the guest's, where that is ignored. Nobody sees what is written
     /// there.
     pub(super) spare: u64,

@@ -76,6 +76,7 @@ pub struct E1000e<R> {
     memory: GuestView,
     base: u64,
     legacy: bool,
+    posts: u64,
     tx_next: u64,
     tx_clean: u64,
     rx_clean: u64,
@@ -92,7 +93,7 @@ impl<R: Reach> E1000e<R> {
 
     /// A driver with [`E1000e::MEMORY`] bytes of memory from `base`, a multiple of a page.
     pub fn new(reach: R, memory: GuestView, base: u64) -> Self {
-        E1000e { reach, memory, base, legacy: false, tx_next: 0, tx_clean: 0, rx_clean: 0 }
+        E1000e { reach, memory, base, legacy: false, posts: RING - 1, tx_next: 0, tx_clean: 0, rx_clean: 0 }
     }
 
     /// It receives by legacy descriptors.
@@ -101,10 +102,16 @@ impl<R: Reach> E1000e<R> {
         self
     }
 
+    /// It gives the card so many buffers when it opens.
+    pub fn with_buffers(mut self, posts: u64) -> Self {
+        self.posts = posts;
+        self
+    }
+
     /// The same driver, its registers reached another way: they have moved to another card.
     pub fn map<S: Reach>(self, to: impl FnOnce(R) -> S) -> E1000e<S> {
-        let E1000e { reach, memory, base, legacy, tx_next, tx_clean, rx_clean } = self;
-        E1000e { reach: to(reach), memory, base, legacy, tx_next, tx_clean, rx_clean }
+        let E1000e { reach, memory, base, legacy, posts, tx_next, tx_clean, rx_clean } = self;
+        E1000e { reach: to(reach), memory, base, legacy, posts, tx_next, tx_clean, rx_clean }
     }
 
     pub fn get(&mut self, register: u64) -> Result<u32, String> {
@@ -219,7 +226,7 @@ impl<R: Reach> E1000e<R> {
         for index in 0..RING {
             self.give_buffer(index)?;
         }
-        self.put(RDT, RING as u32 - 1)?;
+        self.put(RDT, self.posts as u32)?;
         self.put(IMS, WANTED)?;
         if self.get(STATUS)? & 2 == 0 {
             return Err("the link is down".into());

@@ -109,6 +109,15 @@ impl<F: Function> Watched<F> {
         self.resume();
     }
 
+    /// Takes a state, while it is held; whether it was taken.
+    pub fn loads(&self, state: &SavedState) -> bool {
+        use ioplane_device::Device;
+        let mut quiescent = self.front.take().expect("held");
+        let loaded = quiescent.with(|monitor, proof| monitor.load(proof, state)).is_ok();
+        self.front.hold(quiescent).expect("away");
+        loaded
+    }
+
     /// Goes on, with its state, on other hardware and in another monitor.
     pub fn moves_to(self, hardware: Simulated<F>, bench: Bench<F>, map: &Arc<GuestMap>) -> Self {
         let state = self.save();
