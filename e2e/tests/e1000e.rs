@@ -42,21 +42,30 @@ fn frames_of_all_sizes(guest: &L2<'_>, daemon: &Inner<'_>) -> Result<()> {
     for size in [18, 64, 500, 1000, 1472] {
         guest.ping_all(NIC, 60, size)?;
     }
-    let said = guest.run(&format!("{} grep $name /proc/interrupts; readlink /sys/class/net/$name/device/driver; dmesg | grep -i e1000e", interface()))?;
+    let said = guest.run(&format!(
+        "{} grep $name /proc/interrupts; readlink /sys/class/net/$name/device/driver; dmesg | grep -i e1000e",
+        interface()
+    ))?;
     eprintln!("{}", said.trim());
-    ensure!(said.contains("drivers/e1000e") && said.contains("IO-APIC"), "the stock driver, by INTA#: {said}");
+    ensure!(
+        said.contains("drivers/e1000e") && said.contains("IO-APIC"),
+        "the stock driver, by INTA#: {said}"
+    );
     guest.writes_high(NIC)?;
     without_fault(daemon, NAME)?;
     let watch = watch(daemon, NAME)?;
     ensure!(number(&watch["dma_vetted"])? >= 600, "both ways: {watch:#}");
-    eprintln!("{} accesses, {} hooked, {} descriptors", watch["accesses"], watch["hooked"], watch["dma_vetted"]);
+    eprintln!(
+        "{} accesses, {} hooked, {} descriptors",
+        watch["accesses"], watch["hooked"], watch["dma_vetted"]
+    );
     Ok(())
 }
 
 /// A file there and back by TCP, whose sum is right; the card has summed up and cut what was sent.
 fn a_file_goes_there_and_back(l1: &L1, guest: &L2<'_>) -> Result<()> {
     let (peer, far) = (NIC.peer(), NIC.peer_ip());
-    let server = l1.start(&format!("busybox nc -l -p 9999 -s {far} -e busybox cat"))?;
+    let server = l1.start(&format!("busybox nc -ll -p 9999 -e busybox cat"))?;
     let script = format!(
         "set -e; {} bb=/folder/busybox; $bb dd if=/dev/urandom of=/tmp/sent bs=4096 count=512 2>/dev/null
          for try in 1 2 3 4 5 6 7 8 9 10; do

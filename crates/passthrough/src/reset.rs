@@ -32,7 +32,17 @@ impl ByRegisters {
             None => None,
         };
         let settle = Duration::from_millis(model.reset.settle.into());
-        Some(ByRegisters { bar: model.bar, bank, by: find(by)?, way, value, done: find(done)?, mask, is, settle })
+        Some(ByRegisters {
+            bar: model.bar,
+            bank,
+            by: find(by)?,
+            way,
+            value,
+            done: find(done)?,
+            mask,
+            is,
+            settle,
+        })
     }
 
     /// The register whose writing resets and what is written, if the card is not reset by reading.

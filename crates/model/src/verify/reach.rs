@@ -1,7 +1,10 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::{Block, BufferLength, Check, CounterBlock, DescriptorLayout, DescriptorRing, FORMATS, Flow, TailQueue, Transition};
+use crate::{
+    Block, BufferLength, Check, CounterBlock, DescriptorLayout, DescriptorRing, FORMATS, Flow, TailQueue,
+    Transition,
+};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {
@@ -128,20 +131,31 @@ impl Look<'_> {
         let words = size / 4;
         for format in queue.formats {
             let mut used = vec![u32::from(format.tag.0), u32::from(format.done.0)];
-            used.extend([format.report, format.last, format.context].into_iter().flatten().map(|(at, _)| u32::from(at)));
+            used.extend(
+                [format.report, format.last, format.context]
+                    .into_iter()
+                    .flatten()
+                    .map(|(at, _)| u32::from(at)),
+            );
             if let Some(buffer) = format.buffer {
                 used.push(u32::from(buffer.address) + 1);
                 match buffer.length {
                     BufferLength::Field(at, mask) => {
                         used.push(at.into());
                         if mask == 0 {
-                            self.say(place, format!("buffers of {} have no length", format.name), "give its bits");
+                            self.say(
+                                place,
+                                format!("buffers of {} have no length", format.name),
+                                "give its bits",
+                            );
                         }
                     }
                     BufferLength::By(name, _) => self.known(place, name),
                 }
             }
-            if used.iter().any(|at| *at >= words) || u32::from(format.written).checked_shr(words).unwrap_or(0) != 0 {
+            if used.iter().any(|at| *at >= words)
+                || u32::from(format.written).checked_shr(words).unwrap_or(0) != 0
+            {
                 let what = format!("a word of format {} lies beyond the end of the descriptor", format.name);
                 self.say(place, what, "correct its number or the size");
             }

@@ -184,7 +184,9 @@ impl I82574 {
             STATUS | EECD | STATISTICS..STATISTICS_END => {}
             EERD if value & EERD_START != 0 => {
                 let word = match value >> 2 & 0x3fff {
-                    at @ 0..3 => u16::from_le_bytes([self.mac[at as usize * 2], self.mac[at as usize * 2 + 1]]),
+                    at @ 0..3 => {
+                        u16::from_le_bytes([self.mac[at as usize * 2], self.mac[at as usize * 2 + 1]])
+                    }
                     at => at as u16,
                 };
                 self.set(EERD, value & 0xfffc | EERD_DONE | u32::from(word) << 16);

@@ -102,10 +102,11 @@ impl I82574 {
         self.counts.sent += 1;
         self.counts.sent_bytes += frame.len() as u64;
         self.count(GPTC, 1);
-        let sent = self.port_tx.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
-            to.copy_from_slice(&frame);
-            true
-        });
+        let sent =
+            self.port_tx.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
+                to.copy_from_slice(&frame);
+                true
+            });
         if let Sent::Dropped(_) | Sent::Fault = sent {
             self.counts.drops.refused += 1;
         }

@@ -322,7 +322,8 @@ const REGISTERS: &[Register] = &[
 ];
 
 const ONE_BUFFER: Check = Deny("packets are not split: a descriptor has one buffer");
-const KNOWN_SIZE: Check = Deny("this size of buffers is reserved: nobody knows how much the card would write");
+const KNOWN_SIZE: Check =
+    Deny("this size of buffers is reserved: nobody knows how much the card would write");
 
 /// The reset, and what the card would do with descriptors that are not those that were checked.
 const ENGINE: Region = Region {

@@ -161,8 +161,13 @@ impl<H: Hardware> Monitor<H> {
     /// A register that says what descriptors mean does not change while the hardware has some that were checked.
     pub(super) fn keeps_shape(&mut self, id: RegisterId, value: u32) -> Result<(), MonitorFault> {
         for at in 0..self.guest.rings.len() {
-            let depends =
-                self.card.plan.queues.get(at).and_then(Option::as_ref).is_some_and(|plan| plan.depends_on(id));
+            let depends = self
+                .card
+                .plan
+                .queues
+                .get(at)
+                .and_then(Option::as_ref)
+                .is_some_and(|plan| plan.depends_on(id));
             let Some(shape) = self.shape(at, Some((id, value))).filter(|_| depends) else { continue };
             let ring = &mut self.guest.rings[at];
             ring.harvest(&self.guest.dma);

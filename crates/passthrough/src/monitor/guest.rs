@@ -132,7 +132,10 @@ impl Guest {
             ring.harvest(dma);
             let waiting = ring.in_flight();
             if waiting > 0 {
-                let text = format!("ring {} changes while {waiting} of its descriptors are the hardware's", ring.table.name);
+                let text = format!(
+                    "ring {} changes while {waiting} of its descriptors are the hardware's",
+                    ring.table.name
+                );
                 return Err(MonitorFault::register("ring-busy", text));
             }
         }

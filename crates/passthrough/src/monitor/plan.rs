@@ -1,8 +1,8 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
 use ioplane_model::{
-    BufferLength, Check, Condition, CounterBlock, DataPort, DescriptorRing, Flow, Machine, RegisterId, Restore,
-    StateModel, VALUES, Writes,
+    BufferLength, Check, Condition, CounterBlock, DataPort, DescriptorRing, Flow, Machine, RegisterId,
+    Restore, StateModel, VALUES, Writes,
 };
 
 use crate::reset::ByRegisters;
@@ -17,15 +17,27 @@ pub(super) enum Role {
     /// The interrupt mask: virtual.
     Mask,
     /// Half of a ring's base address: the guest's is kept, the hardware has ours.
-    Base { ring: u8, high: bool },
+    Base {
+        ring: u8,
+        high: bool,
+    },
     /// Half of a block's address.
-    Block { block: u8, high: bool },
+    Block {
+        block: u8,
+        high: bool,
+    },
     /// The data port.
     Port,
     /// Length, head and tail of a ring that the hardware follows to its tail: the guest's are kept, the hardware has ours.
-    Length { ring: u8 },
-    Head { ring: u8 },
-    Tail { ring: u8 },
+    Length {
+        ring: u8,
+    },
+    Head {
+        ring: u8,
+    },
+    Tail {
+        ring: u8,
+    },
     /// Ones clear the virtual mask, or set the virtual status.
     Unmask,
     Cause,

@@ -214,9 +214,10 @@ impl ShadowRing {
 
     /// What the hardware's tail register gets.
     pub(super) fn own_tail(&self) -> u16 {
-        let issued = self.queue.as_ref().map_or(0, |queue| {
-            queue.flights.iter().filter(|flight| flight.issued).count()
-        });
+        let issued = self
+            .queue
+            .as_ref()
+            .map_or(0, |queue| queue.flights.iter().filter(|flight| flight.issued).count());
         ((usize::from(self.head) + issued) % usize::from(self.slots())) as u16
     }
 
@@ -231,11 +232,13 @@ impl ShadowRing {
         let waiting = queue.flights.iter().filter(|flight| flight.gpa.is_some()).count();
         let (name, base, next) = (self.table.name, self.base, self.next);
         let longest = u32::from(most) * u32::from(self.table.descriptor.size);
-        let says = |fault: &'static str, text: String| {
-            Err(MonitorFault::dma(fault, format!("ring {name}: {text}")))
-        };
+        let says =
+            |fault: &'static str, text: String| Err(MonitorFault::dma(fault, format!("ring {name}: {text}")));
         if !base.is_multiple_of(self.table.align) {
-            return says("ring-misaligned", format!("{base:#x} is not aligned to {} bytes", self.table.align));
+            return says(
+                "ring-misaligned",
+                format!("{base:#x} is not aligned to {} bytes", self.table.align),
+            );
         }
         if length == 0 || !length.is_multiple_of(unit.max(1)) || length > longest {
             return says("ring-length", format!("{length} bytes are no multiple of {unit} up to {longest}"));
@@ -281,7 +284,9 @@ impl ShadowRing {
             let at = u64::from(place) * u64::from(self.table.descriptor.size);
             let read = self.base.checked_add(at).map(|gpa| (gpa, dma.view().window(gpa, 16, 4)));
             let Some((gpa, Ok(window))) = read else {
-                outcome = Err(self.about("ring-outside", format!("descriptor {place} is outside the guest's memory")));
+                outcome =
+                    Err(self
+                        .about("ring-outside", format!("descriptor {place} is outside the guest's memory")));
                 break;
             };
             // Each word is loaded once: what is checked is what the hardware gets.
@@ -341,7 +346,9 @@ impl ShadowRing {
         let receive = self.table.flow == Flow::Receive;
         let found = self.format(&words);
         let Some((at, format, length)) = found else {
-            return Err(self.about("descriptor-format", format!("a descriptor {words:08x?} of no known format")));
+            return Err(
+                self.about("descriptor-format", format!("a descriptor {words:08x?} of no known format"))
+            );
         };
         let mut buffer = (0, 0);
         if let Some(place) = format.buffer {
@@ -358,7 +365,8 @@ impl ShadowRing {
                 // Nothing is read: the address may be anything.
                 0 if !receive => self.spare,
                 _ => dma.bus(gpa, len.into(), way).ok_or_else(|| {
-                    let text = format!("buffer {gpa:#x}+{len:#x} is outside the guest's memory, or not for that");
+                    let text =
+                        format!("buffer {gpa:#x}+{len:#x} is outside the guest's memory, or not for that");
                     self.about("buffer-outside", text)
                 })?,
             };
@@ -368,7 +376,17 @@ impl ShadowRing {
         words[usize::from(format.done.0) % WORDS] &= !format.done.1;
         let asked = format.report.is_none_or(|bit| has(&words, bit));
         let ends = receive || format.last.map_or(first, |bit| has(&words, bit));
-        Ok(Flight { gpa: None, place: 0, format: at, buffer, words, ends, issued: true, reports: asked, asked })
+        Ok(Flight {
+            gpa: None,
+            place: 0,
+            format: at,
+            buffer,
+            words,
+            ends,
+            issued: true,
+            reports: asked,
+            asked,
+        })
     }
 
     fn format(&self, words: &Words) -> Option<(u8, &'static DescriptorFormat, u32)> {
@@ -490,7 +508,8 @@ impl ShadowRing {
                 // How much of it the hardware wrote only its own format says: all of it may be.
                 dma.view().wrote(flight.buffer.0, flight.buffer.1.into());
             }
-            let window = flight.gpa.filter(|_| flight.asked).and_then(|gpa| dma.view().window(gpa, 16, 4).ok());
+            let window =
+                flight.gpa.filter(|_| flight.asked).and_then(|gpa| dma.view().window(gpa, 16, 4).ok());
             if let Some(window) = window {
                 let word = |at_word: usize| match flight.issued {
                     true => self.own.load_u32(at + at_word * 4),

@@ -168,7 +168,11 @@ impl<H: Hardware> Monitor<H> {
             let unfinished = ring.recall(&self.guest.dma);
             rings.push(ring.save(unfinished));
         }
-        let queues = self.guest.rings.iter().map(|ring| ring.queue.as_ref().map_or_else(QueueV1::default, Queue::save));
+        let queues = self
+            .guest
+            .rings
+            .iter()
+            .map(|ring| ring.queue.as_ref().map_or_else(QueueV1::default, Queue::save));
         for at in 0..self.guest.blocks.len() {
             // It may have been written in part.
             if let (Some(gpa), Some(table)) = (self.guest.blocks[at].busy, self.card.model.blocks.get(at)) {

@@ -9,11 +9,11 @@ use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
 
 use super::derive::ReplayInput;
-use super::queue::QueueV1;
-use super::words::{Tables, Unread};
 use super::guest::{BlockState, Virtual};
+use super::queue::QueueV1;
 use super::quiescence::QuiescentState;
 use super::rings::RingV1;
+use super::words::{Tables, Unread};
 use super::{Monitor, bus};
 
 const VERSION: u32 = 1;
@@ -86,7 +86,12 @@ impl<H: Hardware> Monitor<H> {
         FollowedV1 {
             registers: parked.registers.iter().map(|(_, value)| *value).collect(),
             queues: parked.queues.clone(),
-            tables: parked.tables.iter().filter(|(_, word)| **word != 0).map(|(at, word)| (*at, *word)).collect(),
+            tables: parked
+                .tables
+                .iter()
+                .filter(|(_, word)| **word != 0)
+                .map(|(at, word)| (*at, *word))
+                .collect(),
             unread: parked.unread.iter().map(|(at, count)| (*at, *count)).collect(),
         }
     }
@@ -110,7 +115,8 @@ impl<H: Hardware> Monitor<H> {
         let tables: Vec<_> = self.card.plan.tables().map(|id| self.guest.machine.register(id)).collect();
         let inside = |at: &u16| {
             let of = |register: &&&Register| {
-                register.offset <= *at && u32::from(*at) + 4 <= u32::from(register.offset) + u32::from(register.width)
+                register.offset <= *at
+                    && u32::from(*at) + 4 <= u32::from(register.offset) + u32::from(register.width)
             };
             at.is_multiple_of(4) && tables.iter().any(|register| of(&register))
         };

@@ -16,7 +16,9 @@ pub(super) type Unread = BTreeMap<u16, u64>;
 
 /// Whether the counter at `at` is the low or the high half of a wide one: the offset of its low half, and which.
 fn half(block: &CounterBlock, at: u16) -> Option<(u16, bool)> {
-    let of = |low: &u16| [(*low, false), (low + 4, true)].into_iter().find(|(_, high)| low + 4 * u16::from(*high) == at);
+    let of = |low: &u16| {
+        [(*low, false), (low + 4, true)].into_iter().find(|(_, high)| low + 4 * u16::from(*high) == at)
+    };
     block.wide.iter().find_map(of).map(|(low, high)| (if high { at - 4 } else { low }, high))
 }
 

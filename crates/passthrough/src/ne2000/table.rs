@@ -22,7 +22,15 @@ pub static MODEL: StateModel = StateModel {
     banks: Some(Banks { register: "CR", mask: 0xc0, shift: 6, keep: STP | STA, set: ABORT as u8 }),
     registers: REGISTERS,
     // RST says that the card is in its reset state. No bit says that a transfer failed; TXE comes nearest.
-    interrupts: Interrupts { status: "ISR", mask: "IMR", bits: 0x7f, live: RST, traffic: 0, error: TXE, split: None },
+    interrupts: Interrupts {
+        status: "ISR",
+        mask: "IMR",
+        bits: 0x7f,
+        live: RST,
+        traffic: 0,
+        error: TXE,
+        split: None,
+    },
     regions: &[RUN, RING, DMA, TRANSMIT, RECEIVE],
     rings: &[],
     blocks: &[],

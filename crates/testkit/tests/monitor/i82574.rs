@@ -102,7 +102,9 @@ fn a_burst_fills_the_ring_and_nothing_is_lost() {
     }
     assert_eq!(got, expected);
     for n in 0..20u8 {
-        driver.queue(&frame(OTHER, OWN, &[n; 400]), Sending { at: &[100, 300], ..Sending::default() }).expect("room");
+        driver
+            .queue(&frame(OTHER, OWN, &[n; 400]), Sending { at: &[100, 300], ..Sending::default() })
+            .expect("room");
     }
     driver.kick().expect("works");
     for n in 0..20u8 {
@@ -220,10 +222,18 @@ fn the_status_is_virtual() {
     driver.cause(1 << 4).expect("works");
     assert_eq!(driver.reach.interrupts(), 0, "masked");
     assert_eq!(driver.get(spec::IMS), Ok(0));
-    assert_eq!((driver.get(spec::ICR), driver.get(spec::ICR)), (Ok(1 << 4), Ok(0)), "read with nothing wanted: cleared");
+    assert_eq!(
+        (driver.get(spec::ICR), driver.get(spec::ICR)),
+        (Ok(1 << 4), Ok(0)),
+        "read with nothing wanted: cleared"
+    );
     driver.put(spec::IMS, 1 << 2).expect("works");
     driver.cause(1 << 4).expect("works");
-    assert_eq!((driver.get(spec::ICR), driver.get(spec::ICR)), (Ok(1 << 4), Ok(1 << 4)), "not asserted: kept");
+    assert_eq!(
+        (driver.get(spec::ICR), driver.get(spec::ICR)),
+        (Ok(1 << 4), Ok(1 << 4)),
+        "not asserted: kept"
+    );
     driver.cause(1 << 2).expect("works");
     assert!(driver.reach.interrupts() > 0);
     assert_eq!(driver.get(spec::ICR), Ok(1 << 31 | 1 << 4 | 1 << 2));
@@ -248,15 +258,18 @@ fn the_guest_sees_its_own_ring_and_never_ours() {
     driver.reach.hold().expect("reusable");
     let (hardware, bench) = i82574_card(&lan);
     let mut driver = driver.map(|watched| watched.moves_to(hardware, bench, &map));
-    let ring = |driver: &mut Driver, low: u64| {
-        [0, 4, 8, 0x10, 0x18].map(|at| driver.get(low + at).expect("works"))
-    };
+    let ring =
+        |driver: &mut Driver, low: u64| [0, 4, 8, 0x10, 0x18].map(|at| driver.get(low + at).expect("works"));
     let rings = BASE as u32 + Driver::TX_RING as u32;
     assert_eq!(ring(&mut driver, spec::TDBAL), [rings, 0, 1024, 5, 5]);
     assert_eq!(ring(&mut driver, spec::RDBAL), [BASE as u32, 0, 1024, 5, 4]);
     both_ways(&mut driver, &mut lan, 5);
     assert_eq!(ring(&mut driver, spec::TDBAL), [rings, 0, 1024, 6, 6]);
-    assert_eq!(driver.reach.bench.with(|card| [card.peek(spec::TDH), card.peek(spec::RDH)]), [1, 1], "from the start");
+    assert_eq!(
+        driver.reach.bench.with(|card| [card.peek(spec::TDH), card.peek(spec::RDH)]),
+        [1, 1],
+        "from the start"
+    );
     for (first, _) in driver.reach.bench.mapped() {
         assert!([60 << 30, 64 << 30].contains(&first), "{first:#x} is reachable");
     }
