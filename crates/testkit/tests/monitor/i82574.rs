@@ -6,6 +6,7 @@ use ioplane_device::{Change, RegisterAddress};
 use ioplane_memory::{DirtyLog, GuestMap};
 use ioplane_nic::i82574::{I82574, spec};
 use ioplane_passthrough::monitor::Policies;
+use ioplane_pci::Function;
 use ioplane_testkit::nic::{E1000e, Lan, Reach, Sending, frame};
 
 use crate::rig::*;
@@ -326,4 +327,41 @@ fn what_no_guest_may_write_is_not_written() {
     // BARs of flash, ports and MSI-X reach nothing.
     driver.reach.write(RegisterAddress::Bar(1, 0), 4, 1).expect("denied");
     assert_eq!(driver.reach.faults("unknown-register"), 1);
+}
+
+/// Tables, counters, rings and masks go with a guest; the card is reset by its registers also where the bus has reset it.
+#[test]
+fn the_next_guest_finds_nothing_of_the_last() {
+    let (mut driver, map, mut lan) = opened();
+    driver.put(spec::MTA + 8, 0x55).expect("works");
+    driver.put(spec::RAL0 + 8, 0x1234_5678).expect("works");
+    for n in 0..3 {
+        both_ways(&mut driver, &mut lan, n);
+    }
+    let watched = &mut driver.reach;
+    watched.bench.can_reset(true);
+    let resets = watched.bench.with(|card| card.counts().resets);
+    watched.force();
+    let mut quiescent = watched.front.take().expect("held");
+    quiescent.reset();
+    quiescent.with(|monitor, _| monitor.dismiss());
+    quiescent.with(|monitor, proof| monitor.admit(proof)).expect("it can be used");
+    quiescent.with(|monitor, _| monitor.grow_memory(map.clone())).expect("room");
+    watched.front.hold(quiescent).expect("away");
+    watched.resume();
+    assert!(watched.bench.touches().resets > 0 && watched.bench.with(|card| card.counts().resets) > resets);
+    for register in [spec::MTA + 8, spec::RAL0 + 8, spec::GPRC, spec::GPTC, spec::IMS, spec::IAM, spec::RCTL]
+    {
+        assert_eq!(driver.get(register), Ok(0), "{register:#x}");
+    }
+    for low in [spec::TDBAL, spec::RDBAL] {
+        for at in [0, 4, 8, 0x10, 0x18] {
+            assert_eq!(driver.get(low + at), Ok(0), "{low:#x} + {at:#x}");
+        }
+    }
+    driver.open(OWN).expect("opens");
+    let sent = frame(OTHER, OWN, &[5; 100]);
+    driver.xmit(&sent, Sending::default()).expect("room");
+    assert_eq!(lan.neighbour.take(), Some(sent));
+    without_fault(&driver);
 }
