@@ -65,7 +65,7 @@ fn frames_of_all_sizes(guest: &L2<'_>, daemon: &Inner<'_>) -> Result<()> {
 /// A file there and back by TCP, whose sum is right; the card has summed up and cut what was sent.
 fn a_file_goes_there_and_back(l1: &L1, guest: &L2<'_>) -> Result<()> {
     let (peer, far) = (NIC.peer(), NIC.peer_ip());
-    let server = l1.start(&format!("busybox nc -ll -p 9999 -e busybox cat"))?;
+    let server = l1.start("busybox nc -ll -p 9999 -e busybox cat")?;
     let script = format!(
         "set -e; {} bb=/folder/busybox; $bb dd if=/dev/urandom of=/tmp/sent bs=4096 count=512 2>/dev/null
          for try in 1 2 3 4 5 6 7 8 9 10; do

@@ -69,8 +69,11 @@ impl QueuePlan {
 #[derive(Debug)]
 pub(super) struct FormatPlan {
     pub(super) given: Option<(RegisterId, u32, u32)>,
-    pub(super) by: Option<(RegisterId, fn(u32) -> u32)>,
+    pub(super) by: Option<(RegisterId, LengthOf)>,
 }
+
+/// Bytes of a buffer by the value of a register.
+type LengthOf = fn(u32) -> u32;
 
 /// A mask that one register sets and another clears.
 #[derive(Debug, Clone, Copy)]

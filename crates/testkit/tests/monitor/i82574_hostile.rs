@@ -123,7 +123,7 @@ const ACTS: &[(&str, Cause, Act)] = &[
         d.put(spec::TDT, 1).expect("denied, not failed");
     }),
     ("ring-length", Cause::Dma, |d| {
-        place(d, spec::TDBAL, 0, u32::MAX & !127);
+        place(d, spec::TDBAL, 0, !127);
         d.put(spec::TDT, 1).expect("denied, not failed");
     }),
     ("ring-busy", Cause::Register, |d| {
@@ -410,5 +410,6 @@ fn no_sequence_of_accesses_reaches_beyond_the_guest() {
         drop(view);
     }
     println!("{taken} descriptors were the card's");
-    assert!(taken > 5000, "{taken}");
+    // Beside the buffers that each driver gives at first.
+    assert!(taken > 40 * BUFFERS + 1000, "{taken}");
 }
