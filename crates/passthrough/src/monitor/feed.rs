@@ -9,8 +9,8 @@ use super::check::outside_block;
 use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::policy::{Cause, Policy};
-use super::queue::Shape;
 use super::rings::ShadowRing;
+use super::rings::queue::Shape;
 
 impl<H: Hardware> Monitor<H> {
     /// Asks the hardware whether it has done with a block that it writes.

@@ -24,8 +24,8 @@ use ioplane_pci::{BarMap, ConfigSpace, Identity, Irqs, Line};
 use super::counts::MonitorFault;
 use super::dma_window::DmaWindow;
 use super::page::Page;
-use super::queue::Queue;
 use super::rings::ShadowRing;
+use super::rings::queue::Queue;
 use super::words::{Tables, Unread};
 
 /// INTA#, and the error that stops a guest.

@@ -6,7 +6,7 @@
 //!   card.rs       the half that outlives guests       guest.rs  the half that goes with one
 //!   feed.rs       rings and blocks as the guest's registers have them
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
-//!   queue.rs      the same of rings with head and tail, whose descriptors have formats
+//!   rings/queue.rs  the same of rings with head and tail, whose descriptors have formats
 //!   port.rs       memory of the device, behind a data port     words.rs  tables, and counters that reading clears
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   quiescence.rs recognised quiescence: halt, look once more, remember; and back
@@ -42,7 +42,6 @@ mod page;
 mod plan;
 mod policy;
 mod port;
-mod queue;
 mod quiescence;
 mod rings;
 mod state;

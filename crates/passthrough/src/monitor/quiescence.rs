@@ -10,8 +10,8 @@ use super::bus::{bit, full};
 use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::plan::{Role, Step};
-use super::queue::{Queue, QueueV1};
 use super::rings::RingV1;
+use super::rings::queue::{Queue, QueueV1};
 use super::words::{Tables, Unread};
 use super::{Monitor, MonitorError};
 

@@ -10,6 +10,8 @@
 //! hardware's position begins at 0 whenever it is enabled and never shows; the guest's position is kept here, so that a
 //! restored device goes on where the guest thinks it is.
 
+pub(super) mod queue;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use ioplane_model::{DescriptorRing, Flow, Way};
 
 use super::counts::MonitorFault;
 use super::dma_window::{DmaWindow, OWN};
-use super::queue::{Queue, WORDS};
+use queue::{Queue, WORDS};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
@@ -70,7 +72,7 @@ pub(super) struct RingV1 {
 pub(super) struct ShadowRing {
     pub(super) table: &'static DescriptorRing,
     /// Our descriptors.
-    pub(super) own: Window,
+    own: Window,
     bus: u64,
     /// The guest's base address, as it wrote it.
     pub(super) base: u64,
@@ -84,18 +86,18 @@ pub(super) struct ShadowRing {
     /// The next descriptor of the guest's to be copied.
     pub(super) next: u16,
     /// The hardware's oldest unfinished descriptor.
-    pub(super) head: u16,
+    head: u16,
     in_flight: VecDeque<DescriptorInFlight>,
     vetted: Vec<Vetted>,
     /// It was looked at, and what passed waits to be published.
-    pub(super) looked: bool,
+    looked: bool,
     /// The descriptor that failed last, so that one that just lies there is counted once.
-    pub(super) bad: Option<(u64, u32, u64)>,
+    bad: Option<(u64, u32, u64)>,
     /// Bus address of the buffer that stands in for one to receive into that is not the guest's, where that is ignored. Nobody sees what is written
     /// there.
-    pub(super) spare: u64,
+    spare: u64,
     /// Faults that were ignored, to be counted.
-    pub(super) ignored: Vec<MonitorFault>,
+    ignored: Vec<MonitorFault>,
     /// What a ring has that is followed to its tail.
     pub(super) queue: Option<Queue>,
 }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::derive::ReplayInput;
 use super::guest::{BlockState, Virtual};
-use super::queue::QueueV1;
 use super::quiescence::QuiescentState;
 use super::rings::RingV1;
+use super::rings::queue::QueueV1;
 use super::words::{Tables, Unread};
 use super::{Monitor, bus};
 

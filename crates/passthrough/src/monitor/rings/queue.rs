@@ -14,17 +14,17 @@ use std::collections::VecDeque;
 
 use ioplane_model::{BufferLength, DescriptorFormat, FORMATS, Flow, TailQueue, Way};
 
-use super::counts::MonitorFault;
-use super::dma_window::DmaWindow;
-use super::rings::ShadowRing;
+use super::ShadowRing;
+use crate::monitor::counts::MonitorFault;
+use crate::monitor::dma_window::DmaWindow;
 
 /// Words of a descriptor.
-pub(super) const WORDS: usize = 4;
+pub(in crate::monitor) const WORDS: usize = 4;
 type Words = [u32; WORDS];
 
 /// Which formats descriptors of a ring may have now, by the device's registers: the length of the buffers where registers say it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Shape(pub(super) [Option<u32>; FORMATS]);
+pub(in crate::monitor) struct Shape(pub(in crate::monitor) [Option<u32>; FORMATS]);
 
 /// A descriptor that passed its check, or comes back as it was.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +49,7 @@ struct Flight {
 
 /// What is saved of a ring that is followed to its tail, beside what is saved of every ring.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct QueueV1 {
+pub(in crate::monitor) struct QueueV1 {
     length: u32,
     tail: u16,
     contexts: [Option<Words>; 2],
@@ -57,7 +57,7 @@ pub(super) struct QueueV1 {
 
 /// The part of a ring that only those have that are followed to their tails.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(in crate::monitor) struct Queue {
     table: &'static TailQueue,
     /// The guest's length, in bytes.
     length: u32,
@@ -67,7 +67,7 @@ pub(super) struct Queue {
     proposed: Option<u16>,
     shape: Shape,
     /// The hardware was told where our ring is.
-    pub(super) told: bool,
+    pub(in crate::monitor) told: bool,
     /// What later descriptors of the guest refer to.
     contexts: [Option<Words>; 2],
     /// The hardware does not have them.
@@ -77,7 +77,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(table: &'static TailQueue) -> Self {
+    pub(in crate::monitor) fn new(table: &'static TailQueue) -> Self {
         Queue {
             table,
             length: 0,
@@ -92,60 +92,60 @@ impl Queue {
         }
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    pub(in crate::monitor) fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    pub(super) fn length(&self) -> u32 {
+    pub(in crate::monitor) fn length(&self) -> u32 {
         self.length
     }
 
-    pub(super) fn tail(&self) -> u16 {
+    pub(in crate::monitor) fn tail(&self) -> u16 {
         self.tail
     }
 
     /// What the guest is about to write, for a check.
-    pub(super) fn propose(&mut self, tail: u32) {
+    pub(in crate::monitor) fn propose(&mut self, tail: u32) {
         self.proposed = Some(tail as u16);
     }
 
     /// What its descriptors mean from here on.
-    pub(super) fn set_shape(&mut self, shape: Shape) {
+    pub(in crate::monitor) fn set_shape(&mut self, shape: Shape) {
         self.shape = shape;
     }
 
     /// Whether descriptors that the hardware has would mean something else.
-    pub(super) fn mistakes(&self, shape: Shape) -> bool {
+    pub(in crate::monitor) fn mistakes(&self, shape: Shape) -> bool {
         shape != self.shape && !self.flights.is_empty()
     }
 
-    pub(super) fn drop_vetted(&mut self) {
+    pub(in crate::monitor) fn drop_vetted(&mut self) {
         self.vetted.clear();
         self.proposed = None;
     }
 
     /// The tail that was proposed, or this one, is the guest's.
-    pub(super) fn accept(&mut self, tail: u32) {
+    pub(in crate::monitor) fn accept(&mut self, tail: u32) {
         self.proposed = None;
         self.tail = tail as u16;
     }
 
     /// The guest begins elsewhere: nothing is the hardware's before the tail is written.
-    pub(super) fn begin_at(&mut self, place: u16) {
+    pub(in crate::monitor) fn begin_at(&mut self, place: u16) {
         self.tail = place;
     }
 
-    pub(super) fn save(&self) -> QueueV1 {
+    pub(in crate::monitor) fn save(&self) -> QueueV1 {
         QueueV1 { length: self.length, tail: self.tail, contexts: self.contexts }
     }
 
     /// Takes a saved one that [`Queue::fits`].
-    pub(super) fn load(&mut self, saved: &QueueV1) {
+    pub(in crate::monitor) fn load(&mut self, saved: &QueueV1) {
         (self.length, self.tail, self.contexts) = (saved.length, saved.tail, saved.contexts);
     }
 
     /// Whether a saved one says what no guest could have left: what a context is must be one, or the hardware would follow it.
-    pub(super) fn fits(&self, saved: &QueueV1) -> bool {
+    pub(in crate::monitor) fn fits(&self, saved: &QueueV1) -> bool {
         saved.contexts.iter().flatten().all(|words| {
             let format = self.table.formats.iter().find(|format| tagged(format, words));
             format.is_some_and(|format| format.context.is_some() && format.buffer.is_none())
@@ -153,14 +153,14 @@ impl Queue {
     }
 
     /// Forgets everything of the guest's.
-    pub(super) fn stop(&mut self) {
+    pub(in crate::monitor) fn stop(&mut self) {
         let table = self.table;
         *self = Queue { flights: std::mem::take(&mut self.flights), ..Queue::new(table) };
         self.flights.clear();
     }
 
     /// The hardware begins at our first descriptor.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::monitor) fn begin(&mut self) {
         self.flights.clear();
         self.vetted.clear();
         self.proposed = None;
@@ -192,14 +192,14 @@ impl ShadowRing {
     }
 
     /// The guest's next descriptor that the hardware has not finished: what its head register says.
-    pub(super) fn guest_head(&self) -> u16 {
+    pub(in crate::monitor) fn guest_head(&self) -> u16 {
         let queue = self.queue.as_ref();
         let first = queue.and_then(|queue| queue.flights.iter().find(|flight| flight.gpa.is_some()));
         first.map_or(self.next, |flight| flight.place)
     }
 
     /// The guest's length register. Ours is as long, and begins anew.
-    pub(super) fn set_length(&mut self, length: u32) {
+    pub(in crate::monitor) fn set_length(&mut self, length: u32) {
         if let Some(queue) = self.queue.as_mut().filter(|queue| queue.length != length) {
             (queue.length, queue.told) = (length, false);
             self.head = 0;
@@ -208,12 +208,12 @@ impl ShadowRing {
     }
 
     /// What the hardware's length register gets, in bytes.
-    pub(super) fn own_length(&self) -> u32 {
+    pub(in crate::monitor) fn own_length(&self) -> u32 {
         u32::from(self.slots()) * u32::from(self.table.descriptor.size)
     }
 
     /// What the hardware's tail register gets.
-    pub(super) fn own_tail(&self) -> u16 {
+    pub(in crate::monitor) fn own_tail(&self) -> u16 {
         let issued = self
             .queue
             .as_ref()
@@ -259,7 +259,11 @@ impl ShadowRing {
 
     /// As [`ShadowRing::vet`]. Of a ring that is sent from only whole frames pass: what follows is looked at again when it is complete.
     /// A frame with a buffer that is not the guest's comes back as a whole and unsent, if that is ignored.
-    pub(super) fn vet_queue(&mut self, dma: &DmaWindow, ignored: bool) -> Result<(), MonitorFault> {
+    pub(in crate::monitor) fn vet_queue(
+        &mut self,
+        dma: &DmaWindow,
+        ignored: bool,
+    ) -> Result<(), MonitorFault> {
         self.looked = true;
         if let Some(queue) = &mut self.queue {
             queue.vetted.clear();
@@ -425,7 +429,7 @@ impl ShadowRing {
     }
 
     /// As [`ShadowRing::publish`]. The tail register is to be written then.
-    pub(super) fn publish_queue(&mut self) -> (u64, u64) {
+    pub(in crate::monitor) fn publish_queue(&mut self) -> (u64, u64) {
         self.looked = false;
         let (slots, size) = (self.slots(), usize::from(self.table.descriptor.size));
         let mut slot = usize::from(self.own_tail());
@@ -479,7 +483,7 @@ impl ShadowRing {
     }
 
     /// As [`ShadowRing::harvest`].
-    pub(super) fn harvest_queue(&mut self, dma: &DmaWindow) -> u32 {
+    pub(in crate::monitor) fn harvest_queue(&mut self, dma: &DmaWindow) -> u32 {
         let (slots, size) = (usize::from(self.slots()), usize::from(self.table.descriptor.size));
         let receive = self.table.flow == Flow::Receive;
         let Some(queue) = &mut self.queue else { return 0 };
@@ -531,7 +535,7 @@ impl ShadowRing {
     }
 
     /// As [`ShadowRing::recall`].
-    pub(super) fn recall_queue(&mut self, dma: &DmaWindow) -> u16 {
+    pub(in crate::monitor) fn recall_queue(&mut self, dma: &DmaWindow) -> u16 {
         self.next = self.guest_head();
         self.live = false;
         let receive = self.table.flow == Flow::Receive;
