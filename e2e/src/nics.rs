@@ -64,7 +64,8 @@ impl Nic {
         match self {
             Nic::Rtl8139 => Some("rtl8139"),
             Nic::Ne2000 => Some("ne2000"),
-            Nic::I82574 | Nic::Virtio => None,
+            Nic::I82574 => Some("i82574"),
+            Nic::Virtio => None,
         }
     }
 

@@ -302,6 +302,17 @@ pub fn compares<'t>(
     Ok(())
 }
 
+/// Nothing of the guest's came twice, out of order or not at all; what is sent to a guest that stands still may be lost.
+pub fn nothing_of_the_guest_is_lost(driven: &Driven) -> Result<()> {
+    let (to_guest, back) = (&driven.there, &driven.back);
+    ensure!(
+        to_guest.duplicated + to_guest.reordered + back.duplicated + back.reordered + back.lost == 0,
+        "{driven:#?}"
+    );
+    ensure!(driven.bytes_there > 0 && driven.bytes_back > 0, "{driven:#?}");
+    Ok(())
+}
+
 /// Nothing twice, nothing changed, nothing lost but what was sent while the guest had no device: one stretch of datagrams for each move, none of
 /// the guest's own.
 pub fn right(driven: &Driven, moves: usize) -> Result<()> {

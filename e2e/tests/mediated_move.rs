@@ -6,7 +6,7 @@
 //! ```
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::sides::{Side, moves};
+use ioplane_e2e::sides::{Side, moves, nothing_of_the_guest_is_lost};
 use ioplane_e2e::{L1, L2, Nic, Traffic};
 use serde_json::json;
 use std::time::Instant;
@@ -73,12 +73,7 @@ fn a_guest_with_mediated_cards_moves_there_and_back_under_traffic() -> Result<()
     }
     let driven = traffic.end().with_context(|| said(Some(&guest)))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    let (to_guest, back) = (&driven.there, &driven.back);
-    ensure!(
-        to_guest.duplicated + to_guest.reordered + back.duplicated + back.reordered + back.lost == 0,
-        "{driven:#?}"
-    );
-    ensure!(driven.bytes_there > 0 && driven.bytes_back > 0, "{driven:#?}");
+    nothing_of_the_guest_is_lost(&driven)?;
     let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
     for side in [&here, &there] {

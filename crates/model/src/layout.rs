@@ -23,7 +23,7 @@ pub struct Piece {
     /// First byte, counted in the access.
     pub from: u8,
     /// First byte, counted in the register.
-    pub within: u8,
+    pub within: u16,
     /// Bytes.
     pub width: u8,
 }
@@ -126,7 +126,7 @@ impl Layout {
                 *piece = Piece {
                     register: (id != NONE).then_some(RegisterId(id)),
                     from: byte as u8,
-                    within: within as u8,
+                    within: within as u16,
                     width: 1,
                 };
                 split.len += 1;

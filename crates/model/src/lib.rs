@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod compile;
+mod descriptors;
 mod direct;
 pub mod draw;
 mod fault;
@@ -31,6 +32,7 @@ mod tests;
 pub mod verify;
 pub mod words;
 
+pub use descriptors::{BufferLength, CounterBlock, DescriptorBuffer, DescriptorFormat, FORMATS, TailQueue};
 pub use direct::{
     Buffers, Counter, DirectModel, Dummy, FurtherAddresses, KeepRule, MailboxTable, MessageKind, PageRule,
     Replay, TailRing,
@@ -70,6 +72,8 @@ pub struct StateModel {
     pub rings: &'static [DescriptorRing],
     /// Other places of guest memory that it writes or reads.
     pub blocks: &'static [Block],
+    /// Counters that reading clears.
+    pub counters: Option<CounterBlock>,
     /// Memory of its own that guests reach through one of its registers.
     pub port: Option<DataPort>,
     /// How to reset it by its registers.
@@ -151,6 +155,8 @@ pub enum Writes {
     Clears,
     /// Starts or stops something.
     Trigger,
+    /// Sets the bits that are one.
+    Sets,
     /// Nothing.
     Never,
 }
@@ -163,7 +169,7 @@ pub struct Register {
     /// First byte.
     pub offset: u16,
     /// Bytes. Of registers above 4 bytes (patterns, tables) no value is kept and no event can name them.
-    pub width: u8,
+    pub width: u16,
     /// The bank that it is in; `None`: in all. Two registers may share an offset if one is only read and the other only written.
     pub bank: Option<u8>,
     /// Reading it.
@@ -174,6 +180,8 @@ pub struct Register {
     pub hook: Hook,
     /// Names of bits and fields, for people; wider fields before their parts.
     pub bits: &'static [(&'static str, u32)],
+    /// Bits that the hardware never hears of. The guest reads them as it wrote them; they are zero after a reset.
+    pub kept: u32,
 }
 
 /// When accesses to a register are hooked: seen by the monitor's model. What is not hooked goes straight to the hardware (or is
@@ -204,12 +212,30 @@ pub struct Interrupts {
     pub traffic: u32,
     /// The bit with which the device says that a bus access failed: what policy `error` raises.
     pub error: u32,
+    /// The mask is set by one register and cleared by another.
+    pub split: Option<SplitMask>,
+}
+
+/// Interrupts whose mask is set by writing ones to [`Interrupts::mask`] and cleared by writing ones to another register. Reading the status
+/// clears it if the mask is empty or an interrupt is asserted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitMask {
+    /// Ones written here clear the mask.
+    pub clear: &'static str,
+    /// Ones written here set the status.
+    pub cause: &'static str,
+    /// Bits of the mask that an access to the status clears while an interrupt is asserted.
+    pub auto: &'static str,
+    /// The register and the bit that switch that on.
+    pub auto_on: (&'static str, u32),
+    /// Of the status: an interrupt is asserted.
+    pub asserted: u32,
 }
 
 impl Interrupts {
     /// Its interrupts are messages that reach the guest past the monitor.
     pub const PAST_THE_MONITOR: Interrupts =
-        Interrupts { status: "", mask: "", bits: 0, live: 0, traffic: 0, error: 0 };
+        Interrupts { status: "", mask: "", bits: 0, live: 0, traffic: 0, error: 0, split: None };
 }
 
 /// States that exclude each other, and what leads from one to another.
@@ -355,8 +381,11 @@ pub struct DescriptorRing {
     /// For transmit: the register and bit that make the hardware look. Receive rings are looked at by the hardware at all times.
     pub doorbell: Option<(&'static str, u32)>,
     /// The register and bit that let the hardware run on this ring. Whenever it is written set, the hardware begins again at the
-    /// first descriptor.
+    /// first descriptor, unless it follows a tail.
     pub enable: (&'static str, u32),
+    /// Which descriptors are the hardware's is said by registers, not by a bit of each: `descriptor` has the size, the other fields
+    /// but the length mean nothing. `doorbell` is not used.
+    pub queue: Option<TailQueue>,
 }
 
 /// Which way data flows.
@@ -407,6 +436,8 @@ pub struct Reset {
     pub by: (&'static str, Way, u32),
     /// Done when these bits of that register are so.
     pub done: (&'static str, u32, u32),
+    /// Milliseconds after the write in which the device is left alone.
+    pub settle: u8,
 }
 
 /// One step of bringing a saved device back.
@@ -425,6 +456,9 @@ pub enum Restore {
     /// Put back what was saved of the memory behind the data port, or fill it with zeros.
     Memory,
     /// The register, which only the card sets, is shown to the guest as it was, until one of these bits of the interrupt status comes
-    /// up: then the card has set it anew.
+    /// up: then the card has set it anew. Without bits: until the guest writes it.
     Shown(&'static str, u32),
+    /// Write a table of words (a register of more than 4 bytes) as the guest wrote it; words that it never wrote are zero, but for this
+    /// many at its beginning, which a reset of the card sets.
+    Table(&'static str, u16),
 }

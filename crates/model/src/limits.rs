@@ -11,4 +11,4 @@ pub(crate) const DIRECT_REGISTERS: usize = 250;
 /// Most registers whose values one function of a model is given.
 pub const VALUES: usize = 8;
 /// Most bytes of registers: for each there is a number of a register, by way and bank.
-pub(crate) const LARGEST: u16 = 0x4000;
+pub(crate) const LARGEST: u16 = 0xc000;

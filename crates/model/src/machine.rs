@@ -145,10 +145,10 @@ impl Machine {
     }
 
     /// The value that a write of some bytes of a register means: the other bytes are as last written, or zero in a register whose
-    /// ones clear.
+    /// ones clear or set.
     pub fn merged(&self, piece: &Piece, bytes: &[u8]) -> u32 {
         let Some(id) = piece.register else { return 0 };
-        let clears = self.register(id).writes == Writes::Clears;
+        let clears = matches!(self.register(id).writes, Writes::Clears | Writes::Sets);
         let mut value = if clears { [0; 4] } else { self.value(id).to_le_bytes() };
         for (at, byte) in piece.of(bytes).iter().enumerate() {
             if let Some(place) = value.get_mut(usize::from(piece.within) + at) {

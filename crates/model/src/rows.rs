@@ -4,8 +4,8 @@ use crate::{Check, Given, Hook, On, Reads, Register, State, Transition, Way, Wri
 
 impl Register {
     /// A register in every bank, hooked where a state says so.
-    pub const fn new(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Self {
-        Self { name, offset, width, bank: None, reads, writes, hook: Hook::ByState, bits: &[] }
+    pub const fn new(name: &'static str, offset: u16, width: u16, reads: Reads, writes: Writes) -> Self {
+        Self { name, offset, width, bank: None, reads, writes, hook: Hook::ByState, bits: &[], kept: 0 }
     }
 
     /// It is in this bank only.
@@ -18,6 +18,12 @@ impl Register {
     pub const fn bits(mut self, bits: &'static [(&'static str, u32)]) -> Self {
         self.bits = bits;
         self
+    }
+
+    /// Bits that the hardware never hears of. Its writes are always hooked.
+    pub const fn keeps(mut self, kept: u32) -> Self {
+        self.kept = kept;
+        self.hook_writes()
     }
 
     /// Its writes are always hooked.

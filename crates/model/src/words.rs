@@ -65,6 +65,7 @@ pub fn writes(writes: Writes) -> &'static str {
     match writes {
         Writes::Plain => "plain",
         Writes::Clears => "ones clear",
+        Writes::Sets => "ones set",
         Writes::Trigger => "trigger",
         Writes::Never => "-",
     }
@@ -88,7 +89,9 @@ pub fn restore(step: &Restore) -> String {
         Restore::Value(register, value) => format!("{register} = {value:#04x}"),
         Restore::Ring(ring) => format!("ring {ring}"),
         Restore::Memory => "the card's memory".to_owned(),
+        Restore::Shown(register, 0) => format!("{register}, shown as saved until it is written"),
         Restore::Shown(register, until) => format!("{register}, shown as saved until interrupt {until:#04x}"),
+        Restore::Table(register, _) => format!("{register}, word by word, as saved"),
         Restore::Lost(register, why) => format!("not {register}: {why}"),
     }
 }

@@ -23,6 +23,7 @@
 mod batch;
 mod counts;
 mod frame;
+pub mod i82574;
 pub mod ne2000;
 pub mod rtl8139;
 pub mod silicon;

@@ -2,11 +2,11 @@
 
 use ioplane_model::StateModel;
 
-use crate::{ne2000, rtl8139};
+use crate::{i82574, ne2000, rtl8139};
 
 /// All of them, by name.
 pub fn models() -> &'static [&'static StateModel] {
-    static MODELS: [&StateModel; 2] = [&ne2000::MODEL, &rtl8139::MODEL];
+    static MODELS: [&StateModel; 3] = [&i82574::MODEL, &ne2000::MODEL, &rtl8139::MODEL];
     &MODELS
 }
 

@@ -14,6 +14,7 @@
 pub mod catalog;
 pub mod cooperating;
 pub mod direct;
+pub mod i82574;
 mod migratable;
 pub mod monitor;
 pub mod ne2000;

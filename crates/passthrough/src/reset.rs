@@ -19,6 +19,7 @@ pub(crate) struct ByRegisters {
     done: &'static Register,
     mask: u32,
     is: u32,
+    settle: Duration,
 }
 
 impl ByRegisters {
@@ -30,7 +31,18 @@ impl ByRegisters {
             Some(banks) => Some((find(banks.register)?, banks)),
             None => None,
         };
-        Some(ByRegisters { bar: model.bar, bank, by: find(by)?, way, value, done: find(done)?, mask, is })
+        let settle = Duration::from_millis(model.reset.settle.into());
+        Some(ByRegisters {
+            bar: model.bar,
+            bank,
+            by: find(by)?,
+            way,
+            value,
+            done: find(done)?,
+            mask,
+            is,
+            settle,
+        })
     }
 
     /// The register whose writing resets and what is written, if the card is not reset by reading.
@@ -60,6 +72,9 @@ impl ByRegisters {
                     self.write(hardware, self.by, value)?;
                 }
             }
+        }
+        if !self.settle.is_zero() {
+            std::thread::sleep(self.settle);
         }
         let deadline = Instant::now() + ENDS;
         loop {

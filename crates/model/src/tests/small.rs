@@ -51,6 +51,7 @@ pub const RING: DescriptorRing = DescriptorRing {
     },
     doorbell: Some(("BELL", 1)),
     enable: ("CMD", ON),
+    queue: None,
 };
 
 pub static SMALL: StateModel = StateModel {
@@ -62,12 +63,21 @@ pub static SMALL: StateModel = StateModel {
     size: 32,
     banks: None,
     registers: REGISTERS,
-    interrupts: Interrupts { status: "STATUS", mask: "MASK", bits: 0x13, live: 0, traffic: 0, error: 0x02 },
+    interrupts: Interrupts {
+        status: "STATUS",
+        mask: "MASK",
+        bits: 0x13,
+        live: 0,
+        traffic: 0,
+        error: 0x02,
+        split: None,
+    },
     regions: &[REGION],
     rings: &[RING],
     blocks: &[],
+    counters: None,
     port: None,
-    reset: Reset { by: ("CMD", Way::Write, RESETS), done: ("CMD", RESETS, 0) },
+    reset: Reset { by: ("CMD", Way::Write, RESETS), done: ("CMD", RESETS, 0), settle: 0 },
     halt: &[Restore::Value("CMD", 0)],
     restore: &[Restore::Ring("ring"), Restore::Saved("SPARE", 0xffff), Restore::Saved("CMD", ON)],
     told: &[],

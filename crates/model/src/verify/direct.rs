@@ -239,7 +239,7 @@ impl Look<'_> {
                     "correct it",
                 );
             }
-            if message.words > words || last > message.words || message.kind & !mailbox.kind != 0 {
+            if u16::from(message.words) > words || last > message.words || message.kind & !mailbox.kind != 0 {
                 self.say(
                     place,
                     format!("{} has words or a kind that messages do not have", message.name),

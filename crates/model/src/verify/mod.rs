@@ -140,6 +140,15 @@ impl<'a> Look<'a> {
                 format!("mark {status} with hook_all()"),
             );
         }
+        if let Some(split) = of.split {
+            for name in [split.clear, split.cause, split.auto, split.auto_on.0] {
+                self.known("interrupts", name);
+            }
+            self.bits("interrupts", split.auto_on.0, split.auto_on.1, 0);
+            if split.asserted & (of.bits | of.live) != 0 {
+                self.say("interrupts", "the bit that says asserted is a cause too", "take another");
+            }
+        }
         if of.error & !of.bits != 0 {
             self.say(
                 "interrupts",

@@ -1,7 +1,10 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::{Block, Check, DescriptorLayout, DescriptorRing, Flow, Transition};
+use crate::{
+    Block, BufferLength, Check, CounterBlock, DescriptorLayout, DescriptorRing, FORMATS, Flow, TailQueue,
+    Transition,
+};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {
@@ -22,6 +25,9 @@ impl Look<'_> {
         }
         if let Some(port) = &model.port {
             self.port(port);
+        }
+        if let Some(counters) = &model.counters {
+            self.counters(counters);
         }
     }
 
@@ -66,8 +72,11 @@ impl Look<'_> {
                 "give an alignment that is a power of two, and descriptors",
             );
         }
-        self.descriptor(&place, &ring.descriptor);
         let name = ring.name;
+        if let Some(queue) = &ring.queue {
+            return self.queue(&place, ring, queue);
+        }
+        self.descriptor(&place, &ring.descriptor);
         match (ring.flow, ring.doorbell) {
             (Flow::Transmit, None) => {
                 self.say(&place, "nothing makes the hardware look at it", "name its doorbell");
@@ -94,6 +103,84 @@ impl Look<'_> {
                 format!("{enable} makes the hardware write through a ring that nobody has looked at"),
                 format!("give an edge on {enable} the check Base({name:?})"),
             );
+        }
+    }
+
+    /// A ring that the hardware follows to its tail.
+    fn queue(&mut self, place: &str, ring: &DescriptorRing, queue: &TailQueue) {
+        for name in [queue.length, queue.head, queue.tail] {
+            self.known(place, name);
+        }
+        let (tail, name) = (queue.tail, ring.name);
+        let rings = |edge: &Transition| subject(&edge.on) == Some(tail);
+        if !self.checked(rings, |check| *check == Check::Descriptors(name)) {
+            self.say(
+                place,
+                format!("{tail} makes the hardware follow descriptors that nobody has looked at"),
+                format!("give an edge on {tail} the check Descriptors({name:?})"),
+            );
+        }
+        let size = u32::from(ring.descriptor.size);
+        if size == 0 || !size.is_multiple_of(4) || queue.unit == 0 || !queue.unit.is_multiple_of(size) {
+            self.say(place, "its length is no number of descriptors", "give a unit of whole descriptors");
+        }
+        if queue.formats.is_empty() || queue.formats.len() > FORMATS {
+            let count = queue.formats.len();
+            self.say(place, format!("its descriptors have {count} formats"), format!("have 1 to {FORMATS}"));
+        }
+        let words = size / 4;
+        for format in queue.formats {
+            let mut used = vec![u32::from(format.tag.0), u32::from(format.done.0)];
+            used.extend(
+                [format.report, format.last, format.context]
+                    .into_iter()
+                    .flatten()
+                    .map(|(at, _)| u32::from(at)),
+            );
+            if let Some(buffer) = format.buffer {
+                used.push(u32::from(buffer.address) + 1);
+                match buffer.length {
+                    BufferLength::Field(at, mask) => {
+                        used.push(at.into());
+                        if mask == 0 {
+                            self.say(
+                                place,
+                                format!("buffers of {} have no length", format.name),
+                                "give its bits",
+                            );
+                        }
+                    }
+                    BufferLength::By(name, _) => self.known(place, name),
+                }
+            }
+            if used.iter().any(|at| *at >= words)
+                || u32::from(format.written).checked_shr(words).unwrap_or(0) != 0
+            {
+                let what = format!("a word of format {} lies beyond the end of the descriptor", format.name);
+                self.say(place, what, "correct its number or the size");
+            }
+            if format.written >> format.done.0.min(7) & 1 == 0 {
+                let what = format!("the word by which {} is done is not written back", format.name);
+                self.say(place, what, "list it among the written ones");
+            }
+            if let Some(given) = format.given {
+                self.bits(place, given.register, given.mask, given.is);
+                self.known(place, given.register);
+            }
+        }
+    }
+
+    fn counters(&mut self, counters: &CounterBlock) {
+        let place = "counters";
+        let Some(register) = self.named(place, counters.register) else { return };
+        let words = register.width.is_multiple_of(4) && register.width > 4;
+        if !words || register.reads != crate::Reads::Effect || register.writes != crate::Writes::Never {
+            let what = format!("{} are not words that reading clears and nobody writes", register.name);
+            self.say(place, what, "name a register of several words, of Effect and Never");
+        }
+        let width = register.width;
+        if counters.wide.iter().any(|at| !at.is_multiple_of(4) || at.saturating_add(8) > width) {
+            self.say(place, "a wide one is not within them", "give offsets of low halves, in bytes");
         }
     }
 

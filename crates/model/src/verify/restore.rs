@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::{ANY, Condition, Hook, RESET, Reads, Register, Restore, State, Writes};
+use crate::{ANY, Condition, Hook, RESET, Reads, Register, Restore, State, TailQueue, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {
@@ -89,19 +89,29 @@ impl Look<'_> {
             Restore::Shown(name, until) => {
                 let Some(register) = self.named(place, name) else { return };
                 let readable = matches!(register.reads, Reads::Plain | Reads::Alive);
-                if register.writes != Writes::Never || !readable || register.width > 4 {
+                let starts = until == 0 && register.writes == Writes::Trigger;
+                if !(starts || register.writes == Writes::Never) || !readable || register.width > 4 {
                     self.say(
                         place,
                         format!("{name} is not a value that only the card sets"),
                         "bring it back with Saved, or name it Lost",
                     );
                 }
-                if until == 0 || until & !self.model.interrupts.bits != 0 {
+                if !starts && (until == 0 || until & !self.model.interrupts.bits != 0) {
                     self.say(
                         place,
                         format!("{name} is shown until {until:#x}, which is not of the interrupts"),
                         "name bits of the interrupt status with which the card sets it",
                     );
+                }
+            }
+            Restore::Table(name, preset) => {
+                let Some(register) = self.named(place, name) else { return };
+                let width = register.width;
+                let words = width > 4 && width.is_multiple_of(4) && register.offset.is_multiple_of(4);
+                if !words || register.writes != Writes::Plain || preset.saturating_mul(4) > width {
+                    let what = format!("{name} is not a table of words that guests write");
+                    self.say(place, what, "name a register of several words, written Plain");
                 }
             }
             Restore::Memory => {
@@ -184,9 +194,13 @@ impl Look<'_> {
             let name = register.name;
             let listed = model.restore.iter().any(|step| match step {
                 Restore::Saved(own, _) | Restore::With(own, ..) | Restore::Lost(own, _) => *own == name,
+                Restore::Table(own, _) => *own == name,
                 _ => false,
             });
-            let of_ring = model.rings.iter().any(|ring| [ring.base.0, ring.base.1].contains(&name));
+            let of_queue = |queue: &TailQueue| [queue.length, queue.head, queue.tail].contains(&name);
+            let of_ring = model.rings.iter().any(|ring| {
+                [ring.base.0, ring.base.1].contains(&name) || ring.queue.as_ref().is_some_and(of_queue)
+            });
             let of_block = model.blocks.iter().any(|block| [block.base.0, block.base.1].contains(&name));
             let virtual_mask = model.interrupts.mask == name;
             if !(listed || of_ring || of_block || virtual_mask) {

@@ -22,8 +22,9 @@ pub static MODEL: StateModel = StateModel {
     regions: &[FUNCTION, MAILBOX],
     rings: &[],
     blocks: &[],
+    counters: None,
     port: None,
-    reset: Reset { by: ("CTRL", Way::Write, RST), done: ("V2PMAILBOX", RSTD, RSTD) },
+    reset: Reset { by: ("CTRL", Way::Write, RST), done: ("V2PMAILBOX", RSTD, RSTD), settle: 0 },
     halt: &[
         Restore::Value("RXDCTL0", 0),
         Restore::Value("RXDCTL1", 0),

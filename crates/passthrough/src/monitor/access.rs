@@ -4,7 +4,7 @@ use ioplane_hardware::Hardware;
 use ioplane_model::{ModelInput, Pending, Piece, RegisterId, Way, Writes};
 
 use super::Monitor;
-use super::bus::{bit, lanes};
+use super::bus::{bit, full, lanes};
 use super::check::Refusal;
 use super::counts::MonitorFault;
 use super::plan::Role;
@@ -116,7 +116,7 @@ impl<H: Hardware> Monitor<H> {
     /// Keeps the value of a write that the model does not see: it may be saved.
     fn note(&mut self, piece: &Piece, bytes: &[u8]) {
         if let Some(id) = piece.register
-            && self.guest.machine.register(id).writes != Writes::Clears
+            && !matches!(self.guest.machine.register(id).writes, Writes::Clears | Writes::Sets)
         {
             let value = self.guest.machine.merged(piece, bytes);
             self.guest.machine.note(id, value);
@@ -151,6 +151,9 @@ impl<H: Hardware> Monitor<H> {
             return self.refuse(refusal);
         }
         self.answer(bar, at, piece, role, out);
+        if role == Role::Status && self.card.plan.split.is_some() {
+            self.relieved();
+        }
         let moves = self.guest.machine.commit(pending);
         self.moved(&moves);
         if moves.reset() {
@@ -167,6 +170,9 @@ impl<H: Hardware> Monitor<H> {
             Role::Plain if piece.register.is_some_and(|id| self.guest.recalled & bit(id) != 0) => {
                 piece.register.map_or(0, |id| self.guest.machine.value(id))
             }
+            Role::Plain if piece.register.is_some_and(|id| self.guest.machine.register(id).kept != 0) => {
+                piece.register.map_or(0, |id| self.with_kept(id))
+            }
             Role::Plain => {
                 self.card.bus.read_at(bar, at, out);
                 return self.suspicious(out);
@@ -177,10 +183,20 @@ impl<H: Hardware> Monitor<H> {
                 }
                 return;
             }
+            Role::Status if self.card.plan.split.is_some() => self.read_split(),
             Role::Status => self.status(),
-            Role::Mask => self.guest.interrupts.mask,
+            Role::Mask | Role::Unmask => self.guest.interrupts.mask,
             Role::Base { ring, high } => self.guest.base_half(ring, high),
             Role::Block { block, high } => self.guest.block_half(block, high),
+            Role::Length { ring } => self.guest.of_queue(ring, |_, queue| queue.length()),
+            Role::Head { ring } => self.guest.of_queue(ring, |ring, _| ring.guest_head().into()),
+            Role::Tail { ring } => self.guest.of_queue(ring, |_, queue| queue.tail().into()),
+            Role::Cause => 0,
+            Role::Table => {
+                self.card.bus.read_at(bar, at, out);
+                return self.suspicious(out);
+            }
+            Role::Counters => return self.read_counters(bar, at, out),
         };
         put(value, piece.within, out);
     }
@@ -210,7 +226,9 @@ impl<H: Hardware> Monitor<H> {
             if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
                 return self.fault(fault);
             }
-            self.note(piece, bytes);
+            if !matches!(self.card.plan.role(id), Role::Table) {
+                self.note(piece, bytes);
+            }
             self.begin_transfer(id, value);
             return self.performed(id);
         }
@@ -243,13 +261,15 @@ impl<H: Hardware> Monitor<H> {
 
     /// What follows a write.
     fn performed(&mut self, id: RegisterId) {
+        // What another card had is not what this one makes of the write.
+        self.guest.recalled &= !bit(id);
         match self.card.plan.role(id) {
             Role::Status => {
                 self.look();
                 self.show_status();
                 self.relieved();
             }
-            Role::Mask => {
+            Role::Mask | Role::Unmask | Role::Cause => {
                 self.collect();
                 self.relieved();
             }
@@ -275,18 +295,51 @@ impl<H: Hardware> Monitor<H> {
         match self.card.plan.role(id) {
             Role::Status => {
                 // The hardware's were cleared when they were collected.
+                let raised = self.guest.interrupts.mask & self.card.model.interrupts.bits;
+                let asserted = self.status_kept() & raised != 0;
                 self.guest.interrupts.status &= !(value & written);
+                self.mask_automatically(asserted);
+            }
+            Role::Mask if self.card.plan.split.is_some() => {
+                let mask = self.guest.interrupts.mask | value & self.card.model.interrupts.bits;
+                self.set_virtual_mask(mask);
+            }
+            Role::Unmask => self.set_virtual_mask(self.guest.interrupts.mask & !value),
+            Role::Cause => {
+                self.guest.interrupts.status |= value & self.card.model.interrupts.bits;
             }
             Role::Mask => {
                 self.guest.interrupts.mask = value;
                 self.card.bus.write_at(bar, at, part);
             }
-            Role::Base { ring, high } => self.guest.set_base(ring, high, value),
+            Role::Base { ring, high } => {
+                self.guest.movable(ring)?;
+                self.guest.set_base(ring, high, value);
+            }
+            Role::Length { ring } => {
+                self.guest.movable(ring)?.set_length(value);
+            }
+            Role::Head { ring } => {
+                let ring = self.guest.movable(ring)?;
+                ring.next = value as u16;
+                if let Some(queue) = &mut ring.queue {
+                    queue.begin_at(value as u16);
+                }
+            }
+            Role::Tail { ring } => self.set_tail(ring, value)?,
+            Role::Table => self.write_table(bar, at, part)?,
+            Role::Counters => {}
             Role::Block { block, high } => self.set_block(usize::from(block), high, value)?,
             Role::Port => self.port_writes(bar, id, part),
             Role::Plain => {
+                self.keeps_shape(id, value)?;
                 self.publish_rung(id, value & written)?;
-                if !self.switch(id, value) {
+                let register = self.guest.machine.register(id);
+                if register.kept != 0 {
+                    if register.kept & full(register) != full(register) {
+                        self.card.bus.write(register, value & !register.kept);
+                    }
+                } else if !self.switch(id, value) {
                     self.card.bus.write_at(bar, at, part);
                     if self.card.plan.bank == Some(id)
                         && let Some(banks) = self.card.model.banks
@@ -301,7 +354,7 @@ impl<H: Hardware> Monitor<H> {
 }
 
 /// The bytes of a value from `within` on; what is beyond it is zero.
-fn put(value: u32, within: u8, out: &mut [u8]) {
+fn put(value: u32, within: u16, out: &mut [u8]) {
     let bytes = value.to_le_bytes();
     for (at, byte) in out.iter_mut().enumerate() {
         *byte = bytes.get(usize::from(within) + at).copied().unwrap_or(0);

@@ -4,6 +4,7 @@ use ioplane_hardware::Hardware;
 use ioplane_model::RegisterId;
 
 use super::Monitor;
+use super::bus::full;
 
 impl<H: Hardware> Monitor<H> {
     /// Chooses a bank in the hardware, without starting anything.
@@ -25,6 +26,16 @@ impl<H: Hardware> Monitor<H> {
             self.choose(bank);
         }
         self.card.bus.read(register)
+    }
+
+    /// A register with bits that the hardware does not have as the guest has them.
+    pub(super) fn with_kept(&mut self, id: RegisterId) -> u32 {
+        let register = self.guest.machine.register(id);
+        let mine = self.guest.machine.value(id) & register.kept;
+        match register.kept & full(register) == full(register) {
+            true => mine,
+            false => self.peek(id) & !register.kept | mine,
+        }
     }
 
     /// Writes a register of any bank, as [`Monitor::peek`] reads.

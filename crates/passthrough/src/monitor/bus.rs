@@ -201,7 +201,7 @@ fn step(offset: u64, left: usize) -> usize {
 }
 
 /// The bits of a register that a part of it covers: `within` bytes from its first, `width` bytes.
-pub(super) fn lanes(within: u8, width: u8) -> u32 {
+pub(super) fn lanes(within: u16, width: u8) -> u32 {
     let (within, width) = (u32::from(within), u32::from(width));
     if within >= 4 {
         return 0;
@@ -212,7 +212,7 @@ pub(super) fn lanes(within: u8, width: u8) -> u32 {
 
 /// All bits of a register.
 pub(super) fn full(register: &Register) -> u32 {
-    lanes(0, register.width)
+    lanes(0, register.width.min(4) as u8)
 }
 
 /// One bit of a set of registers.

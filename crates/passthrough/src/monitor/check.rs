@@ -37,7 +37,13 @@ impl<H: Hardware> Monitor<H> {
 
     fn check(&mut self, pending: &Pending, rule: Rule) -> Result<(), Refusal> {
         match rule {
-            Rule::Ring(ring) => Ok(self.vet(ring)?),
+            Rule::Ring(ring) => {
+                if let Some(plan) = self.card.plan.queues.get(usize::from(ring)).and_then(Option::as_ref) {
+                    let tail = self.guest.machine.value_after(pending, plan.tail);
+                    self.guest.propose(ring, tail);
+                }
+                Ok(self.vet(ring)?)
+            }
             Rule::Base(ring) => match self.guest.rings.get(usize::from(ring)) {
                 Some(ring) => Ok(ring.check_base(&self.guest.dma)?),
                 None => Ok(()),
@@ -96,6 +102,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Vets a ring, at the guest's asking. A fault leaves nothing to publish.
     pub(super) fn vet(&mut self, ring: u8) -> Result<(), MonitorFault> {
+        self.shape_ring(usize::from(ring));
         let Some(ring) = self.guest.rings.get_mut(usize::from(ring)) else { return Ok(()) };
         // What the hardware has finished meanwhile makes room.
         ring.harvest(&self.guest.dma);

@@ -40,7 +40,7 @@ impl<H: Hardware> Monitor<H> {
                     (register, saved.map_or(0, |(_, value)| *value) & mask | with)
                 }
                 Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Memory | Step::Shown(..) => continue,
+                Step::Ring(_) | Step::Memory | Step::Shown(..) | Step::Table(..) => continue,
             };
             if self.card.plan.role(register) == Role::Plain {
                 self.play(&mut machine, register, value, strict)?;
@@ -102,7 +102,7 @@ impl<H: Hardware> Monitor<H> {
         }
         let written = self.card.plan.restore.iter().filter_map(|step| match *step {
             Step::Saved { register, .. } | Step::Value(register, _) => Some(register),
-            Step::Ring(_) | Step::Memory | Step::Shown(..) => None,
+            Step::Ring(_) | Step::Memory | Step::Shown(..) | Step::Table(..) => None,
         });
         for id in written.filter(|id| self.card.plan.role(*id) == Role::Plain) {
             let name = machine.register(id).name;

@@ -10,6 +10,7 @@ use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::policy::{Cause, Policy};
 use super::rings::ShadowRing;
+use super::rings::queue::Shape;
 
 impl<H: Hardware> Monitor<H> {
     /// Asks the hardware whether it has done with a block that it writes.
@@ -87,18 +88,103 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
-    pub(super) fn publish(&mut self, ring: usize) -> u64 {
-        let Some(ring) = self.guest.rings.get_mut(ring) else { return 0 };
+    pub(super) fn publish(&mut self, at: usize) -> u64 {
+        let Some(ring) = self.guest.rings.get_mut(at) else { return 0 };
         let (count, bytes) = ring.publish();
         self.card.counts.totals.descriptors += count;
         self.card.counts.totals.vetted_bytes += bytes;
+        if count > 0 && ring.queue.is_some() {
+            self.advance(at);
+        }
         count
+    }
+
+    /// Tells the hardware the tail of our ring, and before the first one where that is.
+    fn advance(&mut self, at: usize) {
+        let Some((ring, Some(plan))) = self.guest.rings.get_mut(at).zip(self.card.plan.queues.get(at)) else {
+            return;
+        };
+        let (head, tail, length) = (plan.head, plan.tail, plan.length);
+        let (bytes, place) = (ring.own_length(), ring.own_tail());
+        if ring.queue.as_mut().is_some_and(|queue| !std::mem::replace(&mut queue.told, true)) {
+            self.point(at);
+            self.poke(length, bytes);
+            self.poke(head, 0);
+            self.poke(tail, 0);
+        }
+        self.poke(tail, place.into());
+        self.rechoose();
+    }
+
+    /// The guest writes the tail of a ring.
+    pub(super) fn set_tail(&mut self, ring: u8, value: u32) -> Result<(), MonitorFault> {
+        let at = usize::from(ring);
+        if !self.guest.rings.get(at).is_some_and(ShadowRing::is_vetted) {
+            self.guest.propose(ring, value);
+            self.vet(ring)?;
+        }
+        if let Some(ring) = self.guest.rings.get_mut(at) {
+            ring.rung = true;
+            if let Some(queue) = &mut ring.queue {
+                queue.accept(value);
+            }
+        }
+        self.publish(at);
+        Ok(())
+    }
+
+    /// What descriptors of a ring mean by the registers as the guest has them, one of them about to be written.
+    fn shape(&self, at: usize, written: Option<(RegisterId, u32)>) -> Option<Shape> {
+        let plan = self.card.plan.queues.get(at)?.as_ref()?;
+        let value = |id: RegisterId| match written {
+            Some((own, value)) if own == id => value,
+            _ => self.guest.machine.value(id),
+        };
+        let mut shape = Shape::default();
+        for (place, format) in shape.0.iter_mut().zip(&plan.formats) {
+            if format.given.is_none_or(|(id, mask, is)| value(id) & mask == is) {
+                *place = Some(format.by.map_or(0, |(id, length)| length(value(id))));
+            }
+        }
+        Some(shape)
+    }
+
+    /// Before descriptors are looked at: what they mean now.
+    pub(super) fn shape_ring(&mut self, at: usize) {
+        if let Some(shape) = self.shape(at, None)
+            && let Some(queue) = self.guest.rings.get_mut(at).and_then(|ring| ring.queue.as_mut())
+        {
+            queue.set_shape(shape);
+        }
+    }
+
+    /// A register that says what descriptors mean does not change while the hardware has some that were checked.
+    pub(super) fn keeps_shape(&mut self, id: RegisterId, value: u32) -> Result<(), MonitorFault> {
+        for at in 0..self.guest.rings.len() {
+            let depends = self
+                .card
+                .plan
+                .queues
+                .get(at)
+                .and_then(Option::as_ref)
+                .is_some_and(|plan| plan.depends_on(id));
+            let Some(shape) = self.shape(at, Some((id, value))).filter(|_| depends) else { continue };
+            let ring = &mut self.guest.rings[at];
+            ring.harvest(&self.guest.dma);
+            if ring.queue.as_ref().is_some_and(|queue| queue.mistakes(shape)) {
+                let name = self.guest.machine.register(id).name;
+                let text = format!("{name} changes what the descriptors of ring {} mean", ring.table.name);
+                return Err(MonitorFault::register("ring-busy", text));
+            }
+        }
+        Ok(())
     }
 
     /// A write to a register that enables rings: those that it enables begin again, on both sides. False: it enables none, ever.
     pub(super) fn switch(&mut self, id: RegisterId, value: u32) -> bool {
         let of = |enable: &(RegisterId, u32)| enable.0 == id;
-        if !self.card.plan.enables.iter().any(of) {
+        // A ring that is followed to its tail goes on where it was.
+        if self.card.plan.follows_tails() || !self.card.plan.enables.iter().any(of) {
             return false;
         }
         let register = self.guest.machine.register(id);
@@ -140,10 +226,12 @@ impl<H: Hardware> Monitor<H> {
         self.rechoose();
     }
 
-    /// Gives a receive ring what the guest has given since.
+    /// Gives a receive ring what the guest has given since, and a ring that is followed to its tail what there was no room for.
     pub(super) fn replenish(&mut self, at: usize) {
+        self.shape_ring(at);
         let Some(ring) = self.guest.rings.get_mut(at) else { return };
-        if ring.table.flow != Flow::Receive || !ring.live {
+        let feeds = ring.table.flow == Flow::Receive || ring.queue.is_some() && ring.rung;
+        if !feeds || !ring.live {
             return;
         }
         let vetted = ring.vet(&self.guest.dma, self.card.policies.of(Cause::Dma) != Policy::Stop);
@@ -184,9 +272,12 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn begun_again(&mut self) {
         self.card.counts.happened(MonitorEventKind::Reset);
         self.forget();
+        for ring in self.guest.rings.iter_mut().filter(|ring| ring.queue.is_some()) {
+            ring.go_on();
+        }
         self.learn_bank();
         // What came with the reset of another chip may not with that of this one.
-        self.poke(self.card.plan.mask, 0);
+        self.mask_hardware(0);
         self.show_all();
         self.level();
         self.relieved();
@@ -207,6 +298,8 @@ impl<H: Hardware> Monitor<H> {
         self.guest.interrupts = Virtual::default();
         self.guest.recalled = 0;
         self.guest.transfer = None;
+        self.guest.tables.clear();
+        self.guest.unread.clear();
         // A reset leaves a card's address where it is.
         self.card.address_told = (false, false);
     }

@@ -6,6 +6,7 @@
 //! | `machine` | what this guest has written, and the states that its accesses led to |
 //! | `dma` | the memory that it has granted, in the IOMMU |
 //! | `rings`, `blocks`, `transfer`, `all_moved` | its descriptors and transfers under way, counted |
+//! | `tables`, `unread` | words of tables that it has written; counts that it has not read |
 //! | `interrupts`, `recalled` | status and mask as it sees them; registers that are shown to it as another card had them |
 //! | `config`, `line`, `error_call`, `bars`, `page` | its configuration space, its INTA#, who is told of errors, the BARs that it was shown and the page behind one of them |
 //! | `stopped`, `reset_at` | the policy that struck it; since when it has done nothing |
@@ -20,9 +21,12 @@ use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, StateModel, Transfer};
 use ioplane_pci::{BarMap, ConfigSpace, Identity, Irqs, Line};
 
+use super::counts::MonitorFault;
 use super::dma_window::DmaWindow;
 use super::page::Page;
 use super::rings::ShadowRing;
+use super::rings::queue::Queue;
+use super::words::{Tables, Unread};
 
 /// INTA#, and the error that stops a guest.
 pub(super) const IRQS: Irqs = Irqs { intx: 1, msi: 0, msix: 0, error: 1 };
@@ -58,6 +62,8 @@ pub(super) struct Guest {
     pub(super) transfer: Option<Transfer>,
     /// It has just ended.
     pub(super) all_moved: bool,
+    pub(super) tables: Tables,
+    pub(super) unread: Unread,
     pub(super) interrupts: Virtual,
     /// Registers that are shown as another card had them: one bit each. Their values are the machine's.
     pub(super) recalled: u128,
@@ -88,6 +94,8 @@ impl Guest {
             rings,
             transfer: None,
             all_moved: false,
+            tables: Tables::new(),
+            unread: Unread::new(),
             interrupts: Virtual::default(),
             recalled: 0,
             stopped: false,
@@ -114,12 +122,45 @@ impl Guest {
         if high { (base >> 32) as u32 } else { base as u32 }
     }
 
+    /// Whether the place of a ring may change: a ring that is followed to its tail only while nothing of it is the hardware's.
+    pub(super) fn movable(&mut self, ring: u8) -> Result<&mut ShadowRing, MonitorFault> {
+        let Guest { rings, dma, .. } = self;
+        let Some(ring) = rings.get_mut(usize::from(ring)) else {
+            return Err(MonitorFault::register("denied", "there is no such ring"));
+        };
+        if ring.queue.is_some() {
+            ring.harvest(dma);
+            let waiting = ring.in_flight();
+            if waiting > 0 {
+                let text = format!(
+                    "ring {} changes while {waiting} of its descriptors are the hardware's",
+                    ring.table.name
+                );
+                return Err(MonitorFault::register("ring-busy", text));
+            }
+        }
+        Ok(ring)
+    }
+
     pub(super) fn set_base(&mut self, ring: u8, high: bool, value: u32) {
         let Some(ring) = self.rings.get_mut(usize::from(ring)) else { return };
         ring.base = match high {
             true => ring.base & 0xffff_ffff | u64::from(value) << 32,
             false => ring.base & !0xffff_ffff | u64::from(value),
         };
+    }
+
+    /// What a register of a ring that is followed to its tail says.
+    pub(super) fn of_queue(&self, ring: u8, says: impl FnOnce(&ShadowRing, &Queue) -> u32) -> u32 {
+        let ring = self.rings.get(usize::from(ring));
+        ring.and_then(|ring| Some(says(ring, ring.queue.as_ref()?))).unwrap_or(0)
+    }
+
+    /// The guest is about to write the tail of a ring.
+    pub(super) fn propose(&mut self, ring: u8, tail: u32) {
+        if let Some(queue) = self.rings.get_mut(usize::from(ring)).and_then(|ring| ring.queue.as_mut()) {
+            queue.propose(tail);
+        }
     }
 
     /// Half of a block's address as the guest knows it; the flag that starts it is there until the hardware was seen to have ended.

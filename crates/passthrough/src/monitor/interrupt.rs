@@ -41,7 +41,9 @@ impl<H: Hardware> Monitor<H> {
             return (0, 0);
         }
         let live = self.card.model.interrupts.live;
-        let fresh = raw & !live;
+        // A bit that says asserted is no cause.
+        let asserted = self.card.plan.split.map_or(0, |split| split.asserted);
+        let fresh = raw & !live & !asserted;
         if fresh != 0 {
             self.poke(self.card.plan.status, fresh);
         }
@@ -86,6 +88,44 @@ impl<H: Hardware> Monitor<H> {
         let up = up && !self.card.dead() && !self.guest.stopped;
         self.guest.config.set_interrupt(up);
         self.guest.line.set(up);
+    }
+
+    /// The hardware's mask. It is never masked by an access to its status: that is played to the guest.
+    pub(super) fn mask_hardware(&mut self, mask: u32) {
+        if let Some(split) = self.card.plan.split {
+            self.poke(split.clear, !mask);
+        }
+        if self.card.plan.split.is_none() || mask != 0 {
+            self.poke(self.card.plan.mask, mask);
+        }
+    }
+
+    /// The guest reads a status whose reading clears it.
+    pub(super) fn read_split(&mut self) -> u32 {
+        let status = self.status_kept();
+        let Some(split) = self.card.plan.split else { return status };
+        let asserted = status & self.guest.interrupts.mask & self.card.model.interrupts.bits != 0;
+        if asserted || self.guest.interrupts.mask == 0 {
+            self.guest.interrupts.status = 0;
+        }
+        self.mask_automatically(asserted);
+        if asserted { status | split.asserted } else { status }
+    }
+
+    /// The guest has accessed its status while an interrupt was asserted.
+    pub(super) fn mask_automatically(&mut self, asserted: bool) {
+        let Some(split) = self.card.plan.split.filter(|_| asserted) else { return };
+        if self.guest.machine.value(split.auto_on.0) & split.auto_on.1 != 0 {
+            let mask = self.guest.interrupts.mask & !self.guest.machine.value(split.auto);
+            self.set_virtual_mask(mask);
+        }
+    }
+
+    /// The guest's mask, and the hardware's with it.
+    pub(super) fn set_virtual_mask(&mut self, mask: u32) {
+        self.guest.interrupts.mask = mask;
+        self.mask_hardware(mask);
+        self.rechoose();
     }
 
     /// After the guest has touched its status or mask: its line, and if that is down the hardware may interrupt again.

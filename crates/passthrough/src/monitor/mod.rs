@@ -6,7 +6,8 @@
 //!   card.rs       the half that outlives guests       guest.rs  the half that goes with one
 //!   feed.rs       rings and blocks as the guest's registers have them
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
-//!   port.rs       memory of the device, behind a data port
+//!   rings/queue.rs  the same of rings with head and tail, whose descriptors have formats
+//!   port.rs       memory of the device, behind a data port     words.rs  tables, and counters that reading clears
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   quiescence.rs recognised quiescence: halt, look once more, remember; and back
 //!   wipe.rs       memory of the device, emptied for whoever comes next
@@ -45,6 +46,7 @@ mod quiescence;
 mod rings;
 mod state;
 mod wipe;
+mod words;
 
 use ioplane_device::DeviceInfo;
 use ioplane_hardware::{Hardware, HardwareError};

@@ -328,7 +328,16 @@ impl<H: Hardware> Monitor<H> {
                     Role::Mask => self.guest.interrupts.mask,
                     Role::Base { ring, high } => self.guest.base_half(ring, high),
                     Role::Block { block, high } => self.guest.block_half(block, high),
-                    Role::Plain | Role::Port => 0,
+                    // None of them is on a page: their models have registers whose reading has an effect.
+                    Role::Length { .. }
+                    | Role::Head { .. }
+                    | Role::Tail { .. }
+                    | Role::Unmask
+                    | Role::Cause
+                    | Role::Table
+                    | Role::Counters
+                    | Role::Plain
+                    | Role::Port => 0,
                 };
                 bytes[..4].copy_from_slice(&value.to_le_bytes());
             }

@@ -1,7 +1,8 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
 use ioplane_model::{
-    Check, Condition, DataPort, Flow, Machine, RegisterId, Restore, StateModel, VALUES, Writes,
+    BufferLength, Check, Condition, CounterBlock, DataPort, DescriptorRing, Flow, Machine, RegisterId,
+    Restore, StateModel, VALUES, Writes,
 };
 
 use crate::reset::ByRegisters;
@@ -16,11 +17,71 @@ pub(super) enum Role {
     /// The interrupt mask: virtual.
     Mask,
     /// Half of a ring's base address: the guest's is kept, the hardware has ours.
-    Base { ring: u8, high: bool },
+    Base {
+        ring: u8,
+        high: bool,
+    },
     /// Half of a block's address.
-    Block { block: u8, high: bool },
+    Block {
+        block: u8,
+        high: bool,
+    },
     /// The data port.
     Port,
+    /// Length, head and tail of a ring that the hardware follows to its tail: the guest's are kept, the hardware has ours.
+    Length {
+        ring: u8,
+    },
+    Head {
+        ring: u8,
+    },
+    Tail {
+        ring: u8,
+    },
+    /// Ones clear the virtual mask, or set the virtual status.
+    Unmask,
+    Cause,
+    /// A table of words: what the guest writes is remembered.
+    Table,
+    /// Counters that reading clears.
+    Counters,
+}
+
+/// The registers of a ring that the hardware follows to its tail.
+#[derive(Debug)]
+pub(super) struct QueuePlan {
+    pub(super) length: RegisterId,
+    pub(super) head: RegisterId,
+    pub(super) tail: RegisterId,
+    pub(super) formats: Box<[FormatPlan]>,
+}
+
+impl QueuePlan {
+    /// Whether what its descriptors mean depends on that register.
+    pub(super) fn depends_on(&self, id: RegisterId) -> bool {
+        self.formats.iter().any(|format| {
+            format.given.is_some_and(|(own, ..)| own == id) || format.by.is_some_and(|(own, _)| own == id)
+        })
+    }
+}
+
+/// On which registers a format of descriptors depends.
+#[derive(Debug)]
+pub(super) struct FormatPlan {
+    pub(super) given: Option<(RegisterId, u32, u32)>,
+    pub(super) by: Option<(RegisterId, LengthOf)>,
+}
+
+/// Bytes of a buffer by the value of a register.
+type LengthOf = fn(u32) -> u32;
+
+/// A mask that one register sets and another clears.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SplitPlan {
+    pub(super) clear: RegisterId,
+    pub(super) auto: RegisterId,
+    pub(super) auto_on: (RegisterId, u32),
+    pub(super) asserted: u32,
 }
 
 /// A check, by numbers.
@@ -47,8 +108,10 @@ pub(super) enum Step {
     Value(RegisterId, u32),
     Ring(u8),
     Memory,
-    /// Shown as it was, until an interrupt of these bits.
+    /// Shown as it was, until an interrupt of these bits or until it is written.
     Shown(RegisterId, u32),
+    /// A table of words; so many at its beginning are the card's own.
+    Table(RegisterId, u16),
 }
 
 /// The registers whose values a function of the model is given.
@@ -130,6 +193,10 @@ pub(super) struct MonitorPlan {
     /// By ring: register and bits.
     pub(super) enables: Box<[(RegisterId, u32)]>,
     pub(super) doorbells: Box<[Option<(RegisterId, u32)>]>,
+    /// By ring.
+    pub(super) queues: Box<[Option<QueuePlan>]>,
+    pub(super) split: Option<SplitPlan>,
+    pub(super) counters: Option<(RegisterId, &'static CounterBlock)>,
     pub(super) reset: ByRegisters,
     pub(super) bank: Option<RegisterId>,
     pub(super) port: Option<PortPlan>,
@@ -171,6 +238,40 @@ impl MonitorPlan {
                 None => Some(None),
             })
             .collect::<Option<_>>()?;
+        let queue = |ring: &'static DescriptorRing| -> Option<Option<QueuePlan>> {
+            let Some(table) = &ring.queue else { return Some(None) };
+            let formats = table.formats.iter().map(|format| {
+                let given = match format.given {
+                    Some(given) => Some((find(given.register)?, given.mask, given.is)),
+                    None => None,
+                };
+                let by = match format.buffer.map(|buffer| buffer.length) {
+                    Some(BufferLength::By(name, length)) => Some((find(name)?, length)),
+                    Some(BufferLength::Field(..)) | None => None,
+                };
+                Some(FormatPlan { given, by })
+            });
+            Some(Some(QueuePlan {
+                length: find(table.length)?,
+                head: find(table.head)?,
+                tail: find(table.tail)?,
+                formats: formats.collect::<Option<_>>()?,
+            }))
+        };
+        let queues: Box<[_]> = model.rings.iter().map(queue).collect::<Option<_>>()?;
+        let split = match model.interrupts.split {
+            Some(split) => Some(SplitPlan {
+                clear: find(split.clear)?,
+                auto: find(split.auto)?,
+                auto_on: (find(split.auto_on.0)?, split.auto_on.1),
+                asserted: split.asserted,
+            }),
+            None => None,
+        };
+        let counters = match &model.counters {
+            Some(block) => Some((find(block.register)?, block)),
+            None => None,
+        };
         let port = match &model.port {
             None => None,
             Some(table) => Some(PortPlan {
@@ -215,6 +316,27 @@ impl MonitorPlan {
             give(*low, Role::Base { ring: at, high: false });
             give(*high, Role::Base { ring: at, high: true });
         }
+        for (at, queue) in (0u8..).zip(&queues) {
+            let Some(queue) = queue else { continue };
+            give(queue.length, Role::Length { ring: at });
+            give(queue.head, Role::Head { ring: at });
+            give(queue.tail, Role::Tail { ring: at });
+        }
+        if let Some(split) = model.interrupts.split {
+            give(find(split.clear)?, Role::Unmask);
+            give(find(split.cause)?, Role::Cause);
+        }
+        if let Some(block) = &model.counters {
+            give(find(block.register)?, Role::Counters);
+        }
+        for step in model.restore {
+            if let Restore::Table(name, _) = *step {
+                give(find(name)?, Role::Table);
+            }
+        }
+        for register in model.registers.iter().filter(|register| register.kept != 0) {
+            give(find(register.name)?, Role::Plain);
+        }
         give(status, Role::Status);
         give(mask, Role::Mask);
         if let Some(port) = &port {
@@ -237,6 +359,7 @@ impl MonitorPlan {
                     Restore::Ring(name) => Some(ring(name).map(Step::Ring)),
                     Restore::Memory => Some(Some(Step::Memory)),
                     Restore::Shown(name, until) => Some(find(name).map(|id| Step::Shown(id, until))),
+                    Restore::Table(name, preset) => Some(find(name).map(|id| Step::Table(id, preset))),
                     Restore::Lost(..) => None,
                 })
                 .collect()
@@ -274,6 +397,9 @@ impl MonitorPlan {
             blocks,
             enables,
             doorbells,
+            queues,
+            split,
+            counters,
             reset: ByRegisters::new(model)?,
             bank: model.banks.and_then(|banks| find(banks.register)),
             port,
@@ -284,6 +410,11 @@ impl MonitorPlan {
             rules: rules.into(),
             roles,
         })
+    }
+
+    /// Whether the hardware follows tails. It begins at the first descriptor after a reset only, so that it is reset whenever it goes on.
+    pub(super) fn follows_tails(&self) -> bool {
+        self.queues.iter().any(Option::is_some)
     }
 
     pub(super) fn role(&self, id: RegisterId) -> Role {
@@ -307,6 +438,14 @@ impl MonitorPlan {
         })
     }
 
+    /// Tables of words.
+    pub(super) fn tables(&self) -> impl Iterator<Item = RegisterId> + '_ {
+        self.restore.iter().filter_map(|step| match step {
+            Step::Table(register, _) => Some(*register),
+            _ => None,
+        })
+    }
+
     /// Registers that another card does not have as this one had them, and until which interrupts their old values are shown.
     pub(super) fn shown(&self) -> impl Iterator<Item = (RegisterId, u32)> + '_ {
         self.restore.iter().filter_map(|step| match step {
@@ -321,7 +460,8 @@ pub(super) fn complaint(model: &StateModel) -> Option<String> {
     if let Some(ring) = model.rings.iter().find(|ring| !super::rings::sound(ring)) {
         return Some(format!("ring {}: its descriptors cannot be copied in words of 32 bits", ring.name));
     }
-    let lost = model.rings.iter().find(|ring| ring.flow == Flow::Transmit && ring.doorbell.is_none());
+    let rung = |ring: &DescriptorRing| ring.doorbell.is_some() || ring.queue.is_some();
+    let lost = model.rings.iter().find(|ring| ring.flow == Flow::Transmit && !rung(ring));
     if let Some(ring) = lost {
         return Some(format!("ring {} transmits and has no doorbell", ring.name));
     }

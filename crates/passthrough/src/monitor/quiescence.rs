@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Flow, Machine, Reads, RegisterId, Transfer, Way};
 
-use super::bus::bit;
+use super::bus::{bit, full};
 use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
+use super::rings::queue::{Queue, QueueV1};
+use super::words::{Tables, Unread};
 use super::{Monitor, MonitorError};
 
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.
@@ -26,6 +28,10 @@ pub(super) struct QuiescentState {
     pub(super) registers: Vec<(RegisterId, u32)>,
     pub(super) interrupts: Virtual,
     pub(super) rings: Vec<RingV1>,
+    /// Of rings that are followed to their tails; of others there is nothing in it.
+    pub(super) queues: Vec<QueueV1>,
+    pub(super) tables: Tables,
+    pub(super) unread: Unread,
     pub(super) blocks: Vec<BlockState>,
     pub(super) transfer: Option<Transfer>,
     /// The memory behind the data port, after a forced stop.
@@ -104,7 +110,7 @@ impl<H: Hardware> Monitor<H> {
             let (register, mask, with) = match self.card.plan.halt[at] {
                 Step::Saved { register, mask, with } => (register, mask, with),
                 Step::Value(register, value) => (register, 0, value),
-                Step::Ring(_) | Step::Memory | Step::Shown(..) => continue,
+                Step::Ring(_) | Step::Memory | Step::Shown(..) | Step::Table(..) => continue,
             };
             let value = self.present(register);
             before.push((register, value));
@@ -124,10 +130,19 @@ impl<H: Hardware> Monitor<H> {
             Role::Mask => self.guest.interrupts.mask,
             Role::Base { ring, high } => self.guest.base_half(ring, high),
             Role::Block { block, high } => self.guest.block_half(block, high),
+            Role::Plain if self.guest.machine.register(id).kept != 0 => self.with_kept(id),
             Role::Plain | Role::Port => match self.guest.machine.register(id).reads {
                 Reads::Never | Reads::Effect => self.guest.machine.value(id),
                 Reads::Plain | Reads::Alive => self.peek(id),
             },
+            // Kept elsewhere: no list names them.
+            Role::Length { .. }
+            | Role::Head { .. }
+            | Role::Tail { .. }
+            | Role::Unmask
+            | Role::Cause
+            | Role::Table
+            | Role::Counters => 0,
         }
     }
 
@@ -143,8 +158,9 @@ impl<H: Hardware> Monitor<H> {
         }
         let transfer = self.open_transfer();
         let memory = if whole { self.save_memory(&registers) } else { None };
-        self.poke(self.card.plan.mask, 0);
+        self.mask_hardware(0);
         self.rechoose();
+        self.keep_counters();
         self.card.silence();
         let mut rings = Vec::new();
         for ring in &mut self.guest.rings {
@@ -152,6 +168,11 @@ impl<H: Hardware> Monitor<H> {
             let unfinished = ring.recall(&self.guest.dma);
             rings.push(ring.save(unfinished));
         }
+        let queues = self
+            .guest
+            .rings
+            .iter()
+            .map(|ring| ring.queue.as_ref().map_or_else(QueueV1::default, Queue::save));
         for at in 0..self.guest.blocks.len() {
             // It may have been written in part.
             if let (Some(gpa), Some(table)) = (self.guest.blocks[at].busy, self.card.model.blocks.get(at)) {
@@ -163,6 +184,9 @@ impl<H: Hardware> Monitor<H> {
             registers,
             interrupts: self.guest.interrupts,
             rings,
+            queues: queues.collect(),
+            tables: self.guest.tables.clone(),
+            unread: self.guest.unread.clone(),
             blocks: self.guest.blocks.clone(),
             transfer,
             memory,
@@ -188,7 +212,7 @@ impl<H: Hardware> Monitor<H> {
             match self.card.plan.restore[at] {
                 Step::Saved { register, mask, with } => self.write_saved(register, mask, with, registers),
                 Step::Value(register, value) => self.poke(register, value),
-                Step::Ring(_) | Step::Memory | Step::Shown(..) => {}
+                Step::Ring(_) | Step::Memory | Step::Shown(..) | Step::Table(..) => {}
             }
         }
         Some(())
@@ -199,8 +223,12 @@ impl<H: Hardware> Monitor<H> {
         if self.card.plan.role(id) != Role::Plain {
             return;
         }
+        let kept = self.guest.machine.register(id).kept;
+        if kept & full(self.guest.machine.register(id)) == full(self.guest.machine.register(id)) {
+            return;
+        }
         if let Some((_, value)) = registers.iter().find(|(saved, _)| *saved == id) {
-            self.poke(id, value & mask | with);
+            self.poke(id, (value & mask | with) & !kept);
         }
     }
 
@@ -211,8 +239,11 @@ impl<H: Hardware> Monitor<H> {
         // Where a predecessor left off is not taken over.
         self.card.address_told = (true, true);
         self.park(&[], false);
+        // What it has counted for others is not the next guest's.
+        self.guest.unread.clear();
         if let Some(parked) = &mut self.card.parked {
             parked.wipe = true;
+            parked.unread.clear();
         }
     }
 
@@ -273,11 +304,12 @@ impl<H: Hardware> Monitor<H> {
     /// Resets the hardware, by the bus or by its registers, and waits for the end of that.
     pub(super) fn reset_hardware(&mut self) -> Result<(), HardwareError> {
         match self.card.bus.hardware().reset() {
-            Ok(true) => {
+            // Not every bus resets rings.
+            Ok(true) if !self.card.plan.follows_tails() => {
                 self.card.bus.bank = 0;
                 return Ok(());
             }
-            Ok(false) => {}
+            Ok(_) => {}
             Err(error) => {
                 self.card.bus.judge(Err(error));
             }
@@ -285,6 +317,10 @@ impl<H: Hardware> Monitor<H> {
         if self.card.bus.gone() {
             return Err(self.card.lost());
         }
+        self.reset_by_registers()
+    }
+
+    fn reset_by_registers(&mut self) -> Result<(), HardwareError> {
         self.card.bus.bank = 0;
         let mut reset = self.card.plan.reset.reset(self.card.bus.hardware());
         if let Err(HardwareError::StuckInReset { .. }) = &reset {
@@ -338,6 +374,9 @@ impl<H: Hardware> Monitor<H> {
         if remembered.foreign {
             self.card.silence();
             self.reset_hardware()?;
+        } else if self.card.plan.follows_tails() {
+            self.card.silence();
+            self.reset_by_registers()?;
         }
         self.adopt(remembered);
         self.guest.interrupts = remembered.interrupts;
@@ -346,13 +385,20 @@ impl<H: Hardware> Monitor<H> {
         for (ring, saved) in self.guest.rings.iter_mut().zip(&remembered.rings) {
             ring.load(saved);
         }
+        for (ring, saved) in self.guest.rings.iter_mut().zip(&remembered.queues) {
+            if let Some(queue) = &mut ring.queue {
+                queue.load(saved);
+            }
+        }
+        self.guest.tables.clone_from(&remembered.tables);
+        self.guest.unread.clone_from(&remembered.unread);
         self.card.bus.forget_failure();
         self.lend_bus();
         for at in 0..self.card.plan.restore.len() {
             let step = self.card.plan.restore[at];
             self.restore(step, remembered)?;
         }
-        self.poke(self.card.plan.mask, self.guest.interrupts.mask);
+        self.mask_hardware(self.guest.interrupts.mask);
         // The address was written with the rest.
         self.card.address_told = (true, true);
         if let Some(transfer) = remembered.transfer {
@@ -391,7 +437,10 @@ impl<H: Hardware> Monitor<H> {
                 if self.guest.rings.get(at).is_some_and(|ring| ring.running) {
                     self.guest.rings[at].go_on();
                     self.replenish(at);
-                    self.point(at);
+                    // One that is followed to its tail is pointed at before that is written.
+                    if self.guest.rings[at].queue.is_none() {
+                        self.point(at);
+                    }
                 }
             }
             // Hardware that was this guest's all the time has its own.
@@ -401,6 +450,7 @@ impl<H: Hardware> Monitor<H> {
                 self.guest.recalled |= bit(register);
             }
             Step::Shown(..) => {}
+            Step::Table(id, preset) => self.restore_table(id, preset),
             Step::Memory => {
                 if remembered.memory.is_some() || remembered.wipe {
                     self.fill_memory(remembered.memory.as_deref())?;

@@ -10,6 +10,8 @@
 //! hardware's position begins at 0 whenever it is enabled and never shows; the guest's position is kept here, so that a
 //! restored device goes on where the guest thinks it is.
 
+pub(super) mod queue;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use ioplane_model::{DescriptorRing, Flow, Way};
 
 use super::counts::MonitorFault;
 use super::dma_window::{DmaWindow, OWN};
+use queue::{Queue, WORDS};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
@@ -81,7 +84,7 @@ pub(super) struct ShadowRing {
     /// Whether the hardware works on it now: not while the device is parked.
     pub(super) live: bool,
     /// The next descriptor of the guest's to be copied.
-    next: u16,
+    pub(super) next: u16,
     /// The hardware's oldest unfinished descriptor.
     head: u16,
     in_flight: VecDeque<DescriptorInFlight>,
@@ -95,6 +98,8 @@ pub(super) struct ShadowRing {
     spare: u64,
     /// Faults that were ignored, to be counted.
     ignored: Vec<MonitorFault>,
+    /// What a ring has that is followed to its tail.
+    pub(super) queue: Option<Queue>,
 }
 
 impl ShadowRing {
@@ -112,17 +117,18 @@ impl ShadowRing {
             own,
             bus,
             base: 0,
-            running: false,
+            running: table.queue.is_some(),
             rung: false,
             live: false,
             next: 0,
             head: 0,
-            in_flight: VecDeque::with_capacity(most),
-            vetted: Vec::with_capacity(most),
+            in_flight: VecDeque::with_capacity(if table.queue.is_some() { 0 } else { most }),
+            vetted: Vec::with_capacity(if table.queue.is_some() { 0 } else { most }),
             looked: false,
             bad: None,
             spare,
-            ignored: Vec::with_capacity(most),
+            ignored: Vec::with_capacity(if table.queue.is_some() { 0 } else { most }),
+            queue: table.queue.as_ref().map(Queue::new),
         }
     }
 
@@ -140,7 +146,7 @@ impl ShadowRing {
 
     /// Descriptors that the hardware has not finished.
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.len()
+        self.queue.as_ref().map_or(self.in_flight.len(), Queue::in_flight)
     }
 
     fn gpa(&self, place: u16) -> Option<u64> {
@@ -167,6 +173,9 @@ impl ShadowRing {
     /// not the guest's does not keep those behind it: see [`ShadowRing::ignored`]. One to be sent comes back in its turn and the hardware never
     /// sees it, one to receive into gets the spare buffer.
     pub(super) fn vet(&mut self, dma: &DmaWindow, ignored: bool) -> Result<(), MonitorFault> {
+        if self.queue.is_some() {
+            return self.vet_queue(dma, ignored);
+        }
         self.vetted.clear();
         self.looked = true;
         if !self.live {
@@ -269,10 +278,16 @@ impl ShadowRing {
     pub(super) fn drop_vetted(&mut self) {
         self.looked = false;
         self.vetted.clear();
+        if let Some(queue) = &mut self.queue {
+            queue.drop_vetted();
+        }
     }
 
     /// Gives the hardware what passed; how many descriptors, of how many bytes.
     pub(super) fn publish(&mut self) -> (u64, u64) {
+        if self.queue.is_some() {
+            return self.publish_queue();
+        }
         let layout = &self.table.descriptor;
         let (mut count, mut total) = (0, 0);
         self.looked = false;
@@ -303,6 +318,9 @@ impl ShadowRing {
 
     /// Gives the guest back what the hardware has finished; how many descriptors.
     pub(super) fn harvest(&mut self, dma: &DmaWindow) -> u32 {
+        if self.queue.is_some() {
+            return self.harvest_queue(dma);
+        }
         let layout = &self.table.descriptor;
         let mut done = 0;
         while let Some(flight) = self.in_flight.front() {
@@ -347,12 +365,15 @@ impl ShadowRing {
 
     /// The guest has disabled it, or reset the device.
     pub(super) fn stop(&mut self) {
-        self.running = false;
+        self.running = self.queue.is_some();
         self.rung = false;
         self.live = false;
         self.in_flight.clear();
         self.vetted.clear();
         self.next = 0;
+        if let Some(queue) = &mut self.queue {
+            queue.stop();
+        }
     }
 
     /// Nothing in it is the hardware's any more.
@@ -366,8 +387,13 @@ impl ShadowRing {
     fn begin(&mut self, position: u16) {
         self.disown();
         let layout = &self.table.descriptor;
-        let last = self.own.len() - usize::from(layout.size);
-        self.own.put_u32(last + usize::from(layout.status), layout.end);
+        match &mut self.queue {
+            Some(queue) => queue.begin(),
+            None => {
+                let last = self.own.len() - usize::from(layout.size);
+                self.own.put_u32(last + usize::from(layout.status), layout.end);
+            }
+        }
         self.head = 0;
         self.next = position;
         self.in_flight.clear();
@@ -379,6 +405,9 @@ impl ShadowRing {
     /// The hardware works on it no longer, though the guest has it enabled: what it has not finished is the guest's again,
     /// to be given once more. Harvest first. Gives how many descriptors these are.
     pub(super) fn recall(&mut self, dma: &DmaWindow) -> u16 {
+        if self.queue.is_some() {
+            return self.recall_queue(dma);
+        }
         let unfinished = self.in_flight.len() as u16;
         if let Some(oldest) = self.in_flight.front() {
             self.next = oldest.place;
@@ -434,6 +463,9 @@ fn put(bytes: &mut [u8; LARGEST], at: u16, value: u32) {
 /// Whether a ring's descriptors can be copied by this code.
 pub(super) fn sound(ring: &DescriptorRing) -> bool {
     let layout = &ring.descriptor;
+    if ring.queue.is_some() {
+        return (1..=MOST).contains(&ring.most) && usize::from(layout.size) == WORDS * 4 && ring.align > 0;
+    }
     let inside = |at: u16| at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= layout.size);
     (1..=MOST).contains(&ring.most)
         && layout.size.is_multiple_of(4)

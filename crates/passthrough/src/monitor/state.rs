@@ -4,13 +4,16 @@
 use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_model::{ModelStateV1, RegisterId, Transfer, Way};
+use ioplane_model::{ModelStateV1, Register, RegisterId, Transfer, Way};
+use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
 
 use super::derive::ReplayInput;
 use super::guest::{BlockState, Virtual};
 use super::quiescence::QuiescentState;
 use super::rings::RingV1;
+use super::rings::queue::QueueV1;
+use super::words::{Tables, Unread};
 use super::{Monitor, bus};
 
 const VERSION: u32 = 1;
@@ -61,7 +64,72 @@ fn impossible(why: impl Into<String>) -> DeviceError {
     StateError::Impossible(why.into()).into()
 }
 
+/// What follows for models whose rings are followed to their tails: the lists of the first part that it replaces are empty there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FollowedV1 {
+    /// In the order of the model's list of restoring.
+    registers: Vec<u32>,
+    queues: Vec<QueueV1>,
+    /// Words that are not zero, by the offset of their registers.
+    tables: Vec<(u16, u32)>,
+    unread: Vec<(u16, u64)>,
+}
+
 impl<H: Hardware> Monitor<H> {
+    /// Takes what can be told in fewer bytes out of a state.
+    fn shorten(&self, saved: &mut MonitorStateV1, parked: &QuiescentState) -> FollowedV1 {
+        saved.registers.clear();
+        // The list of restoring says them again.
+        saved.machine.values.clear();
+        let used = saved.config.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        saved.config.truncate(used);
+        FollowedV1 {
+            registers: parked.registers.iter().map(|(_, value)| *value).collect(),
+            queues: parked.queues.clone(),
+            tables: parked
+                .tables
+                .iter()
+                .filter(|(_, word)| **word != 0)
+                .map(|(at, word)| (*at, *word))
+                .collect(),
+            unread: parked.unread.iter().map(|(at, count)| (*at, *count)).collect(),
+        }
+    }
+
+    /// Takes the second part of a state, and puts back what was taken out of the first.
+    fn lengthen(&self, saved: &mut MonitorStateV1, more: &FollowedV1) -> Result<(), DeviceError> {
+        let wanted: Vec<RegisterId> = self.card.plan.saved().collect();
+        if wanted.len() != more.registers.len() || more.queues.len() != self.guest.rings.len() {
+            return Err(impossible("registers or rings that the model does not have"));
+        }
+        let name = |id| self.guest.machine.register(id).name.to_owned();
+        saved.registers = wanted.iter().zip(&more.registers).map(|(id, value)| (name(*id), *value)).collect();
+        if saved.config.len() < CONFIG_SIZE {
+            saved.config.resize(CONFIG_SIZE, 0);
+        }
+        for (ring, queue) in self.guest.rings.iter().zip(&more.queues) {
+            if ring.queue.as_ref().is_none_or(|own| !own.fits(queue)) {
+                return Err(impossible(format!("ring {} goes on from what is no context", ring.table.name)));
+            }
+        }
+        let tables: Vec<_> = self.card.plan.tables().map(|id| self.guest.machine.register(id)).collect();
+        let inside = |at: &u16| {
+            let of = |register: &&&Register| {
+                register.offset <= *at
+                    && u32::from(*at) + 4 <= u32::from(register.offset) + u32::from(register.width)
+            };
+            at.is_multiple_of(4) && tables.iter().any(|register| of(&register))
+        };
+        if let Some((at, _)) = more.tables.iter().find(|(at, _)| !inside(at)) {
+            return Err(impossible(format!("a word at {at:#x}, where no table is")));
+        }
+        let counters = self.card.plan.counters.map_or(0, |(id, _)| self.guest.machine.register(id).width);
+        if more.unread.iter().any(|(at, _)| *at >= counters || !at.is_multiple_of(4)) {
+            return Err(impossible("counters that the model does not have"));
+        }
+        Ok(())
+    }
+
     pub(super) fn save_state(&self) -> Result<SavedState, DeviceError> {
         let Some(parked) = &self.card.parked else {
             let function = self.card.info.name.clone();
@@ -73,7 +141,7 @@ impl<H: Hardware> Monitor<H> {
         let derived = self.derive(parked.grounds(), false);
         let machine = derived
             .map_or_else(|_| parked.machine.save(), |derived| self.corrected(&parked.machine, &derived));
-        let saved = MonitorStateV1 {
+        let mut saved = MonitorStateV1 {
             machine,
             registers: parked.registers.iter().map(|(id, value)| (name(*id), *value)).collect(),
             status: parked.interrupts.status,
@@ -91,7 +159,12 @@ impl<H: Hardware> Monitor<H> {
             config: self.guest.config.save(),
             stopped: self.guest.stopped,
         };
-        let body = postcard::to_stdvec(&saved).map_err(|error| StateError::Damaged(error.to_string()))?;
+        let damaged = |error: postcard::Error| StateError::Damaged(error.to_string());
+        let more = self.card.plan.follows_tails().then(|| self.shorten(&mut saved, parked));
+        let mut body = postcard::to_stdvec(&saved).map_err(damaged)?;
+        if let Some(more) = &more {
+            body.extend(postcard::to_stdvec(more).map_err(damaged)?);
+        }
         if body.len() > SavedState::MAX_BODY {
             return Err(StateError::TooLarge(body.len()).into());
         }
@@ -100,12 +173,23 @@ impl<H: Hardware> Monitor<H> {
 
     pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let body = state.expect(self.card.model.name, VERSION)?;
-        let (saved, rest): (MonitorStateV1, _) =
-            postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        let damaged = |error: postcard::Error| StateError::Damaged(error.to_string());
+        let (mut saved, mut rest): (MonitorStateV1, _) = postcard::take_from_bytes(body).map_err(damaged)?;
+        let mut more = None;
+        if self.card.plan.follows_tails() {
+            let (followed, left): (FollowedV1, _) = postcard::take_from_bytes(rest).map_err(damaged)?;
+            self.lengthen(&mut saved, &followed)?;
+            (more, rest) = (Some(followed), left);
+        }
         if !rest.is_empty() {
             return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
         }
-        let remembered = self.understand(&saved)?;
+        let mut remembered = self.understand(&saved)?;
+        if let Some(more) = more {
+            remembered.queues = more.queues;
+            remembered.tables = more.tables.into_iter().collect();
+            remembered.unread = more.unread.into_iter().collect();
+        }
         let mut config = self.guest.config.clone();
         if !config.load(&saved.config) {
             return Err(impossible(format!("a configuration space of {} bytes", saved.config.len())));
@@ -159,6 +243,9 @@ impl<H: Hardware> Monitor<H> {
             registers,
             interrupts: Virtual { status: saved.status, mask: saved.mask, live: 0 },
             rings: saved.rings.clone(),
+            queues: vec![QueueV1::default(); saved.rings.len()],
+            tables: Tables::new(),
+            unread: Unread::new(),
             blocks,
             transfer,
             memory: saved.card.bytes.clone(),
@@ -185,7 +272,14 @@ impl<H: Hardware> Monitor<H> {
             return Err(impossible("rings that the model does not have"));
         }
         // What the hardware would run on is what the guest has enabled.
-        for (saved, (enable, bits)) in saved.rings.iter().zip(&self.card.plan.enables) {
+        for (at, (saved, (enable, bits))) in saved.rings.iter().zip(&self.card.plan.enables).enumerate() {
+            // One that is followed to its tail is there always.
+            if self.guest.rings[at].queue.is_some() {
+                if !saved.running {
+                    return Err(impossible("a ring that is not there"));
+                }
+                continue;
+            }
             let on = registers.iter().any(|(id, value)| id == enable && value & bits != 0);
             if on != saved.running {
                 return Err(impossible("a ring that is enabled here and not there"));

@@ -22,10 +22,19 @@ pub static MODEL: StateModel = StateModel {
     banks: Some(Banks { register: "CR", mask: 0xc0, shift: 6, keep: STP | STA, set: ABORT as u8 }),
     registers: REGISTERS,
     // RST says that the card is in its reset state. No bit says that a transfer failed; TXE comes nearest.
-    interrupts: Interrupts { status: "ISR", mask: "IMR", bits: 0x7f, live: RST, traffic: 0, error: TXE },
+    interrupts: Interrupts {
+        status: "ISR",
+        mask: "IMR",
+        bits: 0x7f,
+        live: RST,
+        traffic: 0,
+        error: TXE,
+        split: None,
+    },
     regions: &[RUN, RING, DMA, TRANSMIT, RECEIVE],
     rings: &[],
     blocks: &[],
+    counters: None,
     port: Some(DataPort {
         register: "DATA",
         address: ("RSAR0", "RSAR1"),
@@ -39,7 +48,7 @@ pub static MODEL: StateModel = StateModel {
         step,
         fills: &[&NO_RING, &IN_WORDS],
     }),
-    reset: Reset { by: ("RESET", Way::Read, 0), done: ("ISR", RST, RST) },
+    reset: Reset { by: ("RESET", Way::Read, 0), done: ("ISR", RST, RST), settle: 0 },
     // Stopped, no transfer. What comes in on the wire after this is lost.
     halt: &[Restore::Value("CR", STP as u32 | ABORT)],
     restore: RESTORE,
@@ -80,7 +89,7 @@ const ISR_BITS: &[(&str, u32)] =
     &[("PRX", PRX), ("PTX", PTX), ("RXE", RXE), ("TXE", TXE), ("OVW", OVW), ("RDC", RDC), ("RST", RST)];
 
 /// A register in every bank.
-const fn row(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Register {
+const fn row(name: &'static str, offset: u16, width: u16, reads: Reads, writes: Writes) -> Register {
     Register::new(name, offset, width, reads, writes)
 }
 

@@ -25,6 +25,7 @@ pub static MODEL: StateModel = StateModel {
         live: 0,
         traffic: 0x0085,
         error: 0x8000,
+        split: None,
     },
     regions: &[ENGINE, TRANSMIT, PRIORITY, TALLY, EEPROM],
     rings: &[
@@ -54,8 +55,9 @@ pub static MODEL: StateModel = StateModel {
         },
     ],
     blocks: &[Block { name: "tally", base: ("DTCCR_LO", "DTCCR_HI"), flags: 0x3f, start: DUMP, size: 64 }],
+    counters: None,
     port: None,
-    reset: Reset { by: ("CR", Way::Write, RST), done: ("CR", RST, 0) },
+    reset: Reset { by: ("CR", Way::Write, RST), done: ("CR", RST, 0), settle: 0 },
     halt: &[Restore::Value("CR", 0)],
     restore: RESTORE,
     // Whether descriptors are the chip's is seen in guest memory.
@@ -102,13 +104,14 @@ const RING: DescriptorRing = DescriptorRing {
     },
     doorbell: None,
     enable: ("", 0),
+    queue: None,
 };
 
 const CR_BITS: &[(&str, u32)] = &[("RST", RST), ("RE", RE), ("TE", TE)];
 const CR9346_BITS: &[(&str, u32)] = &[("EEM", EEM), ("CS", CS), ("SK", SK), ("DI", DI)];
 
 /// A row of the register table.
-const fn row(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Register {
+const fn row(name: &'static str, offset: u16, width: u16, reads: Reads, writes: Writes) -> Register {
     Register::new(name, offset, width, reads, writes)
 }
 

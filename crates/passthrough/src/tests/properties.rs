@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::{catalog, rtl8139};
 
 /// As many registers as no model of ours has.
-const MOST: usize = 72;
+const MOST: usize = 112;
 
 /// What a model with that many registers calls them: all of ours, by place, and some that there are not.
 static IDS: LazyLock<Vec<RegisterId>> = LazyLock::new(|| {
@@ -181,7 +181,7 @@ proptest! {
         model in model(),
         bank in any::<u8>(),
         write in any::<bool>(),
-        offset in prop_oneof![0u64..0x120, any::<u64>()],
+        offset in prop_oneof![0u64..0x120, 0u64..0xb800, any::<u64>()],
         width in 0usize..12,
     ) {
         let machine = Machine::new(model).unwrap();

@@ -1,10 +1,13 @@
 //! Cards' tables, broken: what the verifier says of memory on a card, and of what a saved card tells.
 
 use ioplane_model::verify::verify;
-use ioplane_model::{Check, Condition, DataPort, On, Region, Restore, StateModel};
+use ioplane_model::{
+    BufferLength, Check, Condition, CounterBlock, DataPort, DescriptorBuffer, DescriptorFormat, On, Region,
+    Restore, StateModel, TailQueue,
+};
 
 use crate::ne2000::functions::{MAY_READ, MAY_WRITE};
-use crate::{ne2000, rtl8139};
+use crate::{i82574, ne2000, rtl8139};
 
 /// Everything that is wrong with a table, a line each.
 fn all(model: &StateModel) -> String {
@@ -142,4 +145,67 @@ fn hole_12_what_is_told_decides_nothing() {
     model.told = &["tally"];
     // Only what the first state checks must be checked everywhere.
     assert_eq!(verify(&model), []);
+}
+
+/// The table with another queue of its first ring.
+fn with_queue(change: impl Fn(&mut TailQueue)) -> StateModel {
+    let mut model = i82574::MODEL.clone();
+    let mut rings = model.rings.to_vec();
+    change(rings[0].queue.as_mut().expect("it is followed to its tail"));
+    model.rings = rings.leak();
+    model
+}
+
+/// The table with other formats of its first ring.
+fn with_formats(change: impl Fn(&mut DescriptorFormat)) -> StateModel {
+    with_queue(|queue| {
+        let mut formats = queue.formats.to_vec();
+        formats.iter_mut().for_each(&change);
+        queue.formats = formats.leak();
+    })
+}
+
+#[test]
+fn a_tail_is_not_written_before_descriptors_were_looked_at() {
+    let mut model = i82574::MODEL.clone();
+    let unchecked = |region: &Region| {
+        let mut edges = region.transitions.to_vec();
+        edges.iter_mut().for_each(|edge| edge.checks = &[]);
+        Region { transitions: edges.leak(), ..*region }
+    };
+    model.regions = model.regions.iter().map(unchecked).collect::<Vec<_>>().leak();
+    says(
+        &all(&model),
+        &["TDT makes the hardware follow", "RDT makes the hardware follow", "Descriptors(\"receive\")"],
+    );
+    says(&all(&with_queue(|queue| queue.tail = "RADV")), &["the value of RADV is needed"]);
+}
+
+#[test]
+fn formats_lie_within_their_descriptors() {
+    says(&only(&with_queue(|queue| queue.unit = 100)), &["no number of descriptors"]);
+    says(&only(&with_queue(|queue| queue.formats = &[])), &["have 0 formats"]);
+    let beyond = all(&with_formats(|format| format.last = Some((4, 1))));
+    says(&beyond, &["format legacy lies beyond", "format data lies beyond"]);
+    says(&all(&with_formats(|format| format.written = 1)), &["by which legacy is done is not written back"]);
+    says(&all(&with_formats(|format| format.written |= 1 << 4)), &["format context lies beyond"]);
+    let buffer = DescriptorBuffer { address: 3, length: BufferLength::By("STATUS", |_| 1) };
+    let by = all(&with_formats(|format| format.buffer = Some(buffer)));
+    says(&by, &["the value of STATUS is needed", "format data lies beyond"]);
+    let none = DescriptorBuffer { address: 0, length: BufferLength::Field(2, 0) };
+    says(&all(&with_formats(|format| format.buffer = Some(none))), &["buffers of data have no length"]);
+}
+
+#[test]
+fn tables_and_counters_are_registers_of_many_words() {
+    let mut model = i82574::MODEL.clone();
+    model.counters = Some(CounterBlock { register: "MTA", wide: &[0x1fc] });
+    says(&all(&model), &["MTA are not words that reading clears", "a wide one is not within them"]);
+    let mut model = i82574::MODEL.clone();
+    model.restore =
+        [model.restore, &[Restore::Table("CTRL", 0), Restore::Table("STATISTICS", 0)]].concat().leak();
+    says(&all(&model), &["CTRL is not a table", "STATISTICS is not a table"]);
+    // Until it is written is only what the guest writes.
+    model.restore = [i82574::MODEL.restore, &[Restore::Shown("STATUS", 0)]].concat().leak();
+    says(&only(&model), &["STATUS is shown until 0x0"]);
 }

@@ -5,6 +5,7 @@
 //! register accesses only, and gives what it finds wrong as a message.
 
 mod cp;
+mod e1000e;
 mod ne2k;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::conformance::Bus;
 use crate::toy::ring::Counted;
 
 pub use cp::{Cp, Cut, Received};
+pub use e1000e::{E1000e, Sending};
 pub use ne2k::Ne2k;
 
 /// Where a driver's accesses go.

@@ -3,6 +3,8 @@
 mod handed_on;
 mod handover;
 mod hostile;
+mod i82574;
+mod i82574_hostile;
 mod ne2000;
 mod out;
 mod page;

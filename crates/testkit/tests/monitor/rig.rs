@@ -9,10 +9,11 @@ use ioplane_hardware::Hardware;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_model::StateModel;
 use ioplane_network::Mac;
+use ioplane_nic::i82574::I82574;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::{Monitor, MonitorOptions, Policies, Reading};
-use ioplane_passthrough::{ne2000, rtl8139};
+use ioplane_passthrough::{i82574, ne2000, rtl8139};
 use ioplane_pci::{Function, Irq, Wire};
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Lan, Reach, readable};
@@ -108,6 +109,15 @@ impl<F: Function> Watched<F> {
         self.resume();
     }
 
+    /// Takes a state, while it is held; whether it was taken.
+    pub fn loads(&self, state: &SavedState) -> bool {
+        use ioplane_device::Device;
+        let mut quiescent = self.front.take().expect("held");
+        let loaded = quiescent.with(|monitor, proof| monitor.load(proof, state)).is_ok();
+        self.front.hold(quiescent).expect("away");
+        loaded
+    }
+
     /// Goes on, with its state, on other hardware and in another monitor.
     pub fn moves_to(self, hardware: Simulated<F>, bench: Bench<F>, map: &Arc<GuestMap>) -> Self {
         let state = self.save();
@@ -180,6 +190,17 @@ pub fn rtl8139(policies: Policies) -> (Watched<Rtl8139>, Arc<GuestMap>, Lan) {
     let (lan, map) = (Lan::new(OWN, OTHER), memory());
     let (hardware, bench) = rtl8139_card(&lan);
     (watch(hardware, bench, &rtl8139::MODEL, policies, &map), map, lan)
+}
+
+pub fn i82574_card(lan: &Lan) -> (Simulated<I82574>, Bench<I82574>) {
+    let card = I82574::new("card", OWN, lan.port.clone()).expect("a card");
+    Simulated::new("0000:00:07.0", card).expect("an eventfd")
+}
+
+pub fn i82574(policies: Policies) -> (Watched<I82574>, Arc<GuestMap>, Lan) {
+    let (lan, map) = (Lan::new(OWN, OTHER), memory());
+    let (hardware, bench) = i82574_card(&lan);
+    (watch(hardware, bench, &i82574::MODEL, policies, &map), map, lan)
 }
 
 pub fn ne2000_card(lan: &Lan) -> (Simulated<Ne2000>, Bench<Ne2000>) {
