@@ -21,6 +21,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 /// KVM's wall clock in the guest's memory: version, seconds, nanoseconds.
 const CLOCK: usize = 12;
+/// Pages that are told of a stop.
+const MOST: usize = 32;
 /// What the traffic does before memory is copied.
 const BEFORE: u64 = 50;
 /// So that there is some traffic while memory is copied, on a stage where little comes through: bytes a second, and echoes.
@@ -52,6 +54,8 @@ pub struct Stop {
     pub clocks: u64,
     /// Pages that were sent once more since the function had written them.
     pub sent: Option<u64>,
+    /// Which ones differ: the first of them.
+    pub differ: Vec<Differs>,
 }
 
 impl Stop {
@@ -59,7 +63,8 @@ impl Stop {
         let clocks = compared.differ.iter().filter(|page| page.bytes <= CLOCK).count().min(1) as u64;
         let sent = rested["pages_sent"].as_u64();
         let missed = compared.differ.len() as u64 - clocks;
-        Stop { log: sent.is_some(), pages: compared.pages, missed, clocks, sent }
+        let differ = compared.differ.iter().take(MOST).cloned().collect();
+        Stop { log: sent.is_some(), pages: compared.pages, missed, clocks, sent, differ }
     }
 }
 
