@@ -17,7 +17,8 @@ nightly_limit() {
     fresh) echo 5400 ;;
     fresh-reverse) echo 2400 ;;
     fuzz) echo 2400 ;;
-    clusters | moves) echo 3600 ;;
+    clusters) echo 3600 ;;
+    moves) echo 5400 ;;
     *) echo 1800 ;;
     esac
 }
