@@ -200,6 +200,11 @@ pub(super) struct Functions<'a> {
     time: DeviceTime,
 }
 
+/// The monitor there, as long as its QEMU is.
+fn not_ended(far: &mut Option<Monitor>) -> Result<&mut Monitor> {
+    far.as_mut().ok_or_else(|| failed("the QEMU there has ended", ""))
+}
+
 impl<'a> Functions<'a> {
     /// Those of a VM, if it and both hosts are ready. Nothing is changed.
     pub fn look(
@@ -259,7 +264,7 @@ impl<'a> Functions<'a> {
     }
 
     fn far(&mut self) -> Result<&mut Monitor> {
-        self.far.as_mut().ok_or_else(|| failed("the QEMU there has ended", ""))
+        not_ended(&mut self.far)
     }
 
     /// Whether this reason against a migration goes before it begins.

@@ -323,23 +323,7 @@ impl<H: Hardware> Monitor<H> {
             Role::Plain => self.card.bus.read_at(self.card.model.bar, at, &mut bytes[..width]),
             Role::Port => return,
             role => {
-                let value = match role {
-                    Role::Status => self.status_kept(),
-                    Role::Mask => self.guest.interrupts.mask,
-                    Role::Base { ring, high } => self.guest.base_half(ring, high),
-                    Role::Block { block, high } => self.guest.block_half(block, high),
-                    // None of them is on a page: their models have registers whose reading has an effect.
-                    Role::Length { .. }
-                    | Role::Head { .. }
-                    | Role::Tail { .. }
-                    | Role::Unmask
-                    | Role::Cause
-                    | Role::Table
-                    | Role::Counters
-                    | Role::Plain
-                    | Role::Port => 0,
-                };
-                bytes[..4].copy_from_slice(&value.to_le_bytes());
+                bytes[..4].copy_from_slice(&self.kept_word(role).to_le_bytes());
             }
         }
         if let Some(page) = &self.guest.page {

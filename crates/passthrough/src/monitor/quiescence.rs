@@ -126,23 +126,32 @@ impl<H: Hardware> Monitor<H> {
             return self.guest.machine.value(id);
         }
         match self.card.plan.role(id) {
-            Role::Status => self.status_kept(),
-            Role::Mask => self.guest.interrupts.mask,
-            Role::Base { ring, high } => self.guest.base_half(ring, high),
-            Role::Block { block, high } => self.guest.block_half(block, high),
             Role::Plain if self.guest.machine.register(id).kept != 0 => self.with_kept(id),
             Role::Plain | Role::Port => match self.guest.machine.register(id).reads {
                 Reads::Never | Reads::Effect => self.guest.machine.value(id),
                 Reads::Plain | Reads::Alive => self.peek(id),
             },
-            // Kept elsewhere: no list names them.
+            role => self.kept_word(role),
+        }
+    }
+
+    /// What the guest finds in a register that the monitor keeps; 0 for those that no list names and no page has.
+    pub(super) fn kept_word(&self, role: Role) -> u32 {
+        match role {
+            Role::Status => self.status_kept(),
+            Role::Mask => self.guest.interrupts.mask,
+            Role::Base { ring, high } => self.guest.base_half(ring, high),
+            Role::Block { block, high } => self.guest.block_half(block, high),
+            // Kept elsewhere; their models have registers whose reading has an effect.
             Role::Length { .. }
             | Role::Head { .. }
             | Role::Tail { .. }
             | Role::Unmask
             | Role::Cause
             | Role::Table
-            | Role::Counters => 0,
+            | Role::Counters
+            | Role::Plain
+            | Role::Port => 0,
         }
     }
 

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::Value;
 
-use super::super::failed;
 use super::super::monitor::Monitor;
-use super::{Functions, LOOK, followed};
+use super::{Functions, LOOK, followed, not_ended};
 
 /// After so long without a byte sent the other QEMU is asked, and after as long again.
 const SILENT: Duration = Duration::from_secs(5);
@@ -46,7 +45,7 @@ impl Functions<'_> {
         mut arrived: impl FnMut(&Value) -> bool,
         interrupted: &AtomicBool,
     ) -> Result<Value> {
-        let far = self.far.as_mut().ok_or_else(|| failed("the QEMU there has ended", ""))?;
+        let far = not_ended(&mut self.far)?;
         let mut silence = Silence { far, sent: (0, Instant::now()), lost: None };
         let arrived = |now: &Value| arrived(now) || silence.is_for_good(now);
         let runs = Some(&mut self.running);
