@@ -399,6 +399,14 @@ body! {
 }
 
 body! {
+    /// Whether the vCPUs of a PCI function's VMM may enter the guest.
+    HoldVcpusForm {
+        /// They may not.
+        held: bool,
+    }
+}
+
+body! {
     /// How a PCI function is to be quiesced.
     #[serde(default)]
     QuiesceForm {

@@ -161,7 +161,7 @@ impl Session {
         if matches!(command, IncomingCommand::Stop | IncomingCommand::Quit | IncomingCommand::Cont) {
             // Somebody here may have let it run.
             let status = self.ask(IncomingCommand::Query("query-status")).await?;
-            if status["status"] == "running" {
+            if status["status"] == "running" && !are_held(self.one.pid()) {
                 self.one.arrived();
             }
         }

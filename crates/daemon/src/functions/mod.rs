@@ -20,8 +20,11 @@ mod physical;
 mod service;
 mod state;
 mod step;
+mod vcpus;
 mod vectors;
 
+
+pub(crate) use vcpus::are_held;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
