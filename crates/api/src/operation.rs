@@ -13,9 +13,9 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm,
-    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm, QuiesceForm, SwapForm,
-    HoldVcpusForm, UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, HoldVcpusForm,
+    MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm,
+    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{

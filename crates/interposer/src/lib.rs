@@ -160,7 +160,9 @@ fn clustered(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
 
 /// KVM_RUN, once vCPUs may enter the guest.
 fn held(descriptor: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let (Some(page), Some(vcpu)) = (interposer().kernel().hold(), vcpus::find(descriptor)) else { return call() };
+    let (Some(page), Some(vcpu)) = (interposer().kernel().hold(), vcpus::find(descriptor)) else {
+        return call();
+    };
     let mut inside = INSIDE.get();
     let result = page.run(&mut inside, call, || vcpu.is_wanted(), || std::thread::sleep(LOOK));
     INSIDE.set(inside);

@@ -2,7 +2,9 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::{FunctionStepForm, HoldVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm};
+use ioplane_api::request::{
+    FunctionStepForm, HoldVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm,
+};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};

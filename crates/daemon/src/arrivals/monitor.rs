@@ -15,6 +15,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::ExpectedVm;
+use crate::functions::are_held;
 
 /// For an answer of QEMU's.
 const PATIENCE: Duration = Duration::from_secs(20);

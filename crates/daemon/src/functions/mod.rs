@@ -23,12 +23,11 @@ mod step;
 mod vcpus;
 mod vectors;
 
-
-pub(crate) use vcpus::are_held;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+pub(crate) use vcpus::are_held;
 
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};

@@ -26,7 +26,8 @@ impl Card {
         let name = self.name();
         self.has_guest()?;
         let pid = self.served.handle.status().peer;
-        let pid = pid.ok_or_else(|| Refusal::conflict(format!("the process of the VMM of {name} is not known"), ""))?;
+        let pid = pid
+            .ok_or_else(|| Refusal::conflict(format!("the process of the VMM of {name} is not known"), ""))?;
         let unreadable = |error: io::Error| {
             Refusal::conflict(format!("the library in process {pid}, the VMM of {name}: {error}"), LIBRARY)
         };
@@ -39,7 +40,10 @@ impl Card {
             return Ok(());
         }
         ClusterPage::set_held(&file, false).map_err(unreadable)?;
-        Err(Refusal::conflict(format!("the guest of {name} runs"), "stop it first (`stop` by the monitor of its QEMU)"))
+        Err(Refusal::conflict(
+            format!("the guest of {name} runs"),
+            "stop it first (`stop` by the monitor of its QEMU)",
+        ))
     }
 }
 

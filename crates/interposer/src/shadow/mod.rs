@@ -24,9 +24,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{
-    KVM_CAP_NR_MEMSLOTS, KVM_EXIT_MMIO, KVM_MEM_READONLY, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_CAP_NR_MEMSLOTS, KVM_EXIT_MMIO, KVM_MEM_READONLY, kvm_userspace_memory_region};
 
 use follower::{Follower, Host, PAGE};
 use found::FoundRegisters;

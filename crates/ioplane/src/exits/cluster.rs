@@ -1,18 +1,13 @@
 //! `ioplane exits cluster`: what the interposer does in a VM's process, by the file that it leaves open there.
 
-use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::fs::File;
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_kvmstat::Vm;
-use ioplane_vcpu::kvm::{
-    BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport,
-};
-use rustix::fs::OFlags;
+use ioplane_vcpu::kvm::{BatchCounts, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport};
 use serde::Serialize;
 
 /// What is printed.
@@ -109,7 +104,9 @@ pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
 /// The file of the interposer in a VM's process.
 pub(super) fn open(vm: &Vm, write: bool) -> Result<File> {
     let opened = ClusterPage::open(vm.pid, write);
-    let opened = opened.with_context(|| format!("open the interposer's file of process {}: look as the VM's user or root", vm.pid))?;
+    let opened = opened.with_context(|| {
+        format!("open the interposer's file of process {}: look as the VM's user or root", vm.pid)
+    })?;
     let error = format!("{} (process {}) has no interposer", vm.name, vm.pid);
     let remedy = "start it by `ioplane run -- COMMAND`";
     Ok(opened.ok_or_else(|| CommandError::new(Code::Unsupported, error, remedy))?)

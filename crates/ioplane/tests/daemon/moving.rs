@@ -41,6 +41,10 @@ pub struct Qemu {
     pub capability: Option<&'static str>,
     /// It gives up at the end of the migration, and has the guest run by itself a moment later.
     pub fails: bool,
+    /// Somebody else has the guest that arrives run at once.
+    pub eager: bool,
+    /// Somebody else goes on with the switch-over at once.
+    pub hasty: bool,
     /// Looks until then.
     pub delay: u32,
     /// Until when it sends nothing.
@@ -77,6 +81,8 @@ impl Qemu {
             limit: 300,
             capability: None,
             fails: false,
+            eager: false,
+            hasty: false,
             delay: 0,
             silent: None,
             misused: false,
@@ -204,6 +210,7 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
                     qemu.state = "finish-migrate";
                     Some("pre-switchover")
                 }
+                Some("pre-switchover") if qemu.hasty => Some("device"),
                 Some("device") if qemu.fails => {
                     qemu.delay = 3;
                     Some("failed")
@@ -211,7 +218,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
                 Some("device") => {
                     qemu.state = "postmigrate";
                     drop(qemu);
-                    lock(other).state = "paused";
+                    let mut there = lock(other);
+                    there.state = if there.eager { "running" } else { "paused" };
+                    drop(there);
                     qemu = lock(own);
                     Some("completed")
                 }

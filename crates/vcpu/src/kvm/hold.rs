@@ -127,8 +127,7 @@ mod tests {
         let (page, mut inside) = (HoldPage::default(), false);
         hold(&page, true);
         let wanted = Cell::new(false);
-        let result =
-            page.run(&mut inside, || -libc::EINTR, || wanted.get(), || wanted.set(true));
+        let result = page.run(&mut inside, || -libc::EINTR, || wanted.get(), || wanted.set(true));
         assert_eq!((result, count(&page), inside), (-libc::EINTR, 0, false));
     }
 }

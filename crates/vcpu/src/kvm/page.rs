@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
-use super::hold::{HELD_AT, HoldPage, HoldReport};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
+use super::hold::{HELD_AT, HoldPage, HoldReport};
 
 /// How the file is called where descriptors are listed.
 pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
@@ -159,9 +159,8 @@ impl ClusterPage {
         let wanted = format!("/memfd:{CLUSTER_PAGE_NAME} (deleted)");
         let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
         let mut paths = entries.flatten().map(|entry| entry.path());
-        let is_it = |path: &PathBuf| {
-            fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str())
-        };
+        let is_it =
+            |path: &PathBuf| fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str());
         let Some(path) = paths.find(is_it) else { return Ok(None) };
         // A FIFO that was put there since would be waited for.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;

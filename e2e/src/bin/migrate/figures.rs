@@ -32,7 +32,7 @@ const NO_TIME: &str = "a model of the silicon has no time, and no 82599 is emula
 
 impl Measured {
     /// The pair that there is: of virtual functions if possible.
-    fn pair(&self) -> Option<(Kind, &[Moved])> {
+    pub fn pair(&self) -> Option<(Kind, &[Moved])> {
         let had = |(kind, tried): &'_ (Kind, Result<Vec<Moved>, String>)| match tried {
             Ok(moves) if !moves.is_empty() => Some(*kind),
             _ => None,

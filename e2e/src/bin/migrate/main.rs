@@ -1,4 +1,4 @@
-//! `ioplane-migrate-bench [--json] [--quick] [--moves N] [--only PART]`: a guest whose NIC is a virtual function moves to another host and back, beside the
+//! `ioplane-migrate-bench [--json] [--quick] [--moves N] [--only PART] [--plot FILE]`: a guest whose NIC is a virtual function moves to another host and back, beside the
 //! same guest with virtio-net on ioplane and with a pair of NICs of QEMU's (`failover`).
 //!
 //! ```text
@@ -16,11 +16,13 @@ mod figures;
 mod model;
 mod moves;
 mod place;
+mod plot;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use figures::{Measured, table};
@@ -50,6 +52,9 @@ struct Options {
     /// Only this part; may be given again
     #[arg(long)]
     only: Vec<Part>,
+    /// Write what came from each guest over time there, as SVG
+    #[arg(long)]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,6 +109,9 @@ fn main() -> Result<()> {
         nested(&options, &mut measured, &say)?;
     }
     let figures = measured.figures();
+    if let Some((path, picture)) = options.plot.as_ref().zip(plot::plot(&measured)) {
+        std::fs::write(path, picture).with_context(|| format!("writing {}", path.display()))?;
+    }
     if options.json {
         println!("{}", serde_json::to_string_pretty(&envelope_of("migrate", &figures)?)?);
     } else {

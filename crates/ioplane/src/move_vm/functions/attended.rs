@@ -101,7 +101,13 @@ impl Functions<'_> {
         match far.execute("cont", &json!({})) {
             Ok(_) => Ok(()),
             // Somebody was faster.
-            Err(error) => if far.state()? == "running" { Ok(()) } else { Err(error) },
+            Err(error) => {
+                if far.state()? == "running" {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            }
         }
     }
 
