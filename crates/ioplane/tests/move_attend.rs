@@ -121,6 +121,33 @@ fn whoever_goes_on_too_early_is_told_so_and_the_guest_stays() {
 }
 
 #[test]
+fn a_guest_that_is_sent_to_another_qemu_stays() {
+    let _alone = alone();
+    let world = World::new();
+    world.far().elsewhere = true;
+    let said = goes(&world);
+    world.is_as_before(&said, "elsewhere");
+    assert!(said.err.contains("is sent somewhere else"), "{}", said.err);
+    let near = world.near();
+    assert!(near.asked.iter().any(|asked| asked == "migrate_cancel"), "nobody else is to have it");
+    assert!(!near.asked.iter().any(|asked| asked == "migrate-continue"), "{:?}", near.asked);
+    drop(near);
+
+    // Nor does it run here once all of it is there.
+    world.again();
+    world.near().hasty = true;
+    world.far().elsewhere = true;
+    let attended = attends(&world);
+    {
+        let mut near = world.near();
+        (near.migration, near.state) = (Some("completed"), "postmigrate");
+    }
+    let said = attended.join().unwrap();
+    assert!(said.code != 0 && said.err.contains("has left without its PCI functions"), "{}", said.err);
+    assert_eq!(world.near().state, "postmigrate");
+}
+
+#[test]
 fn nobody_begins_and_it_is_ended() {
     let _alone = alone();
     let world = World::new();
@@ -145,7 +172,7 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
     // Nothing holds it there: it has no link there, and does not run here.
     let said = goes(&world);
     assert_ne!(said.code, 0, "{}", said.out);
-    assert!(said.err.contains("runs on the other host without its PCI functions"), "{}", said.err);
+    assert!(said.err.contains("has left without its PCI functions"), "{}", said.err);
     assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
     assert!(!world.far().asked.iter().any(|asked| asked == "quit"));
 

@@ -315,7 +315,7 @@ impl<'a> Functions<'a> {
                 Ok(Moved { ended, functions, time: self.time, running: self.running })
             }
             Err(error) if self.gone => Err(self.stranded(error)),
-            Err(error) if uri.is_none() && self.runs_there() => Err(self.lost_to_it(error)),
+            Err(error) if uri.is_none() && self.has_left() => Err(self.lost_to_it(error)),
             Err(error) => Err(self.stay(monitor, error)),
         }
     }
@@ -355,12 +355,12 @@ impl<'a> Functions<'a> {
         let begun = *self.time.last.insert(Instant::now());
         if now["status"] != "pre-switchover" {
             self.sent = true;
-            return Err(failed(
-                "QEMU did not wait before the switch-over",
-                "set the capability pause-before-switchover by its monitor, and see whether it stays set",
-            ));
+            return Err(did_not_wait());
         }
         self.is_awaited()?;
+        if uri.is_none() {
+            self.is_received()?;
+        }
         self.are_in_place(monitor)?;
         self.time.step("looks");
         self.stand_still(monitor, interrupted)?;
@@ -594,6 +594,13 @@ fn followed(followed: Followed) -> Result<Value> {
         Followed::Ended { cancelled: true, why } => Err(refused(format!("the move was cancelled{why}"), "")),
         Followed::Ended { cancelled: false, why } => Err(failed(format!("QEMU has given it up{why}"), "")),
     }
+}
+
+fn did_not_wait() -> anyhow::Error {
+    failed(
+        "QEMU did not wait before the switch-over",
+        "set the capability pause-before-switchover by its monitor, and see whether it stays set",
+    )
 }
 
 fn not_cancelled(interrupted: &AtomicBool) -> Result<()> {

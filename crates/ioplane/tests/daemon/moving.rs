@@ -45,6 +45,8 @@ pub struct Qemu {
     pub eager: bool,
     /// Somebody else goes on with the switch-over at once.
     pub hasty: bool,
+    /// Somebody else sends the guest to another QEMU than this one.
+    pub elsewhere: bool,
     /// Looks until then.
     pub delay: u32,
     /// Until when it sends nothing.
@@ -83,6 +85,7 @@ impl Qemu {
             fails: false,
             eager: false,
             hasty: false,
+            elsewhere: false,
             delay: 0,
             silent: None,
             misused: false,
@@ -200,6 +203,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             json!({ "status": qemu.state, "running": qemu.state == "running" })
         }
         "query-version" => json!({ "qemu": { "major": qemu.version, "minor": 1, "micro": 3 } }),
+        "query-migrate" if qemu.state == "inmigrate" => {
+            json!({ "status": if qemu.elsewhere { "setup" } else { "active" } })
+        }
         "query-migrate" => {
             let now = qemu.migration;
             // The next look sees it further.

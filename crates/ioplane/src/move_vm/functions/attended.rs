@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::super::monitor::{Monitor, is_under_way};
 use super::super::{failed, with_remedy};
-use super::{Functions, not_cancelled};
+use super::{Functions, did_not_wait, not_cancelled};
 
 /// Between two looks whether somebody has begun: QEMU waits before the switch-over for as long as it takes.
 const PACE: Duration = Duration::from_millis(50);
@@ -57,6 +57,11 @@ impl Functions<'_> {
             self.running = match monitor.state()?.as_str() {
                 "running" => true,
                 "paused" => false,
+                // It was faster than one look, since it did not wait.
+                "postmigrate" => {
+                    self.sent = true;
+                    return Err(did_not_wait());
+                }
                 _ => self.running,
             };
             if looked.elapsed() >= THERE {
@@ -64,6 +69,19 @@ impl Functions<'_> {
                 looked = Instant::now();
             }
             std::thread::sleep(PACE);
+        }
+    }
+
+    /// Whoever drives the migration sends the guest to the QEMU there, and to nobody else: another one could have it run.
+    pub(super) fn is_received(&mut self) -> Result<()> {
+        match self.far()?.migration()?.as_str() {
+            "active" => Ok(()),
+            status => Err(failed(
+                format!(
+                    "the guest is sent somewhere else: the QEMU there receives none (its migration is {status:?})"
+                ),
+                "migrate it to the QEMU whose host was named; or name the other one",
+            )),
         }
     }
 
@@ -135,14 +153,17 @@ impl Functions<'_> {
         }
     }
 
-    /// Whether the guest runs there, with functions that are not its. Then it can run nowhere else.
-    pub(super) fn runs_there(&mut self) -> bool {
-        let held = self.held[1];
-        let state = self.far().and_then(Monitor::state);
-        !held && state.is_ok_and(|state| state == "running")
+    /// Whether the guest runs there, with functions that are not its, or has all been sent somewhere else. Then it can run nowhere else.
+    pub(super) fn has_left(&mut self) -> bool {
+        let [_, held] = self.held;
+        let sent = self.sent;
+        let Ok(far) = self.far() else { return false };
+        let received = |status: &str| !matches!(status, "" | "none" | "setup");
+        (sent && far.migration().is_ok_and(|status| !received(&status)))
+            || (!held && far.state().is_ok_and(|state| state == "running"))
     }
 
-    /// The guest runs there already, and is not let run here: its functions are at rest here, and have no link there.
+    /// The guest is not let run here: its functions are at rest here, and have no link where it is.
     pub(super) fn lost_to_it(mut self, error: anyhow::Error) -> anyhow::Error {
         let given = self.journal.give_away();
         self.gone = true;
@@ -152,8 +173,8 @@ impl Functions<'_> {
         } else if let Err(error) = self.journal.end() {
             hint(format!("that the move has come to its end is not written down: {error:#}"));
         }
-        let before = format!("VM {} runs on the other host without its PCI functions", self.vm);
-        let remedy = "end the QEMU here, and do not let it continue; in the guest there unload the driver and load it again, or plug the device out and in";
+        let before = format!("VM {} has left without its PCI functions", self.vm);
+        let remedy = "end the QEMU here, and do not let it continue; in the guest unload the driver and load it again, or plug the device out and in";
         with_remedy(error, &before, remedy)
     }
 }
