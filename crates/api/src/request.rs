@@ -234,8 +234,7 @@ body! {
 }
 
 body! {
-    /// Another function of the host in the place of one that a guest drives itself. The guest's processors stand still from before the
-    /// request until its answer.
+    /// Another function of the host in the place of one that a guest drives itself. The guest's processors stand still from before the request until its answer.
     MoveFunctionForm {
         /// Which.
         to: PciAddress,

@@ -17,6 +17,7 @@
 
 mod clamp;
 mod clock;
+mod hold;
 mod kernel;
 mod shadow;
 mod shared;
@@ -164,7 +165,7 @@ fn held(descriptor: c_int, call: impl FnOnce() -> c_int) -> c_int {
         return call();
     };
     let mut inside = INSIDE.get();
-    let result = page.run(&mut inside, call, || vcpu.is_wanted(), || std::thread::sleep(LOOK));
+    let result = hold::run(page, &mut inside, call, || vcpu.is_wanted(), || std::thread::sleep(LOOK));
     INSIDE.set(inside);
     result
 }
