@@ -79,6 +79,16 @@ fn a_nic_goes_along_when_somebody_else_migrates_its_vm() {
 }
 
 #[test]
+fn a_nic_goes_along_to_a_host_that_is_known_by_its_certificate() {
+    let _alone = alone();
+    let world = World::over_tls(|port| port);
+    assert_eq!(world.is_expected(&[]).code, 0);
+    let said = goes(&world);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(world.has_one_owner("by certificates"));
+}
+
+#[test]
 fn a_migration_that_is_given_up_leaves_all_as_it_was() {
     let _alone = alone();
     let world = World::new();
@@ -187,6 +197,15 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
     assert!(!ClusterPage::read_hold(&file).unwrap().held, "and now they may");
     assert!(!world.far().asked.iter().any(|asked| asked == "cont"), "it runs");
     assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
+
+    // The same by certificates: a guest that is held has not arrived, whatever its QEMU says.
+    let world = World::over_tls(|port| port);
+    assert_eq!(world.is_expected(&[]).code, 0);
+    world.far().eager = true;
+    let said = goes(&world);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
+    assert!(!ClusterPage::read_hold(&file).unwrap().held);
 
     // Ended before anybody began: they may, too.
     let world = World::new();
