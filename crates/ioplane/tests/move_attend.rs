@@ -216,6 +216,14 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
     world.here.signal_to(child.id().into(), "INT");
     assert!(!child.wait().unwrap().success());
     assert!(!ClusterPage::read_hold(&file).unwrap().held);
+    // The attendance is killed: whoever brings the move to its end lets them, too.
+    let mut child = world.here.begin(&args, None);
+    world.here.until(|| ClusterPage::read_hold(&file).unwrap().held && world.near().pauses);
+    world.here.signal_to(child.id().into(), "KILL");
+    child.wait().unwrap();
+    let said = world.recovers();
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(!ClusterPage::read_hold(&file).unwrap().held && !world.has_one_owner("killed"));
     // Of a guest that runs nobody is held: a vCPU is inside.
     let inside = (0..size_of::<ClusterPage>() as u64).step_by(4).find(|at| {
         file.write_all_at(&1_u32.to_ne_bytes(), *at).unwrap();

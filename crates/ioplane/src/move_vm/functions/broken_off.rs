@@ -48,7 +48,7 @@ impl<'a> Functions<'a> {
             far,
             running: note.running,
             // Perhaps: that is not written down.
-            held: [true, false],
+            held: [true, true],
             gone: false,
             time: DeviceTime::default(),
             journal,
