@@ -150,6 +150,9 @@ pub enum SourceSpec {
         /// What a VM that moves here brings along although the physical function of this host allows less.
         #[serde(default, skip_serializing_if = "AdoptSpec::is_empty")]
         adopt: AdoptSpec,
+        /// A VMM may map its registers, all but the first page: of a function whose driver cooperates.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        mapped: bool,
     },
     /// A NIC in software.
     Emulated {
@@ -167,7 +170,7 @@ impl SourceSpec {
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         match (self, other) {
             (
-                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt },
+                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped },
                 SourceSpec::Host {
                     address: address2,
                     mode: mode2,
@@ -175,6 +178,7 @@ impl SourceSpec {
                     forced: forced2,
                     unsafe_interrupts: unsafe_interrupts2,
                     adopt: adopt2,
+                    mapped: mapped2,
                 },
             ) => differing! {
                 host: address, address2;
@@ -183,6 +187,7 @@ impl SourceSpec {
                 force: forced, forced2;
                 unsafe_interrupts: unsafe_interrupts, unsafe_interrupts2;
                 adopt: adopt, adopt2;
+                mapped: mapped, mapped2;
             },
             (
                 SourceSpec::Emulated { chip, cable, mac },
@@ -244,6 +249,10 @@ form! {
         /// they allow more than the settings here: some of mac, vlan, spoofchk, trust, rate, state, query_rss, or all [default: none]
         [long, value_name = "SETTINGS", conflicts_with = "emulate"]
         adopt: AdoptSpec,
+        /// Let the VMM map the registers of a cooperating function, all but the first page, so that its guest's accesses do not exit. It moves to another
+        /// host with its VM, and not to another function of this one
+        [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
+        mapped: bool,
         /// A NIC in software, for stock drivers
         [long, value_name = "CHIP", requires = "cable"]
         emulate: ChipWord,
@@ -317,10 +326,14 @@ impl FunctionForm {
         let of_one_that_moves = [("adopt", !moves && self.adopt.is_some())];
         let remedy = "leave it out, or give mode = \"migratable\" or \"cooperating\"";
         foreign(flaws, "a function that does not move with its settings", remedy, &of_one_that_moves);
+        let mapped = self.mapped.unwrap_or(false);
+        let of_one_that_cooperates = [("mapped", mode != ModeWord::Cooperating && self.mapped.is_some())];
+        let remedy = "leave it out, or give mode = \"cooperating\"";
+        foreign(flaws, "a function whose driver does not cooperate", remedy, &of_one_that_cooperates);
         let adopt = self.adopt.clone().unwrap_or_default();
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
         let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
-        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt })
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -331,6 +344,7 @@ impl FunctionForm {
             ("pinned_memory", self.pinned_memory.is_some()),
             ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
             ("adopt", self.adopt.is_some()),
+            ("mapped", self.mapped.is_some()),
         ];
         let remedy = "leave it out, or give host in place of emulate";
         foreign(flaws, "an emulated NIC", remedy, &of_the_host);
@@ -478,6 +492,7 @@ mod tests {
                 &["on_fault", "force", "unsafe_interrupts"],
             ),
             (r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#, &["mode", "adopt"]),
+            (r#"{"host": "0000:00:05.0", "mode": "cooperating", "mapped": true}"#, &["mode", "mapped"]),
         ] {
             assert_eq!(spec(json).differing(&host), names, "{json}");
         }
@@ -501,6 +516,7 @@ mod tests {
                 forced: false,
                 unsafe_interrupts: false,
                 adopt: AdoptSpec::default(),
+                mapped: false,
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
@@ -532,6 +548,10 @@ mod tests {
                 "adopt says nothing about a function that does not move with its settings",
             ),
             (
+                r#"{"host": "00:05.0", "mode": "migratable", "mapped": true}"#,
+                "mapped says nothing about a function whose driver does not cooperate",
+            ),
+            (
                 r#"{"emulate": "ne2000", "switch": "lan", "mode": "virtual"}"#,
                 "mode says nothing about an emulated NIC",
             ),
@@ -551,6 +571,7 @@ mod tests {
         for json in [
             r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "adopt": "all"}"#,
+            r#"{"host": "00:05.0", "mode": "cooperating", "mapped": true}"#,
             r#"{"emulate": "ne2000", "switch": "lan"}"#,
             r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,
         ] {

@@ -109,8 +109,8 @@ fn migratable(
     Ok(Body::Migratable(Box::new(direct), keeper))
 }
 
-fn cooperating(name: &str, vfio: Vfio, keeper: Arc<Keeper>) -> Result<Body, Refusal> {
-    let hardware = Cooperating::new(vfio).map_err(|error| refuse(&error))?;
+fn cooperating(name: &str, vfio: Vfio, mapped: bool, keeper: Arc<Keeper>) -> Result<Body, Refusal> {
+    let hardware = Cooperating::new(vfio, mapped).map_err(|error| refuse(&error))?;
     let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
     Ok(Body::Cooperating(Box::new(direct), keeper))
 }
@@ -121,6 +121,7 @@ pub fn open(
     address: PciAddress,
     mode: ModeWord,
     on_fault: FaultSpec,
+    mapped: bool,
     accepted: Accepted,
     below: &Functions,
 ) -> Result<Opened, Refusal> {
@@ -149,7 +150,7 @@ pub fn open(
         match (mode, model, direct_model) {
             (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
             (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model, keeper),
-            (ModeWord::Cooperating, ..) => cooperating(name, vfio, keeper),
+            (ModeWord::Cooperating, ..) => cooperating(name, vfio, mapped, keeper),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))

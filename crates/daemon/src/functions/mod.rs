@@ -125,9 +125,9 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, .. } => {
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, mapped, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
-            host::open(&spec.name, *address, *mode, *on_fault, accepted, below)
+            host::open(&spec.name, *address, *mode, *on_fault, *mapped, accepted, below)
         }
     }
 }
@@ -263,15 +263,14 @@ impl ServedKind for Card {
     fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
         match (&now.source, &next.source) {
             (
-                SourceSpec::Host {
-                    address, mode: ModeWord::Virtual, forced, unsafe_interrupts, adopt, ..
-                },
-                SourceSpec::Host { on_fault, .. },
+                SourceSpec::Host { mode: ModeWord::Virtual, .. },
+                SourceSpec::Host { on_fault: policies, .. },
             ) => {
-                let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
-                let (unsafe_interrupts, adopt) = (*unsafe_interrupts, adopt.clone());
-                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt };
-                *next == FunctionSpec { source, ..now.clone() }
+                let mut like = now.clone();
+                if let SourceSpec::Host { on_fault, .. } = &mut like.source {
+                    *on_fault = *policies;
+                }
+                *next == like
             }
             _ => false,
         }

@@ -1,8 +1,8 @@
 //! Moves of a guest under traffic, there and back, and what the other end of the cable sees of each.
 
 use crate::MINUTE;
+use crate::over_time::OverTime;
 use crate::place::{Kind, ORIGINAL, Side};
-use crate::plot::OverTime;
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::GUEST_IP;
 use ioplane_e2e::memories::{self, Stop};

@@ -2,29 +2,8 @@
 
 use crate::figures::Measured;
 use crate::moves::Moved;
-use ioplane_e2e::streams::{Driven, Gap};
+use crate::over_time::{OverTime, SHOWN};
 use ioplane_figures::plot::{Panel, svg};
-
-/// Seconds that are shown before the longest gap begins, and after that.
-const SHOWN: (f64, f64) = (5.0, 15.0);
-
-/// What came from a guest around its longest gap: seconds since that began, and how much a second.
-#[derive(Clone, Debug, Default)]
-pub struct OverTime {
-    datagrams: Vec<(f64, f64)>,
-    tcp_bytes: Vec<(f64, f64)>,
-}
-
-impl OverTime {
-    pub fn of(driven: &Driven, gap: &Gap) -> OverTime {
-        let begins_s = (gap.at_ms - gap.ms) / 1e3;
-        let (before, after) = SHOWN;
-        OverTime {
-            datagrams: driven.datagrams.around(begins_s, before, after),
-            tcp_bytes: driven.tcp_bytes.around(begins_s, before, after),
-        }
-    }
-}
 
 /// The move whose gap is the middle one.
 fn typical(moves: &[Moved]) -> Option<&OverTime> {
