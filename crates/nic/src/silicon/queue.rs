@@ -1,11 +1,13 @@
 //! Receive and transmit queues: advanced descriptors, heads that only the function moves, write-backs that come a step later than the
 //! head moves.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::SiliconViolation;
 use super::chip::QueueRegister;
 use super::dma::Dma;
+use super::offload::{Asked, TxContext};
 use super::spec::*;
 
 /// Bytes that are to be written to memory, in this order.
@@ -34,6 +36,9 @@ pub(crate) struct Queue {
     pending: VecDeque<WriteBack>,
     /// The frame that is being read.
     frame: Vec<u8>,
+    /// What its first descriptor has asked for.
+    asked: Asked,
+    contexts: [TxContext; 2],
 }
 
 impl Queue {
@@ -181,6 +186,10 @@ impl Queue {
             0 => 2048,
             kilobytes => kilobytes as usize * 1024,
         };
+        let (frame, tag) = match self.control & RX_VME != 0 {
+            true => without_tag(frame),
+            false => (frame.into(), None),
+        };
         let needed = frame.len().div_ceil(buffer).max(1) as u32;
         let free = (self.tail + self.count().max(1) - self.head) % self.count().max(1);
         if !self.on() || free < needed {
@@ -198,9 +207,10 @@ impl Queue {
             let address = u64::from_le_bytes(descriptor[..8].try_into().unwrap_or_default());
             let last = chunks.peek().is_none();
             let mut done = [0; 16];
-            let status = DD | if last { RX_EOP } else { 0 };
+            let status = DD | if last { RX_EOP } else { 0 } | if tag.is_some() { RX_VP } else { 0 };
             done[8..12].copy_from_slice(&status.to_le_bytes());
             done[12..14].copy_from_slice(&(chunk.len() as u16).to_le_bytes());
+            done[14..16].copy_from_slice(&tag.unwrap_or(0).to_le_bytes());
             let data = vec![(address, chunk.to_vec()), (at, done.to_vec())];
             self.pending.push_back(WriteBack { data, last });
             self.head = self.next(self.head);
@@ -208,21 +218,21 @@ impl Queue {
         true
     }
 
-    /// Takes one descriptor to transmit. A frame that has ended.
+    /// Takes one descriptor to transmit. What leaves by the wire when a frame has ended.
     pub(crate) fn transmit(
         &mut self,
         link: bool,
         dma: &Dma,
         violations: &mut Vec<SiliconViolation>,
-    ) -> Option<Vec<u8>> {
+    ) -> Vec<Vec<u8>> {
         if !self.on || self.head == self.tail || self.stopping && self.frame.is_empty() {
-            return None;
+            return Vec::new();
         }
         let at = self.descriptor(self.head);
         let mut descriptor = [0; 16];
         if !dma.read(at, &mut descriptor) {
             violations.push(SiliconViolation::Dma { iova: at });
-            return None;
+            return Vec::new();
         }
         let command = u32::from_le_bytes(descriptor[8..12].try_into().unwrap_or_default());
         let kind = command & TX_TYPE;
@@ -231,9 +241,16 @@ impl Queue {
         }
         // Without a link frames wait in the ring.
         if kind == TX_DATA && !link && self.frame.is_empty() {
-            return None;
+            return Vec::new();
+        }
+        if kind == TX_CONTEXT {
+            let (which, context) = TxContext::of(&descriptor);
+            self.contexts[which] = context;
         }
         if kind == TX_DATA {
+            if self.frame.is_empty() {
+                self.asked = Asked::of(&descriptor);
+            }
             let address = u64::from_le_bytes(descriptor[..8].try_into().unwrap_or_default());
             let from = self.frame.len();
             self.frame.resize(from + (command & 0xffff) as usize, 0);
@@ -247,6 +264,27 @@ impl Queue {
             self.pending.push_back(WriteBack { data: vec![(at, done.to_vec())], last: true });
         }
         self.head = self.next(self.head);
-        (kind == TX_DATA && command & TX_EOP != 0).then(|| std::mem::take(&mut self.frame))
+        if kind != TX_DATA || command & TX_EOP == 0 {
+            return Vec::new();
+        }
+        let context = self.contexts[self.asked.context()];
+        self.asked.frames(std::mem::take(&mut self.frame), &context).unwrap_or_else(|| {
+            violations.push(SiliconViolation::Offload { iova: at });
+            Vec::new()
+        })
     }
+}
+
+/// A frame without its VLAN tag, and that.
+fn without_tag(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
+    match vlan(frame) {
+        None => (frame.into(), None),
+        Some(tag) => ([&frame[..12], &frame[16..]].concat().into(), Some(tag)),
+    }
+}
+
+/// The tag of a frame (IEEE 802.1Q-2018, 9.6).
+pub(crate) fn vlan(frame: &[u8]) -> Option<u16> {
+    let tag = frame.get(14..16).filter(|_| frame[12..14] == [0x81, 0x00])?;
+    Some(u16::from_be_bytes([tag[0], tag[1]]))
 }

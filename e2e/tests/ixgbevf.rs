@@ -1,0 +1,197 @@
+//! Linux's own ixgbevf on the model of the 82599's virtual function: the model is L1's hardware, and records whatever the silicon does not allow.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
+use ioplane_e2e::nics::Pings;
+use ioplane_e2e::process::built;
+use ioplane_e2e::silicon::{FUNCTIONS, MAC, Reading, Silicon, UPLINK};
+use ioplane_e2e::streams::Driven;
+use ioplane_e2e::travel::PORT;
+use ioplane_e2e::{L1, Traffic};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Echoes that have to come between two things that are done to the interface.
+const BETWEEN: u64 = 100;
+/// Datagrams a second, and bytes of TCP a second each way.
+const RATE: u32 = 300;
+const STREAM: u32 = 262_144;
+
+/// Waits until the other end answers a ping of that size.
+fn answers(size: u32) -> String {
+    format!(
+        "for try in $(seq 20); do busybox ping -q -c 1 -s {size} -W 2 {PEER_IP} >/dev/null && exit 0; done
+         echo no answer; ip -s addr; dmesg | tail -n 30; ethtool -S vf0; exit 1"
+    )
+}
+
+/// The driver binds both functions in L1 itself; the first one is `vf0`, and the other end answers.
+fn bind(l1: &L1) -> Result<()> {
+    let ([function, _], modules) = (FUNCTIONS, l1.host.modules.display());
+    let said = l1.run(
+        &format!(
+            "set -e; modprobe -d {modules} ixgbevf
+             ip link set $(ls /sys/bus/pci/devices/{function}/net) name vf0
+             echo 1 >/proc/sys/net/ipv6/conf/vf0/disable_ipv6; cat /sys/class/net/vf0/address
+             # On the same network: L1 would answer for either by the other.
+             ip link set {UPLINK} down
+             ip addr add {GUEST_IP}/24 dev vf0; ip link set vf0 up; {}",
+            answers(56)
+        ),
+        2 * MINUTE,
+    )?;
+    ensure!(said.trim() == MAC, "{said}");
+    Ok(())
+}
+
+fn pinged(l1: &L1, count: u32, size: u32) -> Result<()> {
+    let got = l1.ping(PEER_IP, count, size)?;
+    ensure!(got == Pings { sent: count, received: count }, "{size} bytes: {got:?}");
+    Ok(())
+}
+
+/// The driver's counters.
+fn statistics(l1: &L1) -> Result<BTreeMap<String, u64>> {
+    let said = l1.run("ethtool -S vf0", MINUTE)?;
+    let entry = |line: &str| {
+        let (name, value) = line.trim().split_once(": ")?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    Ok(said.lines().filter_map(entry).collect())
+}
+
+/// What the driver has counted is what the port has. Nothing is under way.
+fn counted_alike(l1: &L1, before: &Reading, silicon: &Silicon) -> Result<()> {
+    let statistics = statistics(l1)?;
+    let now = &silicon.is_unbroken()?[0];
+    let driver =
+        |name: &str| statistics.get(name).copied().with_context(|| format!("{name} in {statistics:?}"));
+    let (received, sent) = (now.received - before.received, now.sent - before.sent);
+    ensure!(
+        (driver("rx_packets")?, driver("tx_packets")?) == (received, sent),
+        "the port has {received} and {sent}; {statistics:?}"
+    );
+    for name in ["tx_timeout_count", "rx_csum_offload_errors", "alloc_rx_page_failed"] {
+        ensure!(driver(name)? == 0, "{name}: {statistics:?}");
+    }
+    Ok(())
+}
+
+/// Long frames, rings of other lengths, filters: each while traffic goes on.
+fn changes(l1: &L1, traffic: &Traffic<'_>) -> Result<()> {
+    for what in [
+        "ip link set vf0 mtu 3000",
+        "ethtool -G vf0 rx 256 tx 128",
+        "ip link set vf0 promisc on",
+        "ip link set vf0 mtu 9000",
+        "ethtool -G vf0 rx 4096 tx 4096",
+        "ip link set vf0 promisc off",
+        "ip link set vf0 allmulticast on",
+        "ip maddr add 33:33:00:00:00:99 dev vf0",
+        "ethtool -K vf0 tso off",
+        "ethtool -K vf0 tso on",
+        "ip link set vf0 mtu 1500",
+        "ethtool -G vf0 rx 512 tx 512",
+        // What a driver does when a queue hangs, or a user asks: all of it anew.
+        "ethtool -K vf0 rxvlan off; ethtool -K vf0 rxvlan on",
+    ] {
+        let ended = l1.start(what)?.wait(MINUTE)?;
+        ensure!(ended.status == 0, "{what}: {}", ended.output);
+        traffic.goes_on(BETWEEN).with_context(|| format!("after {what}"))?;
+    }
+    Ok(())
+}
+
+/// Every byte of TCP was right, and no datagram came twice. Some are lost while the driver resets.
+fn right(driven: &Driven) -> Result<()> {
+    let (there, back) = (&driven.there, &driven.back);
+    ensure!(there.duplicated + back.duplicated + there.reordered + back.reordered == 0, "{driven:#?}");
+    ensure!(driven.bytes_there > 0 && driven.bytes_back > 0, "{driven:#?}");
+    Ok(())
+}
+
+/// Whoever breaks a rule is seen: a head other than zero is written to the second function, which has no driver.
+fn a_broken_rule_is_seen(silicon: &Silicon) -> Result<()> {
+    let [_, other] = FUNCTIONS;
+    silicon.l1.run(
+        &format!(
+            "set -e; cd /sys/bus/pci/devices/{other}; echo {other} >driver/unbind; echo 1 >enable
+             read begin rest <resource; busybox devmem $((begin + 0x1010)) 32 5"
+        ),
+        MINUTE,
+    )?;
+    let read = silicon.read()?;
+    ensure!(read[0].violations.is_empty(), "{read:?}");
+    let said = &read[1].violations;
+    ensure!(said.len() == 1 && said[0].contains("Head { offset: 1010, value: 5 }"), "{said:?}");
+    Ok(())
+}
+
+#[test]
+fn the_driver_of_linux_breaks_no_rule_of_the_silicon() -> Result<()> {
+    let begun = Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let silicon = Silicon::boot(2048, &news)?;
+    let l1 = &silicon.l1;
+    let said = || {
+        format!(
+            "{:#x?}\n{}\n{}",
+            silicon.read(),
+            silicon.said(),
+            l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default()
+        )
+    };
+    bind(l1).with_context(said)?;
+    news("the driver has its link");
+    pinged(l1, 100, 1000).with_context(said)?;
+    let link = l1.run("cat /sys/class/net/vf0/speed", MINUTE)?;
+    ensure!(link.trim() == "10000", "{link}");
+    l1.run(&format!("cp {} /tmp/ioplane-stream; setsid /tmp/ioplane-stream answer {PORT} </dev/null >/tmp/answer 2>&1 &", built("ioplane-stream")?.display()), MINUTE)?;
+    news("datagrams and TCP");
+    let before = Reading { received: 0, sent: 0, ..silicon.read()?[0].clone() };
+    let traffic = silicon.traffic(RATE, STREAM)?;
+    traffic.goes_on(5 * BETWEEN).with_context(said)?;
+    let driven = traffic.end().with_context(said)?;
+    right(&driven)?;
+    ensure!(driven.there.lost + driven.back.lost == 0, "{driven:#?}");
+    counted_alike(l1, &before, &silicon).with_context(said)?;
+    news("changes under traffic");
+    silicon.long_frames()?;
+    let traffic = silicon.traffic(RATE, STREAM)?;
+    changes(l1, &traffic).with_context(said)?;
+    right(&traffic.end().with_context(said)?)?;
+    eprintln!("{:#x?}", silicon.is_unbroken()?);
+    news("long frames, down and up, resets, the driver anew");
+    l1.run(&format!("set -e; ip link set vf0 mtu 9000; {}", answers(8900)), MINUTE).with_context(said)?;
+    pinged(l1, 50, 8900).with_context(said)?;
+    for round in 0..3 {
+        l1.run(&format!("set -e; ip link set vf0 down; ip link set vf0 up; {}", answers(56)), MINUTE)
+            .with_context(|| format!("round {round}: {}", said()))?;
+    }
+    let [function, _] = FUNCTIONS;
+    l1.run(
+        &format!("set -e; ip link set vf0 down; echo 1 >/sys/bus/pci/devices/{function}/reset; ip link set vf0 up; {}", answers(56)),
+        MINUTE,
+    )
+    .with_context(said)?;
+    l1.run(
+        &format!(
+            "set -e; cd /sys/bus/pci/drivers/ixgbevf; echo {function} >unbind; echo {function} >bind
+             ip link set $(ls /sys/bus/pci/devices/{function}/net) name vf0
+             ip addr add {GUEST_IP}/24 dev vf0; ip link set vf0 up; {}",
+            answers(56)
+        ),
+        MINUTE,
+    )
+    .with_context(said)?;
+    pinged(l1, 100, 1400).with_context(said)?;
+    let read = silicon.is_unbroken()?;
+    eprintln!("{read:?}");
+    ensure!(read[0].accesses > 0 && read[0].received > 0 && read[0].sent > 0, "{read:?}");
+    let complaints = l1.run("dmesg | grep -E 'ixgbevf.*(hang|not cleared|not set|error|failed)|NETDEV WATCHDOG|DMAR.*[Ff]ault' || true", MINUTE)?;
+    ensure!(complaints.is_empty(), "{complaints}");
+    a_broken_rule_is_seen(&silicon)?;
+    news("done");
+    Ok(())
+}
