@@ -7,7 +7,7 @@ use ioplane_e2e::process::built;
 use ioplane_e2e::silicon::{FUNCTIONS, MAC, Reading, Silicon, UPLINK};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::travel::PORT;
-use ioplane_e2e::{L1, Traffic};
+use ioplane_e2e::{Inner, L1, L2, Traffic, Version};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -193,5 +193,82 @@ fn the_driver_of_linux_breaks_no_rule_of_the_silicon() -> Result<()> {
     ensure!(complaints.is_empty(), "{complaints}");
     a_broken_rule_is_seen(&silicon)?;
     news("done");
+    Ok(())
+}
+
+/// Loads the driver in the guest and raises its function; the other end answers when this returns.
+fn raise(guest: &L2<'_>) -> Result<()> {
+    let script = format!(
+        "set -e; modprobe ixgbevf; bb=/folder/busybox
+         name=$(ls /sys/bus/pci/drivers/ixgbevf/*/net)
+         $bb ip addr replace {GUEST_IP}/24 dev $name; $bb ip link set $name up
+         for try in 1 2 3 4 5 6 7 8 9 10; do
+             $bb ping -q -c 1 -W 2 {PEER_IP} >/dev/null && exit 0
+         done
+         echo {PEER_IP} does not answer; $bb ip addr; dmesg | tail -n 20; exit 1"
+    );
+    guest.run(&script).map(drop).context("raise the virtual function in the guest")
+}
+
+/// What the guest's kernel and interface say that would differ if the driver had noticed.
+fn noticed(guest: &L2<'_>) -> Result<String> {
+    guest.run(
+        "cd /sys/bus/pci/drivers/ixgbevf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors
+         dmesg | grep -ciE 'ixgbevf.*(reset|hang|link is|not cleared)|NETDEV WATCHDOG|transmit queue|DMAR|AER:' || true",
+    )
+}
+
+/// Without a physical function on this host somebody has to be named who sends frames.
+fn refused(daemon: &Inner<'_>) -> Result<()> {
+    let add = format!("pci add nic0 --host {} --mode migratable", FUNCTIONS[0]);
+    for (words, why) in [
+        (add.clone(), "is not a virtual function of a card whose interface this host has"),
+        (add.clone(), "--uplink INTERFACE"),
+        (format!("{add} --uplink nobody"), "this host has no interface nobody"),
+    ] {
+        let said = daemon.refused(&words)?;
+        ensure!(said.contains(why), "{words}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stock_guest_changes_its_function_where_the_host_is_a_vm() -> Result<()> {
+    let begun = Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let silicon = Silicon::boot(2048, &news)?;
+    let l1 = &silicon.l1;
+    let daemon = l1.serve("nested", "")?;
+    refused(&daemon)?;
+    daemon.text(&format!("pci add nic0 --host {} --mode migratable --uplink {UPLINK}", FUNCTIONS[0]))?;
+    let args = daemon.guest_args(&["nic0"], 256)?;
+    news("the guest boots");
+    let guest = l1
+        .debian_by(Version::Newer, "nested", &args, "")
+        .with_context(|| format!("{:?} {}", silicon.read(), daemon.said()))?;
+    let context = || {
+        format!(
+            "{:#x?}\nQEMU said:\n{}\nioplane said:\n{}\nL1:\n{}",
+            silicon.read(),
+            guest.said(),
+            daemon.said(),
+            l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default()
+        )
+    };
+    news("the guest is up");
+    raise(&guest).with_context(context)?;
+    let got = guest.ping(PEER_IP, 50, 1000)?;
+    ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
+    let before = noticed(&guest)?;
+    eprintln!("{:x?}", silicon.is_unbroken()?);
+    news("moves");
+    let report = daemon
+        .json(&format!("pci move nic0 --to {} --qmp /tmp/nested.qmp --deadline 30s", FUNCTIONS[1]))
+        .with_context(context)?;
+    eprintln!("{report}");
+    let got = guest.ping(PEER_IP, 50, 1000).with_context(context)?;
+    ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
+    ensure!(before == noticed(&guest)?);
+    eprintln!("{:x?}", silicon.is_unbroken()?);
     Ok(())
 }

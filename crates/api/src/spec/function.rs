@@ -150,6 +150,9 @@ pub enum SourceSpec {
         /// What a VM that moves here brings along although the physical function of this host allows less.
         #[serde(default, skip_serializing_if = "AdoptSpec::is_empty")]
         adopt: AdoptSpec,
+        /// The interface of this host that stands in for that of its physical function, where this host has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uplink: Option<String>,
     },
     /// A NIC in software.
     Emulated {
@@ -167,7 +170,7 @@ impl SourceSpec {
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         match (self, other) {
             (
-                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt },
+                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, uplink },
                 SourceSpec::Host {
                     address: address2,
                     mode: mode2,
@@ -175,6 +178,7 @@ impl SourceSpec {
                     forced: forced2,
                     unsafe_interrupts: unsafe_interrupts2,
                     adopt: adopt2,
+                    uplink: uplink2,
                 },
             ) => differing! {
                 host: address, address2;
@@ -183,6 +187,7 @@ impl SourceSpec {
                 force: forced, forced2;
                 unsafe_interrupts: unsafe_interrupts, unsafe_interrupts2;
                 adopt: adopt, adopt2;
+                uplink: uplink, uplink2;
             },
             (
                 SourceSpec::Emulated { chip, cable, mac },
@@ -244,6 +249,10 @@ form! {
         /// they allow more than the settings here: some of mac, vlan, spoofchk, trust, rate, state, query_rss, or all [default: none]
         [long, value_name = "SETTINGS", conflicts_with = "emulate"]
         adopt: AdoptSpec,
+        /// An interface of this host on the network of a migratable function whose physical function is not this host's, as in a VM that has virtual
+        /// functions: it sends the frames that bring a receive ring to its place [default: the physical function's]
+        [long, value_name = "INTERFACE", conflicts_with = "emulate"]
+        uplink: String,
         /// A NIC in software, for stock drivers
         [long, value_name = "CHIP", requires = "cable"]
         emulate: ChipWord,
@@ -317,10 +326,13 @@ impl FunctionForm {
         let of_one_that_moves = [("adopt", !moves && self.adopt.is_some())];
         let remedy = "leave it out, or give mode = \"migratable\" or \"cooperating\"";
         foreign(flaws, "a function that does not move with its settings", remedy, &of_one_that_moves);
-        let adopt = self.adopt.clone().unwrap_or_default();
+        let of_a_migratable = [("uplink", mode != ModeWord::Migratable && self.uplink.is_some())];
+        let remedy = "leave it out, or give mode = \"migratable\"";
+        foreign(flaws, "a function whose rings ioplane does not bring back", remedy, &of_a_migratable);
+        let (adopt, uplink) = (self.adopt.clone().unwrap_or_default(), self.uplink.clone());
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
         let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
-        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt })
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, uplink })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -331,6 +343,7 @@ impl FunctionForm {
             ("pinned_memory", self.pinned_memory.is_some()),
             ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
             ("adopt", self.adopt.is_some()),
+            ("uplink", self.uplink.is_some()),
         ];
         let remedy = "leave it out, or give host in place of emulate";
         foreign(flaws, "an emulated NIC", remedy, &of_the_host);
@@ -366,6 +379,14 @@ impl FunctionSpec {
         match &self.source {
             SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } => Some(tap),
             _ => None,
+        }
+    }
+
+    /// The interface that stands in for that of its physical function.
+    pub fn uplink(&self) -> Option<&str> {
+        match &self.source {
+            SourceSpec::Host { uplink, .. } => uplink.as_deref(),
+            SourceSpec::Emulated { .. } => None,
         }
     }
 
@@ -408,7 +429,8 @@ impl ServedSpec for FunctionSpec {
 
     fn own_flaws(&self) -> Vec<Flaw> {
         let tap = self.tap().and_then(|tap| interface_flaw("tap", tap));
-        self.switch().and_then(switch_flaw).into_iter().chain(tap).collect()
+        let uplink = self.uplink().and_then(|uplink| interface_flaw("uplink", uplink));
+        self.switch().and_then(switch_flaw).into_iter().chain(tap).chain(uplink).collect()
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
@@ -478,6 +500,7 @@ mod tests {
                 &["on_fault", "force", "unsafe_interrupts"],
             ),
             (r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#, &["mode", "adopt"]),
+            (r#"{"host": "0000:00:05.0", "mode": "migratable", "uplink": "up0"}"#, &["mode", "uplink"]),
         ] {
             assert_eq!(spec(json).differing(&host), names, "{json}");
         }
@@ -501,6 +524,7 @@ mod tests {
                 forced: false,
                 unsafe_interrupts: false,
                 adopt: AdoptSpec::default(),
+                uplink: None,
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
@@ -532,6 +556,14 @@ mod tests {
                 "adopt says nothing about a function that does not move with its settings",
             ),
             (
+                r#"{"host": "00:05.0", "mode": "cooperating", "uplink": "up0"}"#,
+                "uplink says nothing about a function whose rings ioplane does not bring back",
+            ),
+            (
+                r#"{"host": "00:05.0", "mode": "migratable", "uplink": "../up0"}"#,
+                "\"../up0\" is no name of an interface",
+            ),
+            (
                 r#"{"emulate": "ne2000", "switch": "lan", "mode": "virtual"}"#,
                 "mode says nothing about an emulated NIC",
             ),
@@ -551,6 +583,7 @@ mod tests {
         for json in [
             r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "adopt": "all"}"#,
+            r#"{"host": "00:05.0", "mode": "migratable", "uplink": "up0"}"#,
             r#"{"emulate": "ne2000", "switch": "lan"}"#,
             r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,
         ] {

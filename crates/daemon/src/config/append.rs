@@ -187,13 +187,14 @@ impl Appended {
         self.table("pci");
         self.set("name", spec.name.as_str());
         match &spec.source {
-            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt } => {
+            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, uplink } => {
                 self.set("host", address.to_string());
                 self.other("mode", mode.word(), ModeWord::default().word());
                 self.other("on_fault", on_fault.to_string(), FaultSpec::default().to_string());
                 self.other("force", *forced, false);
                 self.other("unsafe_interrupts", *unsafe_interrupts, false);
                 self.other("adopt", adopt.to_string(), String::new());
+                self.some("uplink", uplink.as_deref());
             }
             SourceSpec::Emulated { chip, cable, mac } => {
                 self.set("emulate", chip.word());

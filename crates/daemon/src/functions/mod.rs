@@ -34,6 +34,7 @@ use ioplane_hardware::lease::{self, Accepted};
 use ioplane_hardware::{Keeper, recover_settings};
 use ioplane_host::vfio_user::{self, Handle};
 
+use self::around::FramesFrom;
 use self::body::Body;
 use self::service::{After, ServedFunction};
 use super::Daemon;
@@ -123,9 +124,10 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, .. } => {
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, uplink, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
-            host::open(&spec.name, *address, *mode, *on_fault, accepted, below)
+            let frames = FramesFrom { address: *address, uplink: uplink.clone() };
+            host::open(&spec.name, frames, *mode, *on_fault, accepted, below)
         }
     }
 }
@@ -261,15 +263,14 @@ impl ServedKind for Card {
     fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
         match (&now.source, &next.source) {
             (
-                SourceSpec::Host {
-                    address, mode: ModeWord::Virtual, forced, unsafe_interrupts, adopt, ..
-                },
-                SourceSpec::Host { on_fault, .. },
+                SourceSpec::Host { mode: ModeWord::Virtual, .. },
+                SourceSpec::Host { on_fault: policies, .. },
             ) => {
-                let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
-                let (unsafe_interrupts, adopt) = (*unsafe_interrupts, adopt.clone());
-                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt };
-                *next == FunctionSpec { source, ..now.clone() }
+                let mut lives_on = now.clone();
+                if let SourceSpec::Host { on_fault, .. } = &mut lives_on.source {
+                    *on_fault = *policies;
+                }
+                *next == lives_on
             }
             _ => false,
         }
@@ -304,13 +305,16 @@ impl ServedKind for Card {
         // Its thread answers when the device lets it: one question a function waits for that.
         let (handle, id, guard) = (self.served.handle.clone(), self.id.clone(), self.guard.clone());
         let (record, turn) = (self.note().read(), self.looking.clone().acquire_owned());
-        let address = match record.now.source {
-            SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Some(address),
+        let frames = match &record.now.source {
+            SourceSpec::Host { address, mode: ModeWord::Migratable, uplink, .. } => {
+                Some(FramesFrom { address: *address, uplink: uplink.clone() })
+            }
             _ => None,
         };
         let keeper = self.keeper.clone();
-        let outside =
-            blocking(move || Ok((address.and_then(around::obstacle), physical::shown(keeper.as_deref()))));
+        let outside = blocking(move || {
+            Ok((frames.and_then(|frames| frames.obstacle()), physical::shown(keeper.as_deref())))
+        });
         let look = async {
             let (no_replay, physical) = outside.await.ok()?;
             let turn = turn.await.ok()?;

@@ -39,6 +39,15 @@ fn the_silicon_s_rules_are_enforced() {
         }),
         outside
     );
+    let mut ended = vf();
+    on(&mut ended);
+    put(&mut ended, RX + DCTL, 0);
+    put(&mut ended, RX + TAIL, 5);
+    assert_eq!(ended.violations(), [], "a queue that was told to end ignores what is posted late");
+    ended.step();
+    let mut tail = [0; 4];
+    ended.read(RX + TAIL, &mut tail);
+    assert_eq!(tail, [0; 4]);
     assert_eq!(
         broken(&|vf| {
             on(vf);

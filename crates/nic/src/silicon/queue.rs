@@ -33,6 +33,8 @@ pub(crate) struct Queue {
     on: bool,
     /// Switched off, and not yet done with what it has in hand.
     stopping: bool,
+    /// It was on since the last reset, and was switched off.
+    ended: bool,
     pending: VecDeque<WriteBack>,
     /// The frame that is being read.
     frame: Vec<u8>,
@@ -126,6 +128,10 @@ impl Queue {
             Head => self.head = 0,
             Dca => self.dca = value,
             Tail if !self.on() => {
+                // Linux's drivers tell a receive queue to end while their poll may still be posting buffers: that is ignored.
+                if value != 0 && self.ended {
+                    return Ok(());
+                }
                 // What stands there is taken when the queue is switched on, so only zero makes sense.
                 if value != 0 {
                     return Err(SiliconViolation::TailWhileOff { offset, value });
@@ -149,9 +155,9 @@ impl Queue {
                 if self.on || (self.head, self.tail) != (0, 0) || self.count() == 0 {
                     return Err(SiliconViolation::NotInitialised { offset });
                 }
-                self.on = true;
+                (self.on, self.ended) = (true, false);
             }
-            (true, false) => self.stopping = true,
+            (true, false) => (self.stopping, self.ended) = (true, true),
             _ => {}
         }
         Ok(())
