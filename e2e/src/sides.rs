@@ -12,6 +12,7 @@ use crate::l1::L1;
 use crate::l2::L2;
 use crate::memories::{self, Named};
 use crate::process::built;
+use crate::silicon::UPLINK;
 use crate::streams::Driven;
 use crate::traffic::Traffic;
 use crate::travel::VM;
@@ -133,9 +134,13 @@ impl<'a> Side<'a> {
 
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
-        let Side { functions, mode, .. } = self;
-        // Of a card that is mediated the physical function knows nothing.
-        let adopt = if *mode == "virtual" { String::new() } else { format!(" --adopt {ADOPT}") };
+        let Side { functions, mode, physical, .. } = self;
+        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in.
+        let adopt = match *physical {
+            _ if *mode == "virtual" => String::new(),
+            UPLINK => format!(" --uplink {UPLINK}"),
+            _ => format!(" --adopt {ADOPT}"),
+        };
         for (number, function) in functions.iter().enumerate() {
             self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode}{adopt}"))?;
         }
@@ -266,11 +271,11 @@ pub fn arrives<'a>(
     Ok((destination, report))
 }
 
-/// The figures, on a line of their own.
-pub fn told(driven: &Driven, moves: &[&Value]) {
+/// The figures of this kind of function, on a line of their own.
+pub fn told(kind: &str, driven: &Driven, moves: &[&Value]) {
     let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
     let line = json!({
-        "vf82576": {
+        kind: {
             "stop_accesses": most("stop_accesses"),
             "replay_accesses": most("replay_accesses"),
             "state_bytes": most("state_bytes"),

@@ -12,6 +12,7 @@ use crate::assets::News;
 use crate::igb::{GUEST_IP, PEER_IP};
 use crate::l1::{L1, Shape};
 use crate::process::{Process, scratch, tail};
+use crate::sides::Side;
 use crate::traffic::Traffic;
 use crate::uplink::Host;
 use anyhow::{Context, Result, ensure};
@@ -123,6 +124,13 @@ impl Silicon {
         network.ip(&format!("addr add {PEER_IP}/24 dev bridge"))?;
         l1.raise_own(UPLINK_MAC, UPLINK, UPLINK_IP)?;
         Ok(Silicon { l1, network, ends: [cable, uplink], process, folder })
+    }
+
+    /// Two daemons in L1, each with one of the functions.
+    pub fn sides(&self) -> Result<[Side<'_>; 2]> {
+        let [one, other] = FUNCTIONS.map(|function| vec![function.to_owned()]);
+        let side = |name, functions| Side::of(&self.l1, [name, UPLINK], functions, "migratable", None);
+        Ok([side("here", one)?, side("there", other)?])
     }
 
     /// What the port tells of both functions.

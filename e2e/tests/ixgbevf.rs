@@ -4,10 +4,12 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
 use ioplane_e2e::nics::Pings;
 use ioplane_e2e::process::built;
+use ioplane_e2e::sides::{compares, moves, right as one_stretch_each, told};
 use ioplane_e2e::silicon::{FUNCTIONS, MAC, Reading, Silicon, UPLINK};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::travel::PORT;
 use ioplane_e2e::{Inner, L1, L2, Traffic, Version};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -211,12 +213,8 @@ fn raise(guest: &L2<'_>) -> Result<()> {
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed.
-fn noticed(guest: &L2<'_>) -> Result<String> {
-    guest.run(
-        "cd /sys/bus/pci/drivers/ixgbevf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors
-         dmesg | grep -ciE 'ixgbevf.*(reset|hang|link is|not cleared)|NETDEV WATCHDOG|transmit queue|DMAR|AER:' || true",
-    )
-}
+const NOTICED: &str = "cd /sys/bus/pci/drivers/ixgbevf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors; \
+     dmesg | grep -ciE 'ixgbevf.*(reset|hang|link is|not cleared)|NETDEV WATCHDOG|transmit queue|DMAR|AER:|irq .*nobody'; true";
 
 /// Without a physical function on this host somebody has to be named who sends frames.
 fn refused(daemon: &Inner<'_>) -> Result<()> {
@@ -232,43 +230,114 @@ fn refused(daemon: &Inner<'_>) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_stock_guest_changes_its_function_where_the_host_is_a_vm() -> Result<()> {
-    let begun = Instant::now();
-    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let silicon = Silicon::boot(2048, &news)?;
+/// What both ends have to say when something has gone wrong.
+fn said(silicon: &Silicon, daemons: &[&Inner<'_>]) -> String {
+    let daemons: Vec<String> = daemons.iter().map(|daemon| daemon.said()).collect();
+    let kernel = silicon.l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default();
+    format!(
+        "{:#x?}\n{}\nioplane said:\n{}\nL1:\n{kernel}",
+        silicon.read(),
+        silicon.said(),
+        daemons.join("\n")
+    )
+}
+
+/// One daemon: the other function takes the place of the guest's, again and again.
+fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     let l1 = &silicon.l1;
     let daemon = l1.serve("nested", "")?;
     refused(&daemon)?;
-    daemon.text(&format!("pci add nic0 --host {} --mode migratable --uplink {UPLINK}", FUNCTIONS[0]))?;
-    let args = daemon.guest_args(&["nic0"], 256)?;
-    news("the guest boots");
-    let guest = l1
-        .debian_by(Version::Newer, "nested", &args, "")
-        .with_context(|| format!("{:?} {}", silicon.read(), daemon.said()))?;
-    let context = || {
-        format!(
-            "{:#x?}\nQEMU said:\n{}\nioplane said:\n{}\nL1:\n{}",
-            silicon.read(),
-            guest.said(),
-            daemon.said(),
-            l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default()
-        )
-    };
+    let [one, other] = FUNCTIONS;
+    daemon.text(&format!("pci add nic0 --host {one} --mode migratable --uplink {UPLINK}"))?;
+    let context = || said(silicon, &[&daemon]);
+    // Two processors: two queues each way, and frames that are shared out to them.
+    let args = format!("-smp 2 {}", daemon.guest_args(&["nic0"], 256)?);
+    let guest = l1.debian_by(Version::Newer, "nested", &args, "").with_context(context)?;
     news("the guest is up");
     raise(&guest).with_context(context)?;
     let got = guest.ping(PEER_IP, 50, 1000)?;
     ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
-    let before = noticed(&guest)?;
-    eprintln!("{:x?}", silicon.is_unbroken()?);
-    news("moves");
-    let report = daemon
-        .json(&format!("pci move nic0 --to {} --qmp /tmp/nested.qmp --deadline 30s", FUNCTIONS[1]))
+    let queues = guest.run("ls -d /sys/bus/pci/drivers/ixgbevf/*/net/*/queues/rx-* | wc -l")?;
+    ensure!(queues.trim() == "2", "{queues}");
+    std::fs::copy(built("ioplane-stream")?, guest.folder().join("ioplane-stream"))?;
+    guest.run(&format!(
+        "cp /folder/ioplane-stream /tmp/; echo 8388608 >/proc/sys/net/core/rmem_max; echo 8388608 >/proc/sys/net/core/rmem_default
+         setsid /tmp/ioplane-stream answer {PORT} </dev/null >/tmp/answer 2>&1 &"
+    ))?;
+    let before = guest.run(NOTICED)?;
+    let move_to = |to: &str| format!("pci move nic0 --to {to} --qmp /tmp/nested.qmp --deadline 30s");
+    l1.run(&format!("ip link set {UPLINK} down"), MINUTE)?;
+    let why = daemon.refused(&move_to(other))?;
+    ensure!(why.contains(&format!("{UPLINK} is down")) && why.contains("--uplink"), "{why}");
+    l1.run(&format!("ip link set {UPLINK} up"), MINUTE)?;
+    news("moves under traffic");
+    let traffic = silicon.traffic(RATE, 65536)?;
+    traffic.goes_on(BETWEEN).with_context(context)?;
+    for to in [other, one, other, one] {
+        let report = daemon.json(&move_to(to)).with_context(context)?;
+        eprintln!("{report}");
+        ensure!(report["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 1024), "{report}");
+        ensure!(report.get("complaint").is_none(), "{report}");
+        traffic.goes_on(BETWEEN).with_context(context)?;
+    }
+    let driven = traffic.end().with_context(context)?;
+    eprintln!("{}", serde_json::to_string(&driven)?);
+    one_stretch_each(&driven, 4).with_context(context)?;
+    let after = guest.run(NOTICED)?;
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    // What the driver has sent has left, once.
+    let sent: u64 =
+        guest.run("cat /sys/bus/pci/drivers/ixgbevf/*/net/*/statistics/tx_packets")?.trim().parse()?;
+    let read = silicon.is_unbroken()?;
+    ensure!(read[0].sent + read[1].sent == sent && read[1].sent > 0, "the driver has sent {sent}: {read:?}");
+    let faults = daemon.json("pci show nic0")?["hardware_faults"].clone();
+    ensure!(faults == json!({}), "{faults}");
+    guest.kill()?;
+    daemon.text("pci remove nic0 --force")?;
+    daemon.stop()
+}
+
+/// Two daemons, as two hosts have them: the guest moves there and back with its memory, and no page of that is missed.
+fn moves_between_daemons(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
+    let l1 = &silicon.l1;
+    let [here, there] = silicon.sides()?;
+    let context = || said(silicon, &[&here.daemon, &there.daemon]);
+    let first = l1.traveller("first", &here.args()?).with_context(context)?;
+    raise(&first).and_then(|()| first.depart()).with_context(context)?;
+    let before = l1.ask("first", NOTICED)?;
+    news("to another daemon under traffic");
+    let traffic = silicon.traffic(RATE, 65536)?;
+    traffic.goes_on(BETWEEN).with_context(context)?;
+    let (second, out) = moves(l1, &here, first, ["first", "second"], &there).with_context(context)?;
+    traffic.goes_on(BETWEEN).with_context(context)?;
+    news("and back");
+    let (third, back) = moves(l1, &there, second, ["second", "third"], &here).with_context(context)?;
+    traffic.goes_on(BETWEEN).with_context(context)?;
+    let driven = traffic.end().with_context(context)?;
+    eprintln!("{}", serde_json::to_string(&driven)?);
+    told("vf82599", &driven, &[&out, &back]);
+    one_stretch_each(&driven, 2).with_context(context)?;
+    let after = l1.ask("third", NOTICED)?;
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    news("memories are compared");
+    compares(l1, (&third, "third"), &here, "compared", &there, || silicon.traffic(RATE, 65536))
         .with_context(context)?;
-    eprintln!("{report}");
-    let got = guest.ping(PEER_IP, 50, 1000).with_context(context)?;
-    ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
-    ensure!(before == noticed(&guest)?);
-    eprintln!("{:x?}", silicon.is_unbroken()?);
+    for side in [&here, &there] {
+        let faults = side.daemon.json("pci show nic0")?["hardware_faults"].clone();
+        ensure!(faults == json!({}), "{faults}");
+    }
+    silicon.is_unbroken()?;
+    third.kill()
+}
+
+#[test]
+fn a_stock_guest_changes_its_function_where_the_host_is_a_vm() -> Result<()> {
+    let begun = Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let silicon = Silicon::boot(3072, &news)?;
+    changes_functions(&silicon, &news)?;
+    moves_between_daemons(&silicon, &news)?;
+    eprintln!("{:?}", silicon.is_unbroken()?);
+    news("done");
     Ok(())
 }

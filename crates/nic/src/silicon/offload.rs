@@ -7,6 +7,9 @@ use ioplane_network::{Offload, spec as net};
 
 use super::spec::*;
 
+/// The shortest frame, without its check sum.
+const SHORTEST: usize = 60;
+
 /// What a context descriptor says. A queue remembers two of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TxContext {
@@ -77,6 +80,8 @@ impl Asked {
             }
             vec![frame]
         };
+        // As ports of these cards pad what is shorter than a frame may be.
+        frames.iter_mut().for_each(|frame| frame.resize(frame.len().max(SHORTEST), 0));
         if self.command & TX_VLE != 0 {
             let tag = (context.lengths >> 16) as u16;
             for frame in &mut frames {
@@ -125,4 +130,89 @@ fn segments(frame: &mut [u8], context: &TxContext) -> Option<Vec<Vec<u8>>> {
         frames.push(out);
     }
     Some(frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+
+    /// A descriptor of these words.
+    fn descriptor(words: [u32; 4]) -> [u8; 16] {
+        words.map(u32::to_le_bytes).concat().try_into().expect("16 bytes")
+    }
+
+    /// A frame of TCP over IPv4, and its context: 14 bytes before the IP header, 20 of that, 20 of TCP's.
+    fn large(payload: usize, segment: u32) -> (Vec<u8>, TxContext) {
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6])
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .tcp(1, 2, 1000, 64);
+        let bytes: Vec<u8> = (0..payload).map(|at| at as u8).collect();
+        let mut frame = Vec::new();
+        builder.write(&mut frame, &bytes).expect("a frame");
+        let (_, context) = TxContext::of(&descriptor([
+            5 << 16 | 14 << 9 | 20,
+            0,
+            TX_CONTEXT | TX_IPV4 | TX_L4_TCP,
+            segment << 16 | 20 << 8,
+        ]));
+        (frame, context)
+    }
+
+    fn is_right(frame: &[u8]) -> Vec<u8> {
+        let packet = SlicedPacket::from_ethernet(frame).expect("a frame");
+        let Some(etherparse::NetSlice::Ipv4(ip)) = &packet.net else { panic!("IPv4") };
+        assert_eq!(ip.header().header_checksum(), ip.header().to_header().calc_header_checksum());
+        let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("TCP") };
+        let sum = tcp.to_header().calc_checksum_ipv4_raw(
+            ip.header().source(),
+            ip.header().destination(),
+            tcp.payload(),
+        );
+        assert_eq!(tcp.checksum(), sum.expect("a length"));
+        tcp.payload().to_vec()
+    }
+
+    #[test]
+    fn a_large_frame_leaves_in_segments() {
+        let (mut frame, context) = large(2500, 1000);
+        // As drivers leave it: no length, no sums.
+        frame[16..18].fill(0);
+        frame[24..26].fill(0);
+        let asked = Asked::of(&descriptor([0, 0, TX_DATA | TX_TSE | TX_VLE, TX_IXSM | TX_TXSM]));
+        let frames = asked.frames(frame.clone(), &context).expect("it fits");
+        assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [1058, 1058, 558]);
+        let payload: Vec<u8> = frames
+            .iter()
+            .flat_map(|frame| {
+                assert_eq!(frame[12..16], [0x81, 0, 0, 5], "the context's tag");
+                is_right(&[&frame[..12], &frame[16..]].concat())
+            })
+            .collect();
+        assert_eq!(payload, frame[54..]);
+    }
+
+    #[test]
+    fn sums_are_put_in() {
+        let (whole, context) = large(100, 0);
+        let mut frame = whole.clone();
+        frame[24..26].fill(0xee);
+        // What a driver has put there: the sum of the pseudo-header.
+        let pseudo = checksum::Sum::default().bytes(&whole[26..34]).word(6).word(120).partial();
+        frame[50..52].copy_from_slice(&pseudo.to_be_bytes());
+        let asked = Asked::of(&descriptor([0, 0, TX_DATA, TX_IXSM | TX_TXSM]));
+        assert_eq!(asked.frames(frame, &context), Some(vec![whole]));
+    }
+
+    #[test]
+    fn a_context_that_does_not_fit_is_no_frame() {
+        let (frame, context) = large(100, 0);
+        let asks = |command, options| Asked::of(&descriptor([0, 0, TX_DATA | command, options]));
+        assert_eq!(asks(TX_TSE, TX_TXSM).frames(frame.clone(), &context), None, "segments of nothing");
+        assert_eq!(asks(0, TX_IPSEC).frames(frame.clone(), &context), None);
+        assert_eq!(asks(0, TX_TXSM).frames(frame[..40].to_vec(), &context), None, "beyond the frame's end");
+        assert_eq!(asks(0, TX_IXSM).frames(frame[..20].to_vec(), &context), None);
+        assert_eq!(asks(TX_VLE, 0).frames(Vec::new(), &context).map(|frames| frames.len()), Some(1));
+        assert_eq!(asks(0, 0).frames(frame.clone(), &context), Some(vec![frame]));
+    }
 }

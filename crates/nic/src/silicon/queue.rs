@@ -197,7 +197,9 @@ impl Queue {
             false => (frame.into(), None),
         };
         let needed = frame.len().div_ceil(buffer).max(1) as u32;
-        let free = (self.tail + self.count().max(1) - self.head) % self.count().max(1);
+        // One that a reset has left on, and whose length is gone, has nowhere to put anything.
+        let count = self.count();
+        let free = if self.head < count { (self.tail + count - self.head) % count } else { 0 };
         if !self.on() || free < needed {
             self.dropped = self.dropped.wrapping_add(1);
             return false;
@@ -231,7 +233,8 @@ impl Queue {
         dma: &Dma,
         violations: &mut Vec<SiliconViolation>,
     ) -> Vec<Vec<u8>> {
-        if !self.on || self.head == self.tail || self.stopping && self.frame.is_empty() {
+        let idle = self.head == self.tail || self.head >= self.count();
+        if !self.on || idle || self.stopping && self.frame.is_empty() {
             return Vec::new();
         }
         let at = self.descriptor(self.head);

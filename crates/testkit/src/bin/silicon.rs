@@ -6,6 +6,9 @@
 //! ```
 //!
 //! Says `serving` when all of them listen. Runs until it is killed.
+//!
+//! An IOMMU of a machine maps what a guest in it has page by page: 4 KiB each below 2 MiB, where memory has holes, 2 MiB each above. That is more than
+//! the quota of maps of a client, which is for VMMs that have memory in regions. So there is none here.
 
 use std::error::Error;
 use std::io::Write;
@@ -15,10 +18,12 @@ use std::sync::Arc;
 
 use ioplane_cores::Pool;
 use ioplane_device::Quiescent;
+use ioplane_device::mutation::{self, Invariant};
 use ioplane_host::vfio_user::{Options, serve};
 use ioplane_nic::vf82599::Vf82599;
 use ioplane_nic::vf82599::spec::API_1_5;
 use ioplane_testkit::silicon::{Function, Port};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Counters begin close to their ends, so that they wrap.
 const COUNTED: u32 = 0xffff_ff00;
@@ -52,6 +57,10 @@ fn run() -> Result<(), Box<dyn Error>> {
         sockets.push(socket);
         chips.push(chip);
     }
+    mutation::remove(Some(Invariant::KeepsQuotas));
+    // Each map holds a descriptor.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let port = Port::start(chips, cable)?;
     let nowhere = Arc::new(Pool::new());
     let mut served = Vec::new();
