@@ -60,7 +60,7 @@ fn the_silicon_s_rules_are_enforced() {
             vf.set_master(true);
             on(vf);
             put(vf, RX + TAIL, 5);
-                }),
+        }),
         SiliconViolation::Dma { iova: 0x1000 }
     );
     assert_eq!(
