@@ -14,7 +14,7 @@ use crate::l1::{L1, Shape};
 use crate::process::{Process, scratch, tail};
 use crate::sides::Side;
 use crate::traffic::Traffic;
-use crate::uplink::Host;
+use crate::uplink::{Host, UPLINK};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -29,8 +29,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub const FUNCTIONS: [&str; 2] = ["0000:00:1a.0", "0000:00:1b.0"];
 /// The address that the port's administrator has set for the first one. The second one's guest chooses.
 pub const MAC: &str = "52:54:00:00:99:01";
-/// L1's own interface on the same network.
-pub const UPLINK: &str = "up0";
 const UPLINK_MAC: &str = "52:54:00:00:99:10";
 const UPLINK_IP: &str = "10.0.20.3";
 

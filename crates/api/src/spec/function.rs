@@ -382,14 +382,6 @@ impl FunctionSpec {
         }
     }
 
-    /// The interface that stands in for that of its physical function.
-    pub fn uplink(&self) -> Option<&str> {
-        match &self.source {
-            SourceSpec::Host { uplink, .. } => uplink.as_deref(),
-            SourceSpec::Emulated { .. } => None,
-        }
-    }
-
     /// The function of the host that it takes.
     pub fn address(&self) -> Option<PciAddress> {
         match &self.source {
@@ -429,7 +421,10 @@ impl ServedSpec for FunctionSpec {
 
     fn own_flaws(&self) -> Vec<Flaw> {
         let tap = self.tap().and_then(|tap| interface_flaw("tap", tap));
-        let uplink = self.uplink().and_then(|uplink| interface_flaw("uplink", uplink));
+        let uplink = match &self.source {
+            SourceSpec::Host { uplink: Some(uplink), .. } => interface_flaw("uplink", uplink),
+            _ => None,
+        };
         self.switch().and_then(switch_flaw).into_iter().chain(tap).chain(uplink).collect()
     }
 

@@ -22,7 +22,7 @@ use ioplane_device::mutation::{self, Invariant};
 use ioplane_host::vfio_user::{Options, serve};
 use ioplane_nic::vf82599::Vf82599;
 use ioplane_nic::vf82599::spec::API_1_5;
-use ioplane_testkit::silicon::{Function, Port};
+use ioplane_testkit::silicon::{SiliconFunction, SiliconPort};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Counters begin close to their ends, so that they wrap.
@@ -61,11 +61,11 @@ fn run() -> Result<(), Box<dyn Error>> {
     // Each map holds a descriptor.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
-    let port = Port::start(chips, cable)?;
+    let port = SiliconPort::start(chips, cable)?;
     let nowhere = Arc::new(Pool::new());
     let mut served = Vec::new();
     for (number, socket) in sockets.into_iter().enumerate() {
-        let function = Function::of(&port, number)?;
+        let function = SiliconFunction::of(&port, number)?;
         let running = Quiescent::new(function).resume(&*nowhere).map_err(|refused| refused.error)?;
         served.push(serve(running, nowhere.clone(), Options::new(socket))?);
     }

@@ -12,10 +12,11 @@ use ioplane_memory::{GuestMap, MemoryRegion};
 use ioplane_nic::silicon::spec::{BAR_SIZE, CLASS, VECTORS, VENDOR};
 use ioplane_nic::vf82599::spec::DEVICE;
 use ioplane_pci::{
-    Bar, BarMap, Capability, ConfigChange, ConfigSpace, Identity, Irq, Irqs, NotReady, Space, Wire, WireError,
+    Bar, BarMap, Capability, ConfigChange, ConfigSpace, Function, Identity, Irq, Irqs, NotReady, Space, Wire,
+    WireError,
 };
 
-use super::port::{Port, Shared, Wake};
+use super::port::{Shared, SiliconPort, Wake};
 
 /// What [`DeviceInfo::kind`] says.
 pub const KIND: &str = "vf82599";
@@ -27,7 +28,7 @@ const PENDING: u32 = 0x2000;
 const RESET_STEPS: u32 = 16;
 
 /// See the module.
-pub struct Function {
+pub struct SiliconFunction {
     info: DeviceInfo,
     shared: Arc<Shared>,
     wake: Wake,
@@ -36,9 +37,9 @@ pub struct Function {
     mapped: Vec<MemoryRegion>,
 }
 
-impl Function {
+impl SiliconFunction {
     /// Function `number` of that port.
-    pub fn of(port: &Port, number: usize) -> io::Result<Function> {
+    pub fn of(port: &SiliconPort, number: usize) -> io::Result<SiliconFunction> {
         let missing = || io::Error::other(format!("the port has no function {number}"));
         let shared = port.function(number).ok_or_else(missing)?;
         let identity = Identity {
@@ -57,7 +58,7 @@ impl Function {
             config.add(&capability).ok_or_else(|| io::Error::other("no room for a capability"))?;
         }
         let info = DeviceInfo { name: format!("vf{number}"), kind: KIND, queues: 0 };
-        Ok(Function { info, shared, wake: port.wake(), bars, config, mapped: Vec::new() })
+        Ok(SiliconFunction { info, shared, wake: port.wake(), bars, config, mapped: Vec::new() })
     }
 
     /// As PCI resets it (FLR): to its end.
@@ -93,7 +94,7 @@ impl Function {
     }
 }
 
-impl Device for Function {
+impl Device for SiliconFunction {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -149,7 +150,7 @@ impl Device for Function {
     }
 }
 
-impl ioplane_pci::Function for Function {
+impl Function for SiliconFunction {
     fn bars(&self) -> &BarMap {
         &self.bars
     }

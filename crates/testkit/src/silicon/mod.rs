@@ -14,5 +14,5 @@
 mod function;
 mod port;
 
-pub use function::{Function, KIND};
-pub use port::{Port, Reading};
+pub use function::{KIND, SiliconFunction};
+pub use port::{SiliconPort, SiliconReading};

@@ -23,7 +23,7 @@ const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// What is known of a function outside of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Reading {
+pub struct SiliconReading {
     /// Rules of the silicon that were broken, first to last.
     pub violations: Vec<String>,
     /// Register accesses.
@@ -59,7 +59,7 @@ struct Inner {
 }
 
 /// A running port. Its time ends with it.
-pub struct Port {
+pub struct SiliconPort {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,9 +75,9 @@ impl Wake {
     }
 }
 
-impl Port {
+impl SiliconPort {
     /// One with these functions, whose cable is the TAP interface `cable`, made if it is not there.
-    pub fn start(functions: Vec<Vf82599>, cable: &str) -> io::Result<Port> {
+    pub fn start(functions: Vec<Vf82599>, cable: &str) -> io::Result<SiliconPort> {
         let cable = tap_of_frames(cable).map_err(io::Error::other)?;
         let shared = |vf| {
             let none = AtomicU64::default;
@@ -88,7 +88,7 @@ impl Port {
         let inner = Arc::new(Inner { functions, cable, done, stop: AtomicBool::new(false) });
         let runs = inner.clone();
         let thread = std::thread::Builder::new().name("silicon".into()).spawn(move || runs.run())?;
-        Ok(Port { inner, thread: Some(thread) })
+        Ok(SiliconPort { inner, thread: Some(thread) })
     }
 
     pub(super) fn function(&self, number: usize) -> Option<Arc<Shared>> {
@@ -105,11 +105,11 @@ impl Port {
     }
 
     /// What is known of each.
-    pub fn read(&self) -> Vec<Reading> {
+    pub fn read(&self) -> Vec<SiliconReading> {
         let read = |shared: &Arc<Shared>| {
             let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             let vf = shared.vf();
-            Reading {
+            SiliconReading {
                 violations: vf.violations().iter().map(|violation| format!("{violation:x?}")).collect(),
                 messages: vf.pf().taken,
                 accesses: count(&shared.accesses),
@@ -121,7 +121,7 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for SiliconPort {
     fn drop(&mut self) {
         self.inner.stop.store(true, Ordering::Relaxed);
         self.wake().wake();
