@@ -9,7 +9,7 @@ nightly_stages=(alone differential fuzz invariants race shipped crash power neig
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
-nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e coop_move vf_mishaps two_hosts ixgbevf)
+nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e vf_mishaps two_hosts ixgbevf)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {

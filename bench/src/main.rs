@@ -16,7 +16,6 @@ mod measured;
 mod mode;
 mod neighbour;
 mod network;
-mod plot;
 mod remote;
 mod served;
 

@@ -141,10 +141,23 @@ impl<'a> Side<'a> {
             UPLINK => format!(" --uplink {UPLINK}"),
             _ => format!(" --adopt {ADOPT}"),
         };
+        // A driver that cooperates needs nobody to see what it does.
+        let mapped = if *mode == "cooperating" { " --mapped" } else { "" };
         for (number, function) in functions.iter().enumerate() {
-            self.daemon.text(&format!("pci add nic{number} --host {function} --mode {mode}{adopt}"))?;
+            self.daemon
+                .text(&format!("pci add nic{number} --host {function} --mode {mode}{mapped}{adopt}"))?;
         }
         Ok(())
+    }
+
+    /// Register accesses of the guest's that have come to the daemon.
+    pub fn accesses(&self) -> Result<u64> {
+        let shown = self.daemon.json("pci show nic0")?;
+        let count = |way: &str| shown["traffic"][way].as_u64();
+        count("reads")
+            .zip(count("writes"))
+            .map(|(reads, writes)| reads + writes)
+            .with_context(|| shown.to_string())
     }
 
     /// Sets its function at the physical one, as its administrator does.

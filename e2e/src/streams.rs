@@ -1,6 +1,7 @@
 //! What `ioplane-stream` says of the traffic between a guest and whoever is at the other end of its cable.
 
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Datagrams of one direction, by their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +52,43 @@ pub struct Driven {
     pub bytes_back: u64,
     /// The longest time between two reads of TCP.
     pub tcp_gap: Gap,
+    /// What came from the guest, over time: datagrams, and bytes of TCP.
+    #[serde(default)]
+    pub datagrams: Series,
+    #[serde(default)]
+    pub tcp_bytes: Series,
+}
+
+/// How much came in each [`Series::STEP`] since the beginning. What comes after the last step is not in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Series(pub Vec<u64>);
+
+impl Series {
+    pub const STEP: Duration = Duration::from_millis(250);
+    const STEPS: usize = 4800;
+
+    /// So much came so long after the beginning.
+    pub fn add(&mut self, after: Duration, amount: u64) {
+        let step = (after.as_nanos() / Self::STEP.as_nanos()) as usize;
+        if step >= Self::STEPS {
+            return;
+        }
+        if step >= self.0.len() {
+            self.0.resize(step + 1, 0);
+        }
+        self.0[step] += amount;
+    }
+
+    /// As points: seconds from a moment, and how much a second there. From `before` seconds before it to `after` behind it.
+    pub fn around(&self, moment_s: f64, before: f64, after: f64) -> Vec<(f64, f64)> {
+        let step = Self::STEP.as_secs_f64();
+        let points = self
+            .0
+            .iter()
+            .enumerate()
+            .map(|(at, amount)| ((at as f64 + 0.5) * step - moment_s, *amount as f64 / step));
+        points.filter(|(at, _)| (-before..=after).contains(at)).collect()
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -135,5 +173,15 @@ mod tests {
         );
         assert!(!numbers.came(u64::MAX));
         assert_eq!(Numbers::default().counted(0), Counted::default());
+    }
+
+    #[test]
+    fn a_series_has_what_came_in_each_step_and_ends() {
+        let mut series = Series::default();
+        for (ms, amount) in [(0, 3), (249, 1), (250, 5), (1_000, 2), (u64::MAX / 2, 9)] {
+            series.add(Duration::from_millis(ms), amount);
+        }
+        assert_eq!(series.0, [4, 5, 0, 0, 2]);
+        assert_eq!(series.around(0.5, 0.2, 0.5), [(-0.125, 20.0), (0.125, 0.0), (0.375, 0.0)]);
     }
 }

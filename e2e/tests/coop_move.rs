@@ -142,6 +142,12 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     news("moves under traffic");
     let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
+    let trapped = here.accesses()?;
+    traffic.goes_on(BETWEEN)?;
+    let trapped = here.accesses()? - trapped;
+    // Each echo takes a tail and masks of two vectors at least, but its pages are mapped.
+    eprintln!("{trapped} register accesses were trapped in the time of {BETWEEN} echoes");
+    ensure!(trapped < BETWEEN, "{trapped} register accesses were trapped in the time of {BETWEEN} echoes");
     let (second, there_report) = moves(&l1, &here, first, ["first", "second"], &there)
         .with_context(|| context(&here, &there, "second"))?;
     brought_back(&there).with_context(|| context(&here, &there, "second"))?;

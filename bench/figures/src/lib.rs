@@ -13,4 +13,5 @@ pub mod cable;
 pub mod compare;
 pub mod goals;
 pub mod machine;
+pub mod plot;
 pub mod report;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::load::Work;
-use crate::plot::{self, Panel};
+use ioplane_figures::plot::{self, Panel};
 
 const CORES: [&str; 3] = ["polled", "adaptive", "notified"];
 

@@ -31,7 +31,7 @@ use serde_json::{Map, Value, json};
 
 use super::Bench;
 use crate::measured::Figure;
-use crate::plot::{Panel, svg};
+use ioplane_figures::plot::{Panel, svg};
 
 const CONFIG: &str = "[[core]]\nspin_us = 200\n";
 const DISK: &str = "db";

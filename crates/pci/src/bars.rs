@@ -155,6 +155,23 @@ impl BarMap {
         bars
     }
 
+    /// The same BARs, but for these bytes of one, whose pages are trapped as a whole.
+    pub fn trapped_in(&self, index: u8, from: u64, len: u64) -> BarMap {
+        let (from, end) = (from & !(PAGE - 1), from.saturating_add(len).div_ceil(PAGE).saturating_mul(PAGE));
+        let mut bars = self.clone();
+        let Some(Some(bar)) = bars.bars.get_mut(usize::from(index)) else { return bars };
+        for pages in std::mem::take(&mut bar.pages) {
+            let last = pages.offset + pages.len;
+            let before = (pages.offset, from.min(last));
+            let behind = (end.max(pages.offset), last);
+            for (offset, end) in [before, behind].into_iter().filter(|(offset, end)| offset < end) {
+                let at = pages.at + (offset - pages.offset);
+                bar.pages.push(Pages { offset, len: end - offset, at, ..pages.clone() });
+            }
+        }
+        bars
+    }
+
     /// All there are, with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &Bar)> {
         (0u8..).zip(&self.bars).filter_map(|(index, bar)| Some((index, bar.as_ref()?)))
@@ -185,6 +202,27 @@ mod tests {
             Bar::new(0x1000, Space::Port).with_pages(pages(0, 0x1000)).expect_err("refused"),
             PageError::Ports
         );
+    }
+
+    #[test]
+    fn pages_are_trapped_in_part() {
+        let offered = |bar: Bar| BarMap::new().with(2, bar);
+        let seen = |bars: BarMap| -> Vec<(u64, u64, u64)> {
+            let pages = bars.bar(2).map(|bar| bar.pages().iter().map(|p| (p.offset, p.len, p.at)).collect());
+            pages.unwrap_or_default()
+        };
+        let whole = || Pages { at: 0x10_0000, ..pages(0, 0x4000) };
+        let bar = || offered(Bar::new(0x4000, Space::Memory32).with_pages(whole()).expect("whole"));
+        assert_eq!(seen(bar().trapped_in(2, 0, 1)), [(0x1000, 0x3000, 0x10_1000)]);
+        assert_eq!(
+            seen(bar().trapped_in(2, 0x1800, 0x1000)),
+            [(0, 0x1000, 0x10_0000), (0x3000, 0x1000, 0x10_3000)]
+        );
+        assert_eq!(seen(bar().trapped_in(2, 0x2000, u64::MAX)), [(0, 0x2000, 0x10_0000)]);
+        for (index, from) in [(2, 0x4000), (2, 1 << 40), (3, 0), (9, 0)] {
+            assert_eq!(seen(bar().trapped_in(index, from, 8)), seen(bar()), "{index} {from:#x}");
+        }
+        assert!(seen(bar().trapped_in(2, 0, 0x4000)).is_empty());
     }
 
     #[test]

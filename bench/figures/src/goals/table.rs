@@ -637,4 +637,11 @@ pub const GOALS: &[Goal] = &[
         AtMost(0.75),
         None,
     ),
+    goal(
+        "migrate",
+        "cooperating_cost_percent",
+        "the same of one whose driver cooperates, and whose registers the VMM maps (the paper: within 0.75)",
+        AtMost(0.75),
+        None,
+    ),
 ];

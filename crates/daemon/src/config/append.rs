@@ -187,13 +187,23 @@ impl Appended {
         self.table("pci");
         self.set("name", spec.name.as_str());
         match &spec.source {
-            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, uplink } => {
+            SourceSpec::Host {
+                address,
+                mode,
+                on_fault,
+                forced,
+                unsafe_interrupts,
+                adopt,
+                mapped,
+                uplink,
+            } => {
                 self.set("host", address.to_string());
                 self.other("mode", mode.word(), ModeWord::default().word());
                 self.other("on_fault", on_fault.to_string(), FaultSpec::default().to_string());
                 self.other("force", *forced, false);
                 self.other("unsafe_interrupts", *unsafe_interrupts, false);
                 self.other("adopt", adopt.to_string(), String::new());
+                self.other("mapped", *mapped, false);
                 self.some("uplink", uplink.as_deref());
             }
             SourceSpec::Emulated { chip, cable, mac } => {
@@ -324,6 +334,11 @@ name = "moves"
 host = "0000:00:07.0"
 mode = "migratable"
 adopt = "mac,trust"
+[[pci]]
+name = "works-along"
+host = "0000:00:08.0"
+mode = "cooperating"
+mapped = true
 [[disk]]
 name = "far"
 remote = "nbd://host-a/data"

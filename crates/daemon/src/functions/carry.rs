@@ -36,6 +36,9 @@ const LOOK: Duration = Duration::from_millis(1);
 /// What to do about a function that answers nothing any more.
 pub(super) const RESET: &str =
     "reset it in the guest (echo 1 >/sys/bus/pci/devices/ADDRESS/reset), or restart the guest";
+/// What to do about a function whose VMM has mapped its registers.
+const STAYS: &str =
+    "move its VM to another host (ioplane move vm), or remove it, and add it without --mapped";
 /// What to do where the hardware did not do its part.
 pub(super) const LINKS: &str =
     "its guest has the function that it had; see whether both physical functions have a link, and try again";
@@ -57,6 +60,7 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
             text,
             "load the igbvf of guest/igbvf in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
         ),
+        CarryError::Mapped => Refusal::conflict(text, STAYS),
         CarryError::NotSetUp(_) => Refusal::conflict(
             text,
             "write command, BARs and the MSI-X table by the monitor of its QEMU, as they were, and try again",
@@ -220,6 +224,9 @@ fn set_up_of(body: &mut Body) -> SetUp {
 impl Card {
     /// Which function of the host it is, if another one's registers can be brought to where its are.
     pub(super) fn may_be_exchanged(&self) -> Result<(PciAddress, Way), Refusal> {
+        if let SourceSpec::Host { mapped: true, .. } = self.note().read().now.source {
+            return Err(refuse(&self.name(), &CarryError::Mapped));
+        }
         match self.way() {
             Ok(way @ Way::Direct(FramesFrom { address, .. }) | way @ Way::Cooperating(address)) => {
                 Ok((address, way))

@@ -113,8 +113,8 @@ fn migratable(
     Ok(Body::Migratable(Box::new(direct), keeper))
 }
 
-fn cooperating(name: &str, vfio: Vfio, keeper: Arc<Keeper>) -> Result<Body, Refusal> {
-    let hardware = Cooperating::new(vfio).map_err(|error| refuse(&error))?;
+fn cooperating(name: &str, vfio: Vfio, mapped: bool, keeper: Arc<Keeper>) -> Result<Body, Refusal> {
+    let hardware = Cooperating::new(vfio, mapped).map_err(|error| refuse(&error))?;
     let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
     Ok(Body::Cooperating(Box::new(direct), keeper))
 }
@@ -125,6 +125,7 @@ pub fn open(
     frames: FramesFrom,
     mode: ModeWord,
     on_fault: FaultSpec,
+    mapped: bool,
     accepted: Accepted,
     below: &Functions,
 ) -> Result<Opened, Refusal> {
@@ -153,7 +154,7 @@ pub fn open(
         match (mode, model, direct_model) {
             (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
             (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model, keeper),
-            (ModeWord::Cooperating, ..) => cooperating(name, vfio, keeper),
+            (ModeWord::Cooperating, ..) => cooperating(name, vfio, mapped, keeper),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))

@@ -124,10 +124,10 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, uplink, .. } => {
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, mapped, uplink, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
             let frames = FramesFrom { address: *address, uplink: uplink.clone() };
-            host::open(&spec.name, frames, *mode, *on_fault, accepted, below)
+            host::open(&spec.name, frames, *mode, *on_fault, *mapped, accepted, below)
         }
     }
 }
@@ -266,11 +266,11 @@ impl ServedKind for Card {
                 SourceSpec::Host { mode: ModeWord::Virtual, .. },
                 SourceSpec::Host { on_fault: policies, .. },
             ) => {
-                let mut lives_on = now.clone();
-                if let SourceSpec::Host { on_fault, .. } = &mut lives_on.source {
+                let mut like = now.clone();
+                if let SourceSpec::Host { on_fault, .. } = &mut like.source {
                     *on_fault = *policies;
                 }
-                *next == lives_on
+                *next == like
             }
             _ => false,
         }

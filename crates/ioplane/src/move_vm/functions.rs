@@ -2,12 +2,12 @@
 //! the functions, by their monitors. Why in this order: docs/decisions/0078-a-vm-moves-with-its-functions.md.
 //!
 //! ```text
-//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed ----------------------------------------> leave
-//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay -'    `--> cont
+//!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed -------------------------> gone --------> leave
+//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay --> cont -'
 //! ```
 //!
-//! Whatever fails before `leave`, the functions here go on, and the guest with them. What is changed is written down first, and so is whose the guest is,
-//! before `leave`: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
+//! Whatever fails before `gone` is written down, the functions here go on, and the guest with them. What is changed is written down first, and then whose the
+//! guest is: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
 //! pre-switchover: [`cooperating`].
 
 mod broken_off;
@@ -95,7 +95,7 @@ impl MovedFunction {
 }
 
 /// What the devices took of the time in which the guest stood still, ms.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct DeviceTime {
     /// From pre-switchover to `migrate-continue`.
     pub stop_ms: f64,
@@ -103,6 +103,26 @@ pub(super) struct DeviceTime {
     pub revive_ms: f64,
     /// Both, and what QEMU did in between.
     pub stood_still_ms: f64,
+    /// What was done in it, in its order.
+    pub steps: Vec<StepTime>,
+    #[serde(skip)]
+    last: Option<Instant>,
+}
+
+/// A part of the time in which the guest stood still.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct StepTime {
+    step: &'static str,
+    ms: f64,
+}
+
+impl DeviceTime {
+    /// What has been done since the last step, or since the guest stands still, was this one.
+    fn step(&mut self, step: &'static str) {
+        if let Some(last) = self.last.replace(Instant::now()) {
+            self.steps.push(StepTime { step, ms: ms(last) });
+        }
+    }
 }
 
 /// How far a function is.
@@ -315,7 +335,7 @@ impl<'a> Functions<'a> {
             true => self.come_to_rest_first(monitor, interrupted)?,
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
-        let begun = Instant::now();
+        let begun = *self.time.last.insert(Instant::now());
         if now["status"] != "pre-switchover" {
             self.sent = true;
             return Err(failed(
@@ -325,6 +345,7 @@ impl<'a> Functions<'a> {
         }
         self.is_awaited()?;
         self.are_in_place(monitor)?;
+        self.time.step("looks");
         self.stand_still(monitor, interrupted)?;
         journal::moment("taken");
         // From here on it answers nothing while it waits for the other one to read.
@@ -334,25 +355,33 @@ impl<'a> Functions<'a> {
         let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
         let ended = followed(ended)?;
         self.sent = true;
+        self.time.step("switch-over");
         monitor.set_patience(PATIENCE);
         let arriving = Instant::now();
         journal::moment("sent");
         self.arrived()?;
+        self.time.step("arrival");
         self.revive()?;
+        self.time.step("set-up there");
         journal::moment("revived");
         self.replay()?;
+        self.time.step("replay");
         not_cancelled(interrupted)?;
         journal::moment("replayed");
         self.journal.give_away()?;
         self.gone = true;
         journal::moment("gone");
-        self.leave();
-        journal::moment("left");
-        if self.running {
-            self.far()?.execute("cont", &json!({}))?;
-        }
+        // The functions here stand still whether they were told so or not: the guest does not wait for their resets.
+        let continued = match self.running {
+            true => self.far().and_then(|far| far.execute("cont", &json!({}))).map(drop),
+            false => Ok(()),
+        };
+        self.time.step("cont");
         journal::moment("continued");
         (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
+        self.leave();
+        journal::moment("left");
+        continued?;
         if self.running {
             self.are_brought_back();
         }
@@ -410,12 +439,14 @@ impl<'a> Functions<'a> {
             journal::moment("commands");
             all.iter().try_for_each(|one| switch_wire_off(ports, one))
         })?;
+        self.time.step("set-up here");
         for one in &mut self.all {
             not_cancelled(interrupted)?;
             // It may have come to rest although the answer says no, or does not come.
             one.stand = Stand::Still;
             let deadline = if one.cooperates { cooperating::LOCKED } else { STEP };
             let rested: RestedFunctionReport = one.step_within(self.here, "rest", deadline, true)?;
+            self.time.step("rest");
             journal::moment("rested");
             one.moved.stop_accesses += rested.stop_accesses;
             one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
@@ -431,6 +462,7 @@ impl<'a> Functions<'a> {
                 put(self.there, one, &carried)?;
             }
             one.carried = Some(carried);
+            self.time.step("state");
         }
         not_cancelled(interrupted)
     }

@@ -168,7 +168,8 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
 
 fn shown(report: &MoveReport) -> String {
     // What QEMU measured ends before its PCI functions go on.
-    let stood_still = report.device_time.map_or(report.downtime_ms as f64, |time| time.stood_still_ms);
+    let stood_still =
+        report.device_time.as_ref().map_or(report.downtime_ms as f64, |time| time.stood_still_ms);
     let mut text = format!(
         "{} is at {}: {:.1} s, {} sent, the guest stood still for {stood_still:.0} ms\n",
         report.vm,

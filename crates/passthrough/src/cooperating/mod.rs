@@ -7,8 +7,9 @@
 //!           each vector is signalled once
 //! ```
 //!
-//! All pages of registers are trapped, as in [`crate::Migratable`] and for its reason. A guest that neither locks nor unlocks as it should
-//! harms its own function: at rest its accesses are denied here.
+//! All pages of registers are trapped, as in [`crate::Migratable`] and for its reason, or all but the first one are the VMM's to map: its guest's driver
+//! needs nobody to see its accesses. One that is mapped does not go to another function under the same VMM, which would go on driving this one.
+//! A guest that neither locks nor unlocks as it should harms its own function: at rest its trapped accesses are denied here, and it reaches no memory.
 
 mod capability;
 pub mod page;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
-use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError, spec};
+use ioplane_pci::{BarMap, Identity, Irq, Irqs, PAGE, Wire, WireError, spec};
 
 use capability::{BELIEVED, Capability, NONE, REFUSED, Wish};
 use page::{PageFlaw, SharedEntry, SharedPage};
@@ -32,7 +33,7 @@ use crate::wires::Wires;
 
 /// The BAR that lists are about.
 const BAR: u8 = 0;
-/// The counters in the page are at most so old while the driver uses its function.
+/// The counters in the page are at most so old while the driver uses its function: accesses to the first page, which is always trapped, tell that.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// A counter of the function, as the guest has it.
@@ -86,6 +87,8 @@ pub struct Cooperation {
 pub struct Cooperating<H: Hardware> {
     hardware: H,
     bars: BarMap,
+    /// VMMs may map registers.
+    mapped: bool,
     capability: Capability,
     wires: Wires,
     /// The guest's memory, as the function reaches it.
@@ -104,15 +107,21 @@ pub struct Cooperating<H: Hardware> {
     pub(crate) logs: bool,
 }
 
+/// What a VMM may map.
+fn offered(bars: &BarMap, mapped: bool) -> BarMap {
+    if mapped { bars.trapped_in(BAR, 0, PAGE) } else { bars.trapped() }
+}
+
 impl<H: Hardware> Cooperating<H> {
-    /// `hardware` was reset, or is before anybody uses it.
-    pub fn new(mut hardware: H) -> Result<Self, HardwareError> {
+    /// `hardware` was reset, or is before anybody uses it. `mapped`: a VMM may map its registers, all but the first page.
+    pub fn new(mut hardware: H, mapped: bool) -> Result<Self, HardwareError> {
         let Some(capability) = Capability::new(&mut hardware)? else {
             return Err(HardwareError::NoRoom { function: hardware.name().to_owned() });
         };
         Ok(Cooperating {
-            bars: hardware.bars().trapped(),
+            bars: offered(hardware.bars(), mapped),
             hardware,
+            mapped,
             capability,
             wires: Wires::default(),
             memory: Vec::new(),
@@ -127,7 +136,12 @@ impl<H: Hardware> Cooperating<H> {
         })
     }
 
-    /// Register accesses so far: the guest's, and ours.
+    /// Whether a VMM may have mapped registers.
+    pub fn is_mapped(&self) -> bool {
+        self.mapped
+    }
+
+    /// Register accesses so far: the guest's that are trapped, and ours.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
@@ -442,11 +456,13 @@ impl<H: Hardware> Hardware for Cooperating<H> {
         self.memory.clear();
         self.begin_anew();
         self.hardware.close();
+        // Pages keep the hardware's descriptor.
+        self.bars = self.bars.trapped();
     }
 
     fn reopen(&mut self) -> Result<(), HardwareError> {
         self.hardware.reopen()?;
-        self.bars = self.hardware.bars().trapped();
+        self.bars = offered(self.hardware.bars(), self.mapped);
         Ok(())
     }
 

@@ -80,6 +80,9 @@ pub enum CarryError {
     /// Its guest's driver announced something else, or it is no longer there.
     #[error(transparent)]
     Page(#[from] PageFlaw),
+    /// Its VMM may have mapped it.
+    #[error("its VMM has mapped registers of it, and would go on driving it")]
+    Mapped,
     /// Its VMM has not been told what the guest relies on.
     #[error("its VMM has not set it up as it was: {0}")]
     NotSetUp(String),

@@ -17,11 +17,14 @@ impl<H: Hardware> Passthrough<Cooperating<H>> {
     /// Whether it may take its place: nothing has happened to the guest's one.
     pub fn prepare(&mut self, other: H) -> Result<Prepared<H>, ExchangeError> {
         self.may_be_carried()?;
+        if self.hardware.is_mapped() {
+            return Err(CarryError::Mapped.into());
+        }
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still.into());
         }
         self.hardware.may_rest()?;
-        let mut other = Cooperating::new(other).map_err(MovingError::from)?;
+        let mut other = Cooperating::new(other, false).map_err(MovingError::from)?;
         same_kind(&mut *self.hardware, &mut other)?;
         for region in &self.mapped {
             other.map(region.gpa(), region).map_err(MovingError::from)?;

@@ -9,7 +9,8 @@ mod world;
 
 use ioplane_nic::vf82576::spec::*;
 use ioplane_passthrough::cooperating::page::{self, PageFlaw, SharedEntry, WRITER};
-use ioplane_passthrough::{Carry, CarryError, ExchangeError, Motion};
+use ioplane_passthrough::{Carry, CarryError, Cooperating, ExchangeError, Motion, Passthrough};
+use ioplane_pci::Function;
 
 use driver::Driver;
 use silicon::{Around, vf};
@@ -25,12 +26,12 @@ fn run(plan: Plan) -> World {
 }
 
 /// Before every access and every tick of a driver that does all that it can do.
-fn moved_at_every_point(elsewhere: bool, stands: bool) {
+fn moved_at_every_point(elsewhere: bool, stands: bool, mapped: bool) {
     let still = run(Plan::default());
     let (mut moves, mut waited, mut missed, mut state) = (0, 0, 0, 0);
     let mut accesses = 0;
     for at in 1..=still.points {
-        let world = run(Plan { at: [at].into(), elsewhere, stands });
+        let world = run(Plan { at: [at].into(), elsewhere, stands, mapped });
         moves += world.moves;
         waited += u64::from(world.waited > 0);
         missed += world.missed.len();
@@ -54,24 +55,54 @@ fn moved_at_every_point(elsewhere: bool, stands: bool) {
 
 #[test]
 fn a_driver_goes_on_with_another_function_wherever_it_was() {
-    moved_at_every_point(false, false);
+    moved_at_every_point(false, false, false);
 }
 
 #[test]
 fn a_driver_goes_on_with_a_function_of_another_host_wherever_it_was() {
-    moved_at_every_point(true, false);
+    moved_at_every_point(true, false, false);
+}
+
+#[test]
+fn a_driver_whose_registers_are_mapped_goes_on_with_a_function_of_another_host_wherever_it_was() {
+    moved_at_every_point(true, false, true);
+}
+
+/// Whoever keeps the hardware's descriptor keeps the next client out.
+#[test]
+fn the_first_page_is_trapped_and_nothing_is_kept_of_the_others() {
+    let file =
+        std::sync::Arc::new(std::os::fd::OwnedFd::from(std::fs::File::open("/dev/zero").expect("a file")));
+    for (mapped, pages) in [(true, Some((0x1000, BAR_SIZE - 0x1000))), (false, None)] {
+        let hardware = other().mapped_from(file.clone());
+        let device = Cooperating::new(hardware, mapped).expect("room for the capability");
+        let mut device = Passthrough::new("nic0", device, None).expect("hardware that works");
+        let offered = device.bars().bar(0).and_then(|bar| bar.pages().first().map(|p| (p.offset, p.len)));
+        assert_eq!(offered, pages);
+        device.dismiss();
+        assert_eq!(std::sync::Arc::strong_count(&file), 1);
+    }
+}
+
+#[test]
+fn a_function_whose_registers_are_mapped_stays_under_its_vmm() {
+    let mut driver = Driver::new(World::new(Plan { mapped: true, ..Plan::default() }));
+    let refused = driver.world.device.prepare(other()).map(drop).expect_err("its VMM drives it");
+    assert!(matches!(refused, ExchangeError::Unready(CarryError::Mapped)), "{refused}");
+    assert_eq!(driver.world.device.motion(), Motion::Runs);
 }
 
 #[test]
 fn what_its_driver_has_not_seen_is_lost_if_the_guest_stands_still() {
-    moved_at_every_point(true, true);
+    moved_at_every_point(true, true, false);
 }
 
 #[test]
 fn a_driver_is_moved_often() {
     for seed in 0..40 {
         let at = (0..200).map(|turn| seed + turn * (23 + seed)).collect();
-        let world = run(Plan { at, elsewhere: seed % 3 == 0, stands: seed % 2 == 0 });
+        let plan = Plan { at, elsewhere: seed % 3 == 0, stands: seed % 2 == 0, mapped: false };
+        let world = run(plan);
         assert!(world.moves >= 10, "{} moves", world.moves);
     }
 }

@@ -26,6 +26,8 @@ pub struct Plan {
     pub elsewhere: bool,
     /// The guest stands still from when its function does.
     pub stands: bool,
+    /// The guest's accesses to registers go past whoever moves the function, but for the first page.
+    pub mapped: bool,
 }
 
 /// What is under way.
@@ -77,8 +79,8 @@ pub fn number(seen: &[u8]) -> Option<u32> {
     (frame(to, number, seen.len()) == seen).then_some(number)
 }
 
-pub fn admitted(hardware: Silicon, map: &Arc<GuestMap>) -> Passthrough<Cooperating<Silicon>> {
-    let cooperating = Cooperating::new(hardware).expect("room for the capability");
+pub fn admitted(hardware: Silicon, map: &Arc<GuestMap>, mapped: bool) -> Passthrough<Cooperating<Silicon>> {
+    let cooperating = Cooperating::new(hardware, mapped).expect("room for the capability");
     let device = Passthrough::new("nic0", cooperating, None).expect("hardware that works");
     let mut quiescent = Quiescent::new(device);
     quiescent.with(|device, proof| {
@@ -92,7 +94,7 @@ impl World {
     pub fn new(plan: Plan) -> World {
         let (vf, hardware) = Silicon::new([2, 0, 0, 0, 1, 0], 1000, BAR_SIZE);
         let map = Arc::new(GuestMap::anonymous(MEMORY).expect("memory"));
-        let (device, view) = (admitted(hardware, &map), GuestView::new(map));
+        let (device, view) = (admitted(hardware, &map, plan.mapped), GuestView::new(map));
         let mut world = World {
             device,
             vf,
@@ -140,13 +142,24 @@ impl World {
     pub fn read(&mut self, offset: u64) -> u32 {
         self.point();
         let mut bytes = [0; 4];
-        self.device.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes));
+        match self.goes_past(offset) {
+            true => vf(&self.vf).read(offset, &mut bytes),
+            false => drop(self.device.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes))),
+        }
         u32::from_le_bytes(bytes)
     }
 
     pub fn write(&mut self, offset: u64, value: u32) {
         self.point();
-        self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes()));
+        let bytes = value.to_le_bytes();
+        match self.goes_past(offset) {
+            true => vf(&self.vf).write(offset, &bytes),
+            false => drop(self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&bytes))),
+        }
+    }
+
+    fn goes_past(&self, offset: u64) -> bool {
+        self.plan.mapped && offset >= PAGE
     }
 
     pub fn store(&mut self, gpa: u64, bytes: &[u8]) {
@@ -170,7 +183,7 @@ impl World {
     pub fn reset(&mut self) {
         let hardware = Silicon::new([0; 6], 0, BAR_SIZE).1;
         let map = self.view.map().clone();
-        let device = std::mem::replace(&mut self.device, admitted(hardware, &map));
+        let device = std::mem::replace(&mut self.device, admitted(hardware, &map, self.plan.mapped));
         let mut quiescent = Quiescent::new(device);
         quiescent.with(|device, proof| device.reset(proof));
         self.device = quiescent.into_device();
@@ -299,7 +312,7 @@ impl World {
         }
         let (other, hardware) = self.other();
         let map = Arc::new(GuestMap::anonymous(MEMORY).expect("memory"));
-        let there = admitted(hardware, &map);
+        let there = admitted(hardware, &map, self.plan.mapped);
         self.device.leave().expect("left");
         (self.device, self.view) = (there, GuestView::new(map));
         self.view.write(0, &copy).expect("memory");

@@ -4,6 +4,7 @@
 mod carry;
 mod silicon;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
@@ -196,7 +197,17 @@ for_each_chip!(
     queues_that_end_after_the_deadline_are_brought_back,
     what_cannot_take_its_place_is_refused_before_anything_stops,
     what_the_silicon_forbids_is_not_written,
+    no_vmm_maps_its_registers,
 );
+
+fn no_vmm_maps_its_registers<C: Moved>() {
+    let file = Arc::new(OwnedFd::from(std::fs::File::open("/dev/zero").expect("a file")));
+    let hardware = Silicon::<C>::new(GUEST, 0, BAR_SIZE).1.mapped_from(file.clone());
+    let mut device = admitted(hardware, &Arc::new(GuestMap::anonymous(1 << 20).expect("memory")));
+    assert!(device.bars().bar(0).is_some_and(|bar| bar.pages().is_empty()));
+    device.dismiss();
+    assert_eq!(Arc::strong_count(&file), 1);
+}
 
 fn a_guest_goes_on_with_another_function<C: Moved>() {
     let mut guest = Guest::<C>::new();

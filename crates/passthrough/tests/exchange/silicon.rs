@@ -12,7 +12,7 @@ use ioplane_moving::{FillFrames, Surroundings};
 use ioplane_nic::silicon::{Chip, VirtualFunction, spec};
 use ioplane_nic::vf82576::Chip82576;
 use ioplane_nic::vf82599::Chip82599;
-use ioplane_pci::{Bar, BarMap, ConfigSpace, Identity, Irq, Irqs, Space, Wire, WireError};
+use ioplane_pci::{Bar, BarMap, ConfigSpace, Identity, Irq, Irqs, Pages, Space, Touch, Wire, WireError};
 
 /// A chip that is moved.
 pub trait Moved: Chip {
@@ -69,6 +69,17 @@ impl<C: Chip> Silicon<C> {
         let bars = BarMap::new().with(0, Bar::new(bar_size, Space::Memory32));
         let config = ConfigSpace::new(&identity::<C>(), &bars, irqs());
         (shared.clone(), Silicon { vf: shared, bars, config })
+    }
+}
+
+impl<C: Chip> Silicon<C> {
+    /// The same, whose registers may be mapped from this file until it is closed.
+    pub fn mapped_from(mut self, file: Arc<OwnedFd>) -> Self {
+        let size = self.bars.bar(0).map_or(0, |bar| bar.size);
+        let pages = Pages { offset: 0, len: size, touch: Touch::Mapped, file, at: 0 };
+        let bar = Bar::new(size, Space::Memory32).with_pages(pages).expect("whole pages");
+        self.bars = BarMap::new().with(0, bar);
+        self
     }
 }
 
@@ -152,6 +163,10 @@ impl<C: Chip> Hardware for Silicon<C> {
 
     fn unmask(&mut self) -> Result<(), HardwareError> {
         Ok(())
+    }
+
+    fn close(&mut self) {
+        self.bars = self.bars.trapped();
     }
 
     /// As VFIO does, it waits for the end.

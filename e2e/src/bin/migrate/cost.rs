@@ -8,7 +8,17 @@ use ioplane_e2e::pairs::{Compared, alternate};
 use ioplane_e2e::{L1, L2, Version};
 use serde::Serialize;
 use serde_json::Value;
+use std::path::Path;
 use std::time::Duration;
+
+/// Which function is compared with one that is handed over as it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Moves<'m> {
+    /// By a table, with its stock driver.
+    ByTable,
+    /// By the driver, this module: it has both functions.
+    ByDriver(&'m Path),
+}
 
 /// Per cent; the interval has to be narrower.
 pub const BOUND: f64 = 0.75;
@@ -37,11 +47,11 @@ fn accesses(side: &Side<'_>, name: &str) -> Result<u64> {
 }
 
 /// Both interfaces, in the order in which the guest's bus has them.
-fn raise(l1: &L1, guest: &L2<'_>) -> Result<()> {
+fn raise(l1: &L1, guest: &L2<'_>, load: &str) -> Result<()> {
     let [far, near] = OTHER;
     l1.run(&format!("ip addr replace {far}/24 dev {FAR}"), MINUTE)?;
     let script = format!(
-        "set -e; modprobe igbvf; bb=/folder/busybox
+        "set -e; {load}; bb=/folder/busybox
          echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
          set -- $(ls -d /sys/bus/pci/drivers/igbvf/0*/net/* | sort)
          $bb ip addr add {GUEST_IP}/24 dev $(basename $1); $bb ip addr add {near}/24 dev $(basename $2)
@@ -55,10 +65,17 @@ fn raise(l1: &L1, guest: &L2<'_>) -> Result<()> {
 }
 
 /// Goes on for `limit` at most, or until the interval is narrow enough.
-pub fn runtime(l1: &L1, side: &Side<'_>, limit: Duration) -> Result<Runtime> {
+pub fn runtime(l1: &L1, side: &Side<'_>, moves: Moves<'_>, limit: Duration) -> Result<Runtime> {
     let guest =
         l1.debian_by(Version::Newer, "cost", &side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?, "")?;
-    raise(l1, &guest).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
+    let load = match moves {
+        Moves::ByTable => "modprobe igbvf",
+        Moves::ByDriver(module) => {
+            std::fs::copy(module, guest.folder().join("igbvf.ko"))?;
+            "insmod /folder/igbvf.ko"
+        }
+    };
+    raise(l1, &guest, load).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
     let begun = (accesses(side, "nic0")?, accesses(side, ORIGINAL)?);
     let mut batches = 0_u32;
     let compared = alternate(BOUND, limit, |movable| {

@@ -20,6 +20,8 @@ pub struct Measured {
     pub failover: Vec<(Kind, Result<Vec<Moved>, String>)>,
     pub stops: Vec<Stop>,
     pub runtime: Option<Result<Runtime, String>>,
+    /// The same with a driver that cooperates.
+    pub cooperating: Option<Result<Runtime, String>>,
     /// Parts that ended with an error.
     pub failed: Vec<(String, String)>,
 }
@@ -32,7 +34,7 @@ const NO_TIME: &str = "a model of the silicon has no time, and no 82599 is emula
 
 impl Measured {
     /// The pair that there is: of virtual functions if possible.
-    fn pair(&self) -> Option<(Kind, &[Moved])> {
+    pub fn pair(&self) -> Option<(Kind, &[Moved])> {
         let had = |(kind, tried): &'_ (Kind, Result<Vec<Moved>, String>)| match tried {
             Ok(moves) if !moves.is_empty() => Some(*kind),
             _ => None,
@@ -156,11 +158,13 @@ impl Measured {
         let ratios = cards.iter().filter_map(|card| number(card, "pages_marked_ratio")).reduce(f64::max);
         let pages_marked_ratio =
             ratios.map_or_else(|| null("pages_marked_ratio", NOT_RUN), |ratio| json!(ratio));
-        let (percent, runtime) = match &self.runtime {
+        let mut cost = |key: &str, measured: &Option<Result<Runtime, String>>| match measured {
             Some(Ok(runtime)) => (runtime.percent.clone(), json!(runtime)),
-            Some(Err(error)) => (null("runtime_cost_percent", error), Value::Null),
-            None => (null("runtime_cost_percent", NOT_RUN), Value::Null),
+            Some(Err(error)) => (null(key, error), Value::Null),
+            None => (null(key, NOT_RUN), Value::Null),
         };
+        let (percent, runtime) = cost("runtime_cost_percent", &self.runtime);
+        let (cooperating_percent, cooperating) = cost("cooperating_cost_percent", &self.cooperating);
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
         let tried: Map<String, Value> = self
             .failover
@@ -184,6 +188,8 @@ impl Measured {
             "failover_used": pair.map(|(kind, _)| format!("{kind:?}")),
             "runtime_cost_percent": percent,
             "runtime": runtime,
+            "cooperating_cost_percent": cooperating_percent,
+            "cooperating": cooperating,
             "pages_missed": pages_missed,
             "pages_marked_ratio": pages_marked_ratio,
             "memories": self.stops,
@@ -247,6 +253,7 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
         "migrations",
         "memories",
         "runtime",
+        "cooperating",
         "not_measured",
     ] {
         text += &format!("{key}: {}\n", figures[key]);

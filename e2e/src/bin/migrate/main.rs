@@ -1,4 +1,4 @@
-//! `ioplane-migrate-bench [--json] [--quick] [--moves N] [--only PART]`: a guest whose NIC is a virtual function moves to another host and back, beside the
+//! `ioplane-migrate-bench [--json] [--quick] [--moves N] [--only PART] [--plot FILE]`: a guest whose NIC is a virtual function moves to another host and back, beside the
 //! same guest with virtio-net on ioplane and with a pair of NICs of QEMU's (`failover`).
 //!
 //! ```text
@@ -15,14 +15,18 @@ mod cost;
 mod figures;
 mod model;
 mod moves;
+mod over_time;
 mod place;
+mod plot;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cost::Moves;
 use figures::{Measured, table};
 use moves::Course;
 use place::{Kind, sides};
@@ -44,12 +48,18 @@ struct Options {
     /// Moves of each model [default: 2000; with --quick 60]
     #[arg(long)]
     model_moves: Option<u32>,
+    /// Memories compared with what the function writes logged; one more is without that
+    #[arg(long, default_value_t = 1)]
+    comparisons: usize,
     /// Datagrams a second, as far as the stage is fast enough
     #[arg(long, default_value_t = 300)]
     rate: u32,
     /// Only this part; may be given again
     #[arg(long)]
     only: Vec<Part>,
+    /// Write what came from each guest over time there, as SVG
+    #[arg(long)]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,6 +114,9 @@ fn main() -> Result<()> {
         nested(&options, &mut measured, &say)?;
     }
     let figures = measured.figures();
+    if let Some((path, picture)) = options.plot.as_ref().zip(plot::plot(&measured)) {
+        std::fs::write(path, picture).with_context(|| format!("writing {}", path.display()))?;
+    }
     if options.json {
         println!("{}", serde_json::to_string_pretty(&envelope_of("migrate", &figures)?)?);
     } else {
@@ -126,11 +139,12 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     };
     if options.wants(Part::Vf) || options.wants(Part::Pages) {
         let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
-        let stops: &[bool] = if options.wants(Part::Pages) { &[true, false] } else { &[] };
+        let stops = std::iter::repeat_n(true, options.comparisons).chain([false]);
+        let stops = stops.filter(|_| options.wants(Part::Pages));
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
         let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
             for log in stops {
-                let stop = course.compared(*log).context("memories compared")?;
+                let stop = course.compared(log).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
                 memories.push(stop);
             }
@@ -158,9 +172,17 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     }
     if options.wants(Part::Cost) {
         let seconds = if options.quick { 60 } else { 900 };
-        let runtime = cost::runtime(&l1, &both[0], Duration::from_secs(seconds));
+        let limit = Duration::from_secs(seconds);
+        let runtime = cost::runtime(&l1, &both[0], Moves::ByTable, limit);
         say(&format!("while nothing moves: {runtime:?}"));
         measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
+        let module = l1.host.cooperating_igbvf(&say);
+        let cooperating = module.and_then(|module| {
+            both[0].cooperates()?;
+            cost::runtime(&l1, &both[0], Moves::ByDriver(&module), limit)
+        });
+        say(&format!("while nothing moves, with a driver that cooperates: {cooperating:?}"));
+        measured.cooperating = Some(cooperating.map_err(|error| format!("{error:#}")));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Moves of a guest under traffic, there and back, and what the other end of the cable sees of each.
 
 use crate::MINUTE;
+use crate::over_time::OverTime;
 use crate::place::{Kind, ORIGINAL, Side};
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::GUEST_IP;
@@ -39,6 +40,8 @@ pub struct Moved {
     pub unplug_gap_ms: Option<f64>,
     /// What was said of the move.
     pub report: Value,
+    #[serde(skip)]
+    pub over_time: OverTime,
 }
 
 impl Moved {
@@ -55,6 +58,7 @@ impl Moved {
             bytes: [driven.bytes_there, driven.bytes_back],
             unplug_gap_ms: None,
             report,
+            over_time: driven.gaps.first().map_or_else(OverTime::default, |gap| OverTime::of(driven, gap)),
         }
     }
 
@@ -241,9 +245,12 @@ fn apart(driven: &Driven, moved: &mut Moved) -> Result<()> {
     let states = &moved.report["states"];
     let active = states["active"].as_f64().with_context(|| states.to_string())?;
     let after = |gap: &&Gap| driven.begun_s + gap.at_ms / 1e3 >= active;
-    let longest = |gaps: Vec<&Gap>| gaps.iter().map(|gap| gap.ms).fold(0.0, f64::max);
+    let longest =
+        |gaps: Vec<&Gap>| gaps.into_iter().copied().max_by(|a, b| a.ms.total_cmp(&b.ms)).unwrap_or_default();
     let (late, early) = driven.gaps.iter().partition(after);
-    (moved.gap_ms, moved.unplug_gap_ms) = (longest(late), Some(longest(early)));
+    let (late, early) = (longest(late), longest(early));
+    (moved.gap_ms, moved.unplug_gap_ms) = (late.ms, Some(early.ms));
+    moved.over_time = OverTime::of(driven, &late);
     Ok(())
 }
 

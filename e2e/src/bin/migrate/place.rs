@@ -118,6 +118,13 @@ impl Side<'_> {
         self.daemon.text(&format!("pci add nic0 --host {first} --mode migratable"))?;
         self.daemon.text(&format!("pci add {ORIGINAL} --host {second} --mode passthrough")).map(drop)
     }
+
+    /// Adds the first one anew, for a driver that cooperates and maps its registers. No guest has it.
+    pub fn cooperates(&self) -> Result<()> {
+        let first = self.functions.first().context("a function")?;
+        self.daemon.text("pci remove nic0")?;
+        self.daemon.text(&format!("pci add nic0 --host {first} --mode cooperating --mapped")).map(drop)
+    }
 }
 
 /// Gives the functions that are handed over as they are the NIC's address: both of a pair have one.

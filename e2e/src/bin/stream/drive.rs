@@ -2,7 +2,7 @@
 
 use crate::{SIZE, number, receive, send};
 use anyhow::{Context, Result, bail};
-use ioplane_e2e::streams::{Answered, Driven, Gap, Numbers};
+use ioplane_e2e::streams::{Answered, Driven, Gap, Numbers, Series};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
@@ -20,9 +20,11 @@ const ALONE: Duration = Duration::from_millis(100);
 /// A connection that stands still for longer is broken. L1's clock may run two or three times as fast as time passes, and what was lost is sent again after longer and longer pauses.
 const STANDS: Duration = Duration::from_secs(600);
 
+#[derive(Default)]
 struct Came {
     numbers: Numbers,
     gaps: Vec<Gap>,
+    over_time: Series,
 }
 
 fn connect(to: SocketAddr, first: u64) -> Result<TcpStream> {
@@ -51,7 +53,7 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     let begun_s = uptime()?;
     let (begun, ended, over) = (Instant::now(), AtomicBool::new(false), AtomicBool::new(false));
     let (sent, answered) = (AtomicU64::new(0), AtomicU64::new(0));
-    let mut tcp_gap = Gap::default();
+    let (mut tcp_gap, mut tcp_bytes) = (Gap::default(), Series::default());
     let (came, bytes_back) = std::thread::scope(|scope| -> Result<_> {
         let coming = scope.spawn(|| come(&socket, begun, &over, &answered));
         scope.spawn(|| datagrams(&socket, rate, &sent, &answered, &ended));
@@ -63,8 +65,10 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
                 ended.store(until.exists(), Ordering::Relaxed);
             }
         });
-        let mut last = Instant::now();
-        let received = receive(&stream, |_| {
+        let (mut last, mut before) = (Instant::now(), 0);
+        let received = receive(&stream, |bytes| {
+            tcp_bytes.add(begun.elapsed(), bytes - before);
+            before = bytes;
             let gap = Gap { at_ms: ms(begun.elapsed()), ms: ms(last.elapsed()) };
             last = Instant::now();
             if gap.ms > tcp_gap.ms {
@@ -98,9 +102,10 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     if let Some(fault) = fault {
         bail!("in the guest: {fault}");
     }
-    let Came { numbers, gaps } = came;
+    let Came { numbers, gaps, over_time: datagrams } = came;
     let back = numbers.counted(echoed);
-    let driven = Driven { begun_s, sent, there, back, gaps, bytes_there, bytes_back, tcp_gap };
+    let driven =
+        Driven { begun_s, sent, there, back, gaps, bytes_there, bytes_back, tcp_gap, datagrams, tcp_bytes };
     println!("{}", serde_json::to_string(&driven)?);
     Ok(())
 }
@@ -116,13 +121,14 @@ fn ms(time: Duration) -> f64 {
 }
 
 fn come(socket: &UdpSocket, begun: Instant, over: &AtomicBool, answered: &AtomicU64) -> Came {
-    let mut came = Came { numbers: Numbers::default(), gaps: Vec::new() };
+    let mut came = Came::default();
     let (mut datagram, mut last) = ([0; SIZE], None::<Instant>);
     while !over.load(Ordering::Relaxed) {
         // Time passes without any, and a refusal is one more that did not come.
         let Ok(count) = socket.recv(&mut datagram) else { continue };
         let Some(is) = number(&datagram[..count], 1) else { continue };
         came.numbers.came(is);
+        came.over_time.add(begun.elapsed(), 1);
         answered.fetch_add(1, Ordering::Relaxed);
         if let Some(last) = last {
             came.gaps.push(Gap { at_ms: ms(begun.elapsed()), ms: ms(last.elapsed()) });
