@@ -60,6 +60,7 @@ fn the_silicon_s_rules_are_enforced() {
             vf.set_master(true);
             on(vf);
             put(vf, RX + TAIL, 5);
+            vf.receive(&[0xff; 60]);
         }),
         SiliconViolation::Dma { iova: 0x1000 }
     );
@@ -105,7 +106,6 @@ fn what_the_82599_does_otherwise() {
         "what a reset leaves"
     );
     assert_ne!(get(&mut vf, RX + DCTL) & ENABLE, 0, "also a queue that is on");
-    vf.receive(&[0xff; 60]);
     // The PF reads what was asked, also from a driver that goes on holding the mailbox, and answers once that lets go.
     put(&mut vf, VFMAILBOX, VFU);
     put(&mut vf, VFMBMEM, MESSAGE_RESET);
