@@ -15,6 +15,7 @@ use crate::process::built;
 use crate::streams::Driven;
 use crate::traffic::Traffic;
 use crate::travel::VM;
+use crate::uplink::UPLINK;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -133,9 +134,13 @@ impl<'a> Side<'a> {
 
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
-        let Side { functions, mode, .. } = self;
-        // Of a card that is mediated the physical function knows nothing.
-        let adopt = if *mode == "virtual" { String::new() } else { format!(" --adopt {ADOPT}") };
+        let Side { functions, mode, physical, .. } = self;
+        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in.
+        let adopt = match *physical {
+            _ if *mode == "virtual" => String::new(),
+            UPLINK => format!(" --uplink {UPLINK}"),
+            _ => format!(" --adopt {ADOPT}"),
+        };
         // A driver that cooperates needs nobody to see what it does.
         let mapped = if *mode == "cooperating" { " --mapped" } else { "" };
         for (number, function) in functions.iter().enumerate() {
@@ -279,11 +284,11 @@ pub fn arrives<'a>(
     Ok((destination, report))
 }
 
-/// The figures, on a line of their own.
-pub fn told(driven: &Driven, moves: &[&Value]) {
+/// The figures of this kind of function, on a line of their own.
+pub fn told(kind: &str, driven: &Driven, moves: &[&Value]) {
     let most = |field: &str| moves.iter().filter_map(|report| report["functions"][0][field].as_u64()).max();
     let line = json!({
-        "vf82576": {
+        kind: {
             "stop_accesses": most("stop_accesses"),
             "replay_accesses": most("replay_accesses"),
             "state_bytes": most("state_bytes"),

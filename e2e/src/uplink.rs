@@ -6,6 +6,8 @@ use ioplane_figures::cable::ip;
 use std::os::fd::AsFd;
 use std::process::Command;
 
+/// Interface of an L1 that sends frames to functions in place of a physical one.
+pub const UPLINK: &str = "up0";
 /// The address of the host's end.
 pub const HOST_MAC: &str = "02:00:00:00:aa:01";
 

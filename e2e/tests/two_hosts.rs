@@ -97,7 +97,7 @@ fn a_stock_guest_with_a_virtual_function_moves_to_another_host_and_back() -> Res
     let (third, back) = ends.travel((1, second, 0), ["second", "third"], &traffic)?;
     let driven = traffic.end().with_context(|| ends.last_words(a, "third"))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    told(&driven, &[&out, &back]);
+    told("vf82576", &driven, &[&out, &back]);
     right(&driven, 2).with_context(|| ends.last_words(a, "third"))?;
     let after = noticed(a, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");

@@ -70,7 +70,7 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         .end()
         .with_context(|| format!("{}\n{}", last_words(&l1, "third", [&here, &there]), said(&here, &there)))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    told(&driven, &[&there_report, &back_report]);
+    told("vf82576", &driven, &[&there_report, &back_report]);
     right(&driven, 2).with_context(|| last_words(&l1, "third", [&here, &there]))?;
     let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");

@@ -70,10 +70,11 @@ fn announcement(address: [u8; 6], vlan: Option<VfVlan>) -> [u8; TAGGED] {
     frame
 }
 
-/// The network interface of a physical function.
+/// The network interface of a physical function, or one that stands in for it.
 #[derive(Debug)]
 pub struct PhysicalFunction {
     interface: String,
+    stands_in: bool,
     index: i32,
     address: [u8; 6],
     socket: OwnedFd,
@@ -96,9 +97,26 @@ impl Net {
         Ok(Net { folder: interface.path(), name: interface.file_name().to_string_lossy().into_owned() })
     }
 
-    /// The same, if it is up.
-    fn of(root: &Path, of: PciAddress) -> io::Result<Net> {
-        let net = Net::found(root, of)?;
+    /// The interface `uplink`, if there is none of the function's card.
+    fn standing_in(root: &Path, of: PciAddress, uplink: &str) -> io::Result<Net> {
+        if let Ok(own) = Net::found(root, of) {
+            let why =
+                format!("{of} has its physical function on this host, {}: leave the uplink out", own.name);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let folder = root.join("class/net").join(uplink);
+        if !folder.is_dir() {
+            return Err(missing(format!("this host has no interface {uplink}")));
+        }
+        Ok(Net { folder, name: uplink.to_owned() })
+    }
+
+    /// Whose frames come to that function, if it is up.
+    fn of(root: &Path, of: PciAddress, uplink: Option<&str>) -> io::Result<Net> {
+        let net = match uplink {
+            None => Net::found(root, of)?,
+            Some(uplink) => Net::standing_in(root, of, uplink)?,
+        };
         let flags = net.attribute("flags")?;
         let flags =
             u32::from_str_radix(flags.trim_start_matches("0x"), 16).map_err(|_| net.wrong("flags"))?;
@@ -128,9 +146,10 @@ fn missing(what: String) -> io::Error {
 }
 
 impl PhysicalFunction {
-    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`. It has to be up.
-    pub fn of(root: &Path, of: PciAddress) -> io::Result<Self> {
-        let net = Net::of(root, of)?;
+    /// That of the virtual function `of`, on the host whose sysfs is mounted at `root`; or the interface `uplink`, where the host has none of the
+    /// card, as a VM that was handed virtual functions. It has to be up.
+    pub fn of(root: &Path, of: PciAddress, uplink: Option<&str>) -> io::Result<Self> {
+        let net = Net::of(root, of, uplink)?;
         let index = net.index()?;
         let address: MacAddress = net.attribute("address")?.parse().map_err(|_| net.wrong("address"))?;
         // SAFETY: no pointers; what it returns is a new descriptor or -1.
@@ -140,13 +159,14 @@ impl PhysicalFunction {
         }
         // SAFETY: nobody else has it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        Ok(PhysicalFunction { interface: net.name, index, address: address.0, socket })
+        let stands_in = uplink.is_some();
+        Ok(PhysicalFunction { interface: net.name, stands_in, index, address: address.0, socket })
     }
 
     /// Whether frames from it could come now to the virtual function `of`, and leave by the cable: it is driven by this host, up, and has
     /// a link. Opens nothing.
-    pub fn is_ready(root: &Path, of: PciAddress) -> io::Result<()> {
-        let net = Net::of(root, of)?;
+    pub fn is_ready(root: &Path, of: PciAddress, uplink: Option<&str>) -> io::Result<()> {
+        let net = Net::of(root, of, uplink)?;
         match net.attribute("carrier")?.as_str() {
             "0" => Err(io::Error::new(io::ErrorKind::NetworkDown, format!("{} has no link", net.name))),
             _ => Ok(()),
@@ -156,6 +176,11 @@ impl PhysicalFunction {
     /// Its interface.
     pub fn interface(&self) -> &str {
         &self.interface
+    }
+
+    /// Whether it is the physical function's own: the network finds the guest behind it.
+    pub fn is_at_the_function(&self) -> bool {
+        !self.stands_in
     }
 
     /// Sends so many frames of a flow with nothing in them. Some may be lost where its queue is full.
@@ -239,29 +264,44 @@ mod tests {
     fn what_has_no_physical_function_is_said() {
         let root = tempfile::tempdir().expect("a folder");
         let of = "0000:01:10.0".parse().expect("an address");
-        let error = PhysicalFunction::of(root.path(), of).expect_err("there is nothing");
+        let error = PhysicalFunction::of(root.path(), of, None).expect_err("there is nothing");
         assert_eq!(
             error.to_string(),
             "0000:01:10.0 is not a virtual function of a card whose interface this host has"
         );
+        let error = PhysicalFunction::of(root.path(), of, Some("up0")).expect_err("there is nothing");
+        assert_eq!(error.to_string(), "this host has no interface up0");
+        let uplink = root.path().join("class/net/up0");
+        fs::create_dir_all(&uplink).expect("a folder");
+        fs::write(uplink.join("flags"), "0x1003\n").expect("a file");
+        fs::write(uplink.join("carrier"), "0\n").expect("a file");
+        let error = PhysicalFunction::is_ready(root.path(), of, Some("up0")).expect_err("its cable is out");
+        assert_eq!(error.to_string(), "up0 has no link");
+        fs::write(uplink.join("carrier"), "1\n").expect("a file");
+        PhysicalFunction::is_ready(root.path(), of, Some("up0")).expect("it is up, and has a link");
         let net = root.path().join("bus/pci/devices/0000:01:10.0/physfn/net/pf0");
         fs::create_dir_all(&net).expect("a folder");
         fs::write(net.join("ifindex"), "7\n").expect("a file");
         fs::write(net.join("flags"), "0x1002\n").expect("a file");
-        let error = PhysicalFunction::of(root.path(), of).expect_err("it is down");
+        let error = PhysicalFunction::is_ready(root.path(), of, Some("up0")).expect_err("it has its own");
+        assert_eq!(
+            error.to_string(),
+            "0000:01:10.0 has its physical function on this host, pf0: leave the uplink out"
+        );
+        let error = PhysicalFunction::of(root.path(), of, None).expect_err("it is down");
         assert_eq!(error.to_string(), "pf0 is down");
         assert_eq!(
-            PhysicalFunction::is_ready(root.path(), of).expect_err("it is down").to_string(),
+            PhysicalFunction::is_ready(root.path(), of, None).expect_err("it is down").to_string(),
             "pf0 is down"
         );
         fs::write(net.join("flags"), "0x1003\n").expect("a file");
         fs::write(net.join("address"), "nothing\n").expect("a file");
-        let error = PhysicalFunction::of(root.path(), of).expect_err("it has no address");
+        let error = PhysicalFunction::of(root.path(), of, None).expect_err("it has no address");
         assert_eq!(error.to_string(), "pf0 has no address that can be read");
         fs::write(net.join("carrier"), "0\n").expect("a file");
-        let error = PhysicalFunction::is_ready(root.path(), of).expect_err("its cable is out");
+        let error = PhysicalFunction::is_ready(root.path(), of, None).expect_err("its cable is out");
         assert_eq!(error.to_string(), "pf0 has no link");
         fs::write(net.join("carrier"), "1\n").expect("a file");
-        PhysicalFunction::is_ready(root.path(), of).expect("it is up, and has a link");
+        PhysicalFunction::is_ready(root.path(), of, None).expect("it is up, and has a link");
     }
 }

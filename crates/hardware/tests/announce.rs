@@ -33,7 +33,7 @@ fn physical(root: &Path, slot: u8, interface: &str) -> PhysicalFunction {
     write("address", link[0]["address"].as_str().expect("an address").to_owned());
     write("flags", "0x1003".to_owned());
     write("carrier", "1".to_owned());
-    PhysicalFunction::of(root, of).expect("it is up")
+    PhysicalFunction::of(root, of, None).expect("it is up")
 }
 
 /// Behind which ports of the switch the guest is.

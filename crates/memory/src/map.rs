@@ -12,6 +12,7 @@ use crate::PAGE;
 use crate::charge::Pin;
 use crate::error::{MapError, MappingError};
 use crate::mapping::Mapping;
+use crate::mutation::{Invariant, bound};
 use crate::quota::MAX_REGIONS;
 
 /// What a front end says of a region, before it is mapped. Addresses and lengths in bytes.
@@ -192,7 +193,7 @@ impl GuestMap {
     }
 
     fn insert(&mut self, region: MemoryRegion) -> Result<(), MapError> {
-        if self.regions.len() >= MAX_REGIONS {
+        if self.regions.len() as u64 >= bound(Invariant::KeepsQuotas, MAX_REGIONS as u64) {
             return Err(MapError::TooMany);
         }
         let at = self.regions.partition_point(|r| r.gpa < region.gpa);

@@ -1,5 +1,8 @@
 //! A function that takes nothing of what the silicon forbids, from a guest or from us: a head other than zero, a tail other than zero of
-//! a queue that is off. What emulates the silicon may allow it, so whoever only tried it there would not find out.
+//! a queue that was not on yet. What emulates the silicon may allow it, so whoever only tried it there would not find out.
+//!
+//! A queue that was on and was told to end is another matter: Linux's drivers tell a receive queue to end while their poll may still be posting
+//! buffers to it, and the silicon ignores that tail. So it is dropped here.
 
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::MemoryRegion;
@@ -11,6 +14,16 @@ use std::sync::Arc;
 use crate::error::MovingError;
 use crate::plan::MovePlan;
 
+/// Whether a queue was last switched on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Switched {
+    /// Not since the last reset.
+    Never,
+    On,
+    /// Off, after it was on.
+    Off,
+}
+
 /// A ring's registers, and whether it was last switched on.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
@@ -18,7 +31,7 @@ struct Rule {
     tail: u64,
     control: u64,
     enable: u32,
-    on: bool,
+    switched: Switched,
 }
 
 /// Hardware with those rules in front of it. It counts accesses to registers as well.
@@ -41,7 +54,7 @@ impl<H: Hardware> Guarded<H> {
             tail: ring.tail,
             control: ring.control,
             enable: ring.enable,
-            on: false,
+            switched: Switched::Never,
         };
         let (by, _, value) = model.model.reset.by;
         Ok(Guarded {
@@ -70,10 +83,11 @@ impl<H: Hardware> Guarded<H> {
     }
 
     fn off(&mut self) {
-        self.rules.iter_mut().for_each(|rule| rule.on = false);
+        self.rules.iter_mut().for_each(|rule| rule.switched = Switched::Never);
     }
 
-    fn rule(&mut self, offset: u64, value: u32) -> Result<(), &'static str> {
+    /// Whether it goes to the hardware.
+    fn rule(&mut self, offset: u64, value: u32) -> Result<bool, &'static str> {
         if offset == self.reset.0 && value & self.reset.1 != 0 {
             self.off();
         }
@@ -81,14 +95,22 @@ impl<H: Hardware> Guarded<H> {
             if offset == rule.head && value != 0 {
                 return Err("a head other than zero");
             }
-            if offset == rule.tail && value != 0 && !rule.on {
-                return Err("a tail of a queue that is off");
+            if offset == rule.tail && value != 0 {
+                match rule.switched {
+                    Switched::Never => return Err("a tail of a queue that is off"),
+                    Switched::On => {}
+                    Switched::Off => return Ok(false),
+                }
             }
             if offset == rule.control {
-                rule.on = value & rule.enable != 0;
+                rule.switched = match (value & rule.enable != 0, rule.switched) {
+                    (true, _) => Switched::On,
+                    (false, Switched::Never) => Switched::Never,
+                    (false, Switched::On | Switched::Off) => Switched::Off,
+                };
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -118,11 +140,16 @@ impl<H: Hardware> Hardware for Guarded<H> {
         self.accesses += 1;
         if bar == self.bar
             && let Ok(word) = <[u8; 4]>::try_from(bytes)
-            && let Err(what) = self.rule(offset, u32::from_le_bytes(word))
         {
-            self.forbidden += 1;
-            let function = self.hardware.name().to_owned();
-            return Err(HardwareError::Forbidden { function, offset, what });
+            match self.rule(offset, u32::from_le_bytes(word)) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(what) => {
+                    self.forbidden += 1;
+                    let function = self.hardware.name().to_owned();
+                    return Err(HardwareError::Forbidden { function, offset, what });
+                }
+            }
         }
         self.hardware.write(bar, offset, bytes)
     }

@@ -6,6 +6,7 @@
 //!   conformance           invariants 1 to 6, every device, every host
 //!   etcd                  members that are killed, or stand still
 //!   space, relay          hosts of their own, and packets between them that are late or lost
+//!   silicon               an 82599's virtual functions, for a QEMU to have as devices
 //!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
 //! ```
 //!
@@ -26,6 +27,7 @@ pub mod nic;
 pub mod oracle;
 pub mod qtest;
 pub mod relay;
+pub mod silicon;
 pub mod simulated;
 pub mod slow;
 pub mod space;

@@ -11,8 +11,7 @@ use super::address::{as_text, from_text};
 use super::checks::{checked, foreign, interface_flaw, switch_flaw};
 use super::network::host;
 use super::{
-    AdoptSpec, Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, differing, form,
-    served_fields, spec,
+    AdoptSpec, Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, form, served_fields, spec,
 };
 use crate::size::Size;
 
@@ -120,16 +119,6 @@ pub enum CableSpec {
     Tap(String),
 }
 
-impl CableSpec {
-    /// The field of the form that says it.
-    fn field(&self) -> &'static str {
-        match self {
-            CableSpec::Switch(_) => "switch",
-            CableSpec::Tap(_) => "tap",
-        }
-    }
-}
-
 /// What is behind a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -153,6 +142,9 @@ pub enum SourceSpec {
         /// A VMM may map its registers, all but the first page: of a function whose driver cooperates.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         mapped: bool,
+        /// The interface of this host that stands in for that of its physical function, where this host has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uplink: Option<String>,
     },
     /// A NIC in software.
     Emulated {
@@ -166,43 +158,43 @@ pub enum SourceSpec {
 }
 
 impl SourceSpec {
+    /// What it says, by the fields of the form. The first one tells which kind it is.
+    fn fields(&self) -> Vec<(&'static str, String)> {
+        let said = |value: &dyn fmt::Debug| format!("{value:?}");
+        match self {
+            SourceSpec::Host {
+                address,
+                mode,
+                on_fault,
+                forced,
+                unsafe_interrupts,
+                adopt,
+                mapped,
+                uplink,
+            } => vec![
+                ("host", said(address)),
+                ("mode", said(mode)),
+                ("on_fault", said(on_fault)),
+                ("force", said(forced)),
+                ("unsafe_interrupts", said(unsafe_interrupts)),
+                ("adopt", said(adopt)),
+                ("mapped", said(mapped)),
+                ("uplink", said(uplink)),
+            ],
+            SourceSpec::Emulated { chip, cable, mac } => {
+                let to = if let CableSpec::Switch(_) = cable { "switch" } else { "tap" };
+                vec![("emulate", said(chip)), (to, said(cable)), ("mac", said(mac))]
+            }
+        }
+    }
+
     /// Fields of the form in which this one differs from `other`.
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
-        match (self, other) {
-            (
-                SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped },
-                SourceSpec::Host {
-                    address: address2,
-                    mode: mode2,
-                    on_fault: on_fault2,
-                    forced: forced2,
-                    unsafe_interrupts: unsafe_interrupts2,
-                    adopt: adopt2,
-                    mapped: mapped2,
-                },
-            ) => differing! {
-                host: address, address2;
-                mode: mode, mode2;
-                on_fault: on_fault, on_fault2;
-                force: forced, forced2;
-                unsafe_interrupts: unsafe_interrupts, unsafe_interrupts2;
-                adopt: adopt, adopt2;
-                mapped: mapped, mapped2;
-            },
-            (
-                SourceSpec::Emulated { chip, cable, mac },
-                SourceSpec::Emulated { chip: chip2, cable: cable2, mac: mac2 },
-            ) => {
-                let mut names = differing! { emulate: chip, chip2; };
-                if cable != cable2 {
-                    names.push(cable.field());
-                }
-                names.extend(differing! { mac: mac, mac2; });
-                names
-            }
-            (SourceSpec::Host { .. }, SourceSpec::Emulated { .. }) => vec!["host"],
-            (SourceSpec::Emulated { .. }, SourceSpec::Host { .. }) => vec!["emulate"],
-        }
+        let (own, others) = (self.fields(), other.fields());
+        // Of another kind altogether.
+        let compared = if own[0].0 == others[0].0 { own.len() } else { 1 };
+        let differ = own.into_iter().zip(others).take(compared).filter(|(own, other)| own != other);
+        differ.map(|(own, _)| own.0).collect()
     }
 }
 
@@ -253,6 +245,10 @@ form! {
         /// host with its VM, and not to another function of this one
         [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
         mapped: bool,
+        /// An interface of this host on the network of a migratable function whose physical function is not this host's, as in a VM that has virtual
+        /// functions: it sends the frames that bring a receive ring to its place [default: the physical function's]
+        [long, value_name = "INTERFACE", conflicts_with = "emulate"]
+        uplink: String,
         /// A NIC in software, for stock drivers
         [long, value_name = "CHIP", requires = "cable"]
         emulate: ChipWord,
@@ -319,21 +315,26 @@ impl FunctionForm {
             [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())];
         let remedy = "leave it out, or give emulate in place of host";
         foreign(flaws, "a function of the host", remedy, &of_a_nic);
-        let of_a_model = [("on_fault", mode != ModeWord::Virtual && self.on_fault.is_some())];
-        let remedy = "leave it out, or give mode = \"virtual\"";
-        foreign(flaws, "a function that is passed through as it is", remedy, &of_a_model);
-        let moves = matches!(mode, ModeWord::Migratable | ModeWord::Cooperating);
-        let of_one_that_moves = [("adopt", !moves && self.adopt.is_some())];
-        let remedy = "leave it out, or give mode = \"migratable\" or \"cooperating\"";
-        foreign(flaws, "a function that does not move with its settings", remedy, &of_one_that_moves);
-        let mapped = self.mapped.unwrap_or(false);
-        let of_one_that_cooperates = [("mapped", mode != ModeWord::Cooperating && self.mapped.is_some())];
-        let remedy = "leave it out, or give mode = \"cooperating\"";
-        foreign(flaws, "a function whose driver does not cooperate", remedy, &of_one_that_cooperates);
-        let adopt = self.adopt.clone().unwrap_or_default();
-        let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
-        let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
-        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped })
+        use ModeWord::{Cooperating, Migratable, Virtual};
+        let mut only = |field, given, whose, modes: &[ModeWord]| {
+            let words: Vec<String> = modes.iter().map(|mode| format!("{:?}", mode.word())).collect();
+            let remedy = format!("leave it out, or give mode = {}", words.join(" or "));
+            foreign(flaws, whose, &remedy, &[(field, given && !modes.contains(&mode))]);
+        };
+        let moved = [Migratable, Cooperating];
+        only("on_fault", self.on_fault.is_some(), "a function that is passed through as it is", &[Virtual]);
+        only("adopt", self.adopt.is_some(), "a function that does not move with its settings", &moved);
+        only("mapped", self.mapped.is_some(), "a function whose driver does not cooperate", &[Cooperating]);
+        only(
+            "uplink",
+            self.uplink.is_some(),
+            "a function whose rings ioplane does not bring back",
+            &moved[..1],
+        );
+        let (adopt, uplink) = (self.adopt.clone().unwrap_or_default(), self.uplink.clone());
+        let (on_fault, mapped) = (self.on_fault.unwrap_or_default(), self.mapped.unwrap_or(false));
+        let (forced, unsafe_interrupts) = (self.force == Some(true), self.unsafe_interrupts == Some(true));
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped, uplink })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -345,6 +346,7 @@ impl FunctionForm {
             ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
             ("adopt", self.adopt.is_some()),
             ("mapped", self.mapped.is_some()),
+            ("uplink", self.uplink.is_some()),
         ];
         let remedy = "leave it out, or give host in place of emulate";
         foreign(flaws, "an emulated NIC", remedy, &of_the_host);
@@ -369,42 +371,32 @@ impl FunctionForm {
 impl FunctionSpec {
     /// The switch that it is plugged into.
     pub fn switch(&self) -> Option<&str> {
-        match &self.source {
-            SourceSpec::Emulated { cable: CableSpec::Switch(switch), .. } => Some(switch),
-            _ => None,
-        }
+        let SourceSpec::Emulated { cable: CableSpec::Switch(switch), .. } = &self.source else { return None };
+        Some(switch)
     }
 
     /// The TAP interface that it has for itself.
     pub fn tap(&self) -> Option<&str> {
-        match &self.source {
-            SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } => Some(tap),
-            _ => None,
-        }
+        let SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } = &self.source else { return None };
+        Some(tap)
     }
 
     /// The function of the host that it takes.
     pub fn address(&self) -> Option<PciAddress> {
-        match &self.source {
-            SourceSpec::Host { address, .. } => Some(*address),
-            SourceSpec::Emulated { .. } => None,
-        }
+        let SourceSpec::Host { address, .. } = &self.source else { return None };
+        Some(*address)
     }
 
     /// The address of an emulated NIC.
     pub fn mac(&self) -> Option<MacAddress> {
-        match &self.source {
-            SourceSpec::Emulated { mac, .. } => Some(*mac),
-            SourceSpec::Host { .. } => None,
-        }
+        let SourceSpec::Emulated { mac, .. } = &self.source else { return None };
+        Some(*mac)
     }
 
     /// `virtual`, `passthrough`, `migratable`, `cooperating` or `emulated`.
     pub fn mode(&self) -> &'static str {
-        match &self.source {
-            SourceSpec::Host { mode, .. } => mode.word(),
-            SourceSpec::Emulated { .. } => "emulated",
-        }
+        let SourceSpec::Host { mode, .. } = &self.source else { return "emulated" };
+        mode.word()
     }
 }
 
@@ -421,8 +413,11 @@ impl ServedSpec for FunctionSpec {
     }
 
     fn own_flaws(&self) -> Vec<Flaw> {
-        let tap = self.tap().and_then(|tap| interface_flaw("tap", tap));
-        self.switch().and_then(switch_flaw).into_iter().chain(tap).collect()
+        let uplink =
+            if let SourceSpec::Host { uplink, .. } = &self.source { uplink.as_deref() } else { None };
+        let names = [("tap", self.tap()), ("uplink", uplink)];
+        let flaws = names.into_iter().filter_map(|(field, name)| interface_flaw(field, name?));
+        self.switch().and_then(switch_flaw).into_iter().chain(flaws).collect()
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
@@ -493,6 +488,7 @@ mod tests {
             ),
             (r#"{"host": "0000:00:05.0", "mode": "migratable", "adopt": "mac,trust"}"#, &["mode", "adopt"]),
             (r#"{"host": "0000:00:05.0", "mode": "cooperating", "mapped": true}"#, &["mode", "mapped"]),
+            (r#"{"host": "0000:00:05.0", "mode": "migratable", "uplink": "up0"}"#, &["mode", "uplink"]),
         ] {
             assert_eq!(spec(json).differing(&host), names, "{json}");
         }
@@ -517,6 +513,7 @@ mod tests {
                 unsafe_interrupts: false,
                 adopt: AdoptSpec::default(),
                 mapped: false,
+                uplink: None,
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
@@ -552,6 +549,10 @@ mod tests {
                 "mapped says nothing about a function whose driver does not cooperate",
             ),
             (
+                r#"{"host": "00:05.0", "mode": "migratable", "uplink": "../up0"}"#,
+                "\"../up0\" is no name of an interface",
+            ),
+            (
                 r#"{"emulate": "ne2000", "switch": "lan", "mode": "virtual"}"#,
                 "mode says nothing about an emulated NIC",
             ),
@@ -572,6 +573,7 @@ mod tests {
             r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "adopt": "all"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "mapped": true}"#,
+            r#"{"host": "00:05.0", "mode": "migratable", "uplink": "up0"}"#,
             r#"{"emulate": "ne2000", "switch": "lan"}"#,
             r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,
         ] {

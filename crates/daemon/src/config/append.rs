@@ -187,7 +187,16 @@ impl Appended {
         self.table("pci");
         self.set("name", spec.name.as_str());
         match &spec.source {
-            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, adopt, mapped } => {
+            SourceSpec::Host {
+                address,
+                mode,
+                on_fault,
+                forced,
+                unsafe_interrupts,
+                adopt,
+                mapped,
+                uplink,
+            } => {
                 self.set("host", address.to_string());
                 self.other("mode", mode.word(), ModeWord::default().word());
                 self.other("on_fault", on_fault.to_string(), FaultSpec::default().to_string());
@@ -195,6 +204,7 @@ impl Appended {
                 self.other("unsafe_interrupts", *unsafe_interrupts, false);
                 self.other("adopt", adopt.to_string(), String::new());
                 self.other("mapped", *mapped, false);
+                self.some("uplink", uplink.as_deref());
             }
             SourceSpec::Emulated { chip, cable, mac } => {
                 self.set("emulate", chip.word());

@@ -351,7 +351,7 @@ fn function_cases() -> Vec<(String, usize, String, String)> {
             format!("{host}mtu = 3\n"),
             4,
             "[[pci]] has no \"mtu\"",
-            "it goes into [[nic]]: [[pci]] has name, host, mode, on_fault, force, unsafe_interrupts, adopt, mapped, emulate, switch, tap, \
+            "it goes into [[nic]]: [[pci]] has name, host, mode, on_fault, force, unsafe_interrupts, adopt, mapped, uplink, emulate, switch, tap, \
              mac, socket, guest_memory, pinned_memory",
         ),
     ];

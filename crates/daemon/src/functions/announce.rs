@@ -39,7 +39,8 @@ pub(super) fn begin(
     physical: Option<PhysicalFunction>,
     administered: Option<VfVlan>,
 ) {
-    let Some(physical) = physical else { return };
+    // A switch would look for the guest behind an interface that only stands in for the physical function's.
+    let Some(physical) = physical.filter(PhysicalFunction::is_at_the_function) else { return };
     let (handle, name) = (handle.clone(), name.to_owned());
     let connections = handle.status().connections;
     tokio::spawn(async move {

@@ -83,26 +83,54 @@ impl Surroundings for Here {
     }
 }
 
-/// Who sends frames to the virtual function at `of`. Blocks.
-pub(super) fn physical(of: PciAddress) -> Result<PhysicalFunction, Refusal> {
-    PhysicalFunction::of(Path::new(SYSFS), of).map_err(|error| no_frames(of, &error))
+/// A virtual function, and who sends frames to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FramesFrom {
+    pub(super) address: PciAddress,
+    /// The interface that stands in for that of its physical function.
+    pub(super) uplink: Option<String>,
 }
 
-fn no_frames(of: PciAddress, error: &std::io::Error) -> Refusal {
-    Refusal::conflict(
-        format!("frames to {of} cannot be sent from its physical function: {error}"),
-        "the card's physical function has to be driven by this host, with its interface up and its cable plugged in",
-    )
-}
+impl FramesFrom {
+    /// The same for another function of the host.
+    pub(super) fn of(&self, address: PciAddress) -> FramesFrom {
+        FramesFrom { address, uplink: self.uplink.clone() }
+    }
 
-/// Why the virtual function at `of` could not be brought to a state now. Blocks.
-pub(super) fn obstacle(of: PciAddress) -> Option<String> {
-    PhysicalFunction::is_ready(Path::new(SYSFS), of).err().map(|error| error.to_string())
-}
+    /// Who sends them. Blocks.
+    pub(super) fn physical(&self) -> Result<PhysicalFunction, Refusal> {
+        let FramesFrom { address, uplink } = self;
+        PhysicalFunction::of(Path::new(SYSFS), *address, uplink.as_deref())
+            .map_err(|error| self.refuse(&error))
+    }
 
-/// The same, as a refusal. Blocks.
-pub(super) fn is_ready(of: PciAddress) -> Result<(), Refusal> {
-    PhysicalFunction::is_ready(Path::new(SYSFS), of).map_err(|error| no_frames(of, &error))
+    /// Whether the function could be brought to a state now. Blocks.
+    pub(super) fn is_ready(&self) -> Result<(), Refusal> {
+        self.readiness().map_err(|error| self.refuse(&error))
+    }
+
+    /// Why not. Blocks.
+    pub(super) fn obstacle(&self) -> Option<String> {
+        self.readiness().err().map(|error| error.to_string())
+    }
+
+    fn readiness(&self) -> std::io::Result<()> {
+        PhysicalFunction::is_ready(Path::new(SYSFS), self.address, self.uplink.as_deref())
+    }
+
+    fn refuse(&self, error: &std::io::Error) -> Refusal {
+        let of = self.address;
+        match &self.uplink {
+            None => Refusal::conflict(
+                format!("frames to {of} cannot be sent from its physical function: {error}"),
+                "the card's physical function has to be driven by this host, with its interface up and its cable plugged in",
+            ),
+            Some(uplink) => Refusal::conflict(
+                format!("frames to {of} cannot be sent from {uplink}: {error}"),
+                "its --uplink has to be an interface of this host on the function's network, up and with its cable plugged in",
+            ),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use ioplane_moving::{PAGE, PageSet};
 use ioplane_passthrough::{Carried, Carry, CarryError, Motion, Replayed, SetUp};
 use ioplane_pci::spec;
 
-use super::around::{Here, physical};
+use super::around::{FramesFrom, Here};
 use super::body::Body;
 use super::hold::gone;
 use super::state::body_of;
@@ -82,10 +82,10 @@ pub(super) fn patience(deadline_ms: u64) -> Result<Duration, Refusal> {
 }
 
 /// By what a function is brought to where its guest was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The guest drives the function at this address itself: it stands still, and is brought back register by register.
-    Direct(PciAddress),
+    /// The guest drives the function itself: it stands still, and is brought back register by register.
+    Direct(FramesFrom),
     /// The same, and the guest's driver brings it back: its guest may run meanwhile.
     Cooperating(PciAddress),
     /// The daemon knows all of it: it is held, saved and loaded.
@@ -94,7 +94,7 @@ pub(super) enum Way {
 
 impl Way {
     /// A function whose guest runs is touched by none of the steps that need its rings.
-    pub(super) fn stands_still(self, name: &str, guest_stopped: bool) -> Result<(), Refusal> {
+    pub(super) fn stands_still(&self, name: &str, guest_stopped: bool) -> Result<(), Refusal> {
         if guest_stopped || matches!(self, Way::Cooperating(_)) {
             return Ok(());
         }
@@ -106,9 +106,9 @@ impl Way {
     }
 
     /// Who sends frames to it, where some are needed. Blocks.
-    pub(super) fn physical(self) -> Result<Option<PhysicalFunction>, Refusal> {
+    pub(super) fn physical(&self) -> Result<Option<PhysicalFunction>, Refusal> {
         match self {
-            Way::Direct(address) => physical(address).map(Some),
+            Way::Direct(frames) => frames.physical().map(Some),
             Way::Cooperating(_) | Way::Saved => Ok(None),
         }
     }
@@ -228,7 +228,9 @@ impl Card {
             return Err(refuse(&self.name(), &CarryError::Mapped));
         }
         match self.way() {
-            Ok(way @ (Way::Direct(address) | Way::Cooperating(address))) => Ok((address, way)),
+            Ok(way @ Way::Direct(FramesFrom { address, .. }) | way @ Way::Cooperating(address)) => {
+                Ok((address, way))
+            }
             _ => Err(self.not_to_be_moved()),
         }
     }
@@ -243,7 +245,9 @@ impl Card {
 
     pub(super) fn way(&self) -> Result<Way, Refusal> {
         match self.note().read().now.source {
-            SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Ok(Way::Direct(address)),
+            SourceSpec::Host { address, mode: ModeWord::Migratable, uplink, .. } => {
+                Ok(Way::Direct(FramesFrom { address, uplink }))
+            }
             SourceSpec::Host { address, mode: ModeWord::Cooperating, .. } => Ok(Way::Cooperating(address)),
             SourceSpec::Host { mode: ModeWord::Passthrough, .. } => Err(self.not_to_be_moved()),
             SourceSpec::Host { mode: ModeWord::Virtual, .. } | SourceSpec::Emulated { .. } => Ok(Way::Saved),
@@ -271,7 +275,7 @@ impl Card {
     }
 
     /// Whether it does not go on, or cannot by itself.
-    async fn stands_still(&self, way: Way) -> bool {
+    async fn stands_still(&self, way: &Way) -> bool {
         match way {
             // One that does not say may stand still.
             Way::Direct(_) | Way::Cooperating(_) => {
@@ -317,7 +321,7 @@ impl Card {
                 self.rest_saved(&form).await.map(|()| 0)
             }
         };
-        if rested.is_err() && !self.stands_still(way).await {
+        if rested.is_err() && !self.stands_still(&way).await {
             self.unmark();
         }
         let stop_accesses = rested?;
@@ -464,7 +468,8 @@ impl Card {
         match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 // A replay may need the physical function, and then there is no way back.
-                blocking(move || way.physical().map(drop)).await?;
+                let asked = way.clone();
+                blocking(move || asked.physical().map(drop)).await?;
                 let version = u32::from(ioplane_moving::VERSION);
                 if state.version != version {
                     let text = format!(
@@ -478,7 +483,7 @@ impl Card {
                     self.mark(Some(MoveStep::Taken))?;
                 }
                 let taken = self.take_direct(carried, physical).await;
-                if taken.is_err() && !self.stands_still(way).await {
+                if taken.is_err() && !self.stands_still(&way).await {
                     self.unmark();
                 }
                 taken.map(|()| true)

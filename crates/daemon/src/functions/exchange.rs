@@ -16,7 +16,7 @@ use ioplane_hardware::lease::Accepted;
 use ioplane_hardware::{Lease, Vfio, inventory};
 use ioplane_passthrough::{CarryError, ExchangeError, Exchanged};
 
-use super::around::{Here, is_ready, physical};
+use super::around::Here;
 use super::body::Body;
 use super::carry::{Resting, Way};
 use super::service::After;
@@ -41,8 +41,8 @@ fn patience(form: &MoveFunctionForm) -> Duration {
 }
 
 fn take(way: Way, form: &MoveFunctionForm, leases: &Path) -> Result<Taken, Refusal> {
-    let there = match way {
-        Way::Direct(_) => Some(physical(form.to)?),
+    let there = match &way {
+        Way::Direct(frames) => Some(frames.of(form.to).physical()?),
         Way::Cooperating(_) | Way::Saved => None,
     };
     let (there, back) = (Here::new(there, patience(form)), Here::new(way.physical()?, BACK));
@@ -89,9 +89,9 @@ fn may_take(
     let [here, there] = [from, form.to].map(|address| inventory::find(root, address, |_| None));
     let (here, there) = (here?, there?);
     // First of all: nobody is told how to take a physical function.
-    if let Way::Direct(_) = way {
-        is_ready(form.to)?;
-        is_ready(from)?;
+    if let Way::Direct(frames) = &way {
+        frames.of(form.to).is_ready()?;
+        frames.is_ready()?;
     }
     let accepted = Accepted { in_use: form.force, unsafe_interrupts: form.unsafe_interrupts };
     Lease::may_take(root, form.to, leases, accepted)?;
@@ -128,7 +128,9 @@ impl Card {
         };
         let (from, way) = self.may_move(&form)?;
         let (asked, to) = (form.clone(), form.to);
-        let Taken { lease, vfio, mut there, mut back } = blocking(move || take(way, &asked, &leases)).await?;
+        let taken = way.clone();
+        let Taken { lease, vfio, mut there, mut back } =
+            blocking(move || take(taken, &asked, &leases)).await?;
         let exchanged = match way {
             Way::Cooperating(_) => {
                 let exchanged = self.exchange_cooperating(vfio, patience(&form)).await;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ioplane_api::refusal::Code;
-use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
+use ioplane_api::spec::{FaultSpec, ModeWord};
 use ioplane_hardware::lease::Accepted;
 use ioplane_hardware::{HardwareError, Keeper, Lease, LeaseError, PhysicalFunction, Vfio, inventory};
 use ioplane_model::{DirectModel, StateModel};
@@ -13,6 +13,7 @@ use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
 use ioplane_passthrough::{Cooperating, Migratable, Passthrough};
 use ioplane_pci::Identity;
 
+use super::around::FramesFrom;
 use super::body::Body;
 use super::physical::put_back;
 use super::service::After;
@@ -76,10 +77,11 @@ fn direct_model(identity: &Identity) -> Option<&'static DirectModel> {
 
 /// Before anything is taken from anybody: whether there is what knows it, and somebody to send it frames.
 fn may_migrate(
-    address: PciAddress,
+    frames: &FramesFrom,
     identity: &Identity,
     model: Option<&'static DirectModel>,
 ) -> Result<(), Refusal> {
+    let address = frames.address;
     if model.is_none() {
         let Identity { vendor, device, revision, .. } = identity;
         return Err(Refusal::conflict(
@@ -89,11 +91,13 @@ fn may_migrate(
             "add it with --mode passthrough; docs/guide/migratable.md says what can be moved",
         ));
     }
-    PhysicalFunction::of(Path::new(SYSFS), address).map(drop).map_err(|error| {
-        Refusal::conflict(
+    PhysicalFunction::of(Path::new(SYSFS), address, frames.uplink.as_deref()).map(drop).map_err(|error| {
+        let refused = Refusal::conflict(
             error.to_string(),
-            "its physical function has to be driven by this host, with its interface up",
-        )
+            "its physical function has to be driven by this host, with its interface up; a host without it, as a VM that has virtual functions, \
+             names an interface on the function's network: --uplink INTERFACE",
+        );
+        if frames.uplink.is_some() { refused.at("uplink") } else { refused }
     })
 }
 
@@ -118,14 +122,14 @@ fn cooperating(name: &str, vfio: Vfio, mapped: bool, keeper: Arc<Keeper>) -> Res
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
-    address: PciAddress,
+    frames: FramesFrom,
     mode: ModeWord,
     on_fault: FaultSpec,
     mapped: bool,
     accepted: Accepted,
     below: &Functions,
 ) -> Result<Opened, Refusal> {
-    let root = Path::new(SYSFS);
+    let (root, address) = (Path::new(SYSFS), frames.address);
     // Before anything is taken from anybody.
     let found = inventory::find(root, address, model_of)?;
     let model = model(&found.identity);
@@ -140,7 +144,7 @@ pub fn open(
         ));
     }
     if mode == ModeWord::Migratable {
-        may_migrate(address, &found.identity, direct_model)?;
+        may_migrate(&frames, &found.identity, direct_model)?;
     }
     // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
     let once = |refused: Refusal| Refusal { retry: false, ..refused };
@@ -183,7 +187,7 @@ mod tests {
             forcible: false,
             unsafe_interrupts: false,
         };
-        let address: PciAddress = "0000:00:05.0".parse().unwrap();
+        let address: ioplane_api::spec::PciAddress = "0000:00:05.0".parse().unwrap();
         let obstacles = vec![obstacle("no IOMMU", "switch it on"), obstacle("a bridge", "choose another")];
         let refusal = Refusal::from(LeaseError::Refused { address, obstacles });
         assert_eq!(refusal.error, "0000:00:05.0 cannot be taken: no IOMMU; a bridge");

@@ -36,6 +36,7 @@ use ioplane_hardware::lease::{self, Accepted};
 use ioplane_hardware::{Keeper, recover_settings};
 use ioplane_host::vfio_user::{self, Handle};
 
+use self::around::FramesFrom;
 use self::body::Body;
 use self::service::{After, ServedFunction};
 use super::Daemon;
@@ -125,9 +126,10 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, mapped, .. } => {
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, mapped, uplink, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
-            host::open(&spec.name, *address, *mode, *on_fault, *mapped, accepted, below)
+            let frames = FramesFrom { address: *address, uplink: uplink.clone() };
+            host::open(&spec.name, frames, *mode, *on_fault, *mapped, accepted, below)
         }
     }
 }
@@ -305,13 +307,16 @@ impl ServedKind for Card {
         // Its thread answers when the device lets it: one question a function waits for that.
         let (handle, id, guard) = (self.served.handle.clone(), self.id.clone(), self.guard.clone());
         let (record, turn) = (self.note().read(), self.looking.clone().acquire_owned());
-        let address = match record.now.source {
-            SourceSpec::Host { address, mode: ModeWord::Migratable, .. } => Some(address),
+        let frames = match &record.now.source {
+            SourceSpec::Host { address, mode: ModeWord::Migratable, uplink, .. } => {
+                Some(FramesFrom { address: *address, uplink: uplink.clone() })
+            }
             _ => None,
         };
         let keeper = self.keeper.clone();
-        let outside =
-            blocking(move || Ok((address.and_then(around::obstacle), physical::shown(keeper.as_deref()))));
+        let outside = blocking(move || {
+            Ok((frames.and_then(|frames| frames.obstacle()), physical::shown(keeper.as_deref())))
+        });
         let look = async {
             let (no_replay, physical) = outside.await.ok()?;
             let turn = turn.await.ok()?;

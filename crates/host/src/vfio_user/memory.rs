@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{Change, QueueSet};
 use ioplane_memory::{GuestMap, MAX_REGIONS, MapError, MemoryRegion, PAGE, RegionSpec};
 use ioplane_pci::Function;
@@ -49,7 +50,7 @@ impl<F: Function> Session<F> {
         if self.dma.touching(address, last).next().is_some() {
             return Err(ClientFault::Exists(address, size));
         }
-        if self.dma.ranges.len() >= MAX_REGIONS {
+        if self.dma.ranges.len() as u64 >= bound(Invariant::KeepsQuotas, MAX_REGIONS as u64) {
             return Err(ClientFault::TooManyMaps);
         }
         let file = message.files.pop();

@@ -39,6 +39,15 @@ fn the_silicon_s_rules_are_enforced() {
         }),
         outside
     );
+    let mut ended = vf();
+    on(&mut ended);
+    put(&mut ended, RX + DCTL, 0);
+    put(&mut ended, RX + TAIL, 5);
+    assert_eq!(ended.violations(), [], "a queue that was told to end ignores what is posted late");
+    ended.step();
+    let mut tail = [0; 4];
+    ended.read(RX + TAIL, &mut tail);
+    assert_eq!(tail, [0; 4]);
     assert_eq!(
         broken(&|vf| {
             on(vf);
@@ -117,4 +126,33 @@ fn what_the_82599_does_otherwise() {
         SiliconViolation::ReadOnly { offset: VFGORC_MSB },
     ];
     assert_eq!(vf.violations(), broken);
+}
+
+/// Frames come between the physical function's answer and the end of a queue that a reset has left on, with its head far on and no length.
+#[test]
+fn a_queue_without_a_length_takes_nothing() {
+    use vf82599::spec::*;
+    let put = |vf: &mut Vf82599, offset: u64, value: u32| vf.write(offset, &value.to_le_bytes());
+    let begin = |vf: &mut Vf82599| {
+        (0..4).for_each(|_| vf.step());
+        for (offset, value) in [(VFMAILBOX, VFU), (VFMBMEM, MESSAGE_RESET), (VFMAILBOX, REQ)] {
+            put(vf, offset, value);
+        }
+        (0..4).for_each(|_| vf.step());
+    };
+    let mut vf: Vf82599 = VirtualFunction::new([2, 0, 0, 0, 0, 1], 0);
+    vf.set_jumbo(false);
+    vf.set_master(true);
+    let memory = ioplane_memory::GuestMap::anonymous(1 << 20).expect("memory");
+    vf.map(0, &memory.regions()[0]).expect("mapped");
+    begin(&mut vf);
+    for (offset, value) in [(RX + BAL, 0x1000), (RX + LEN, 256), (RX + DCTL, ENABLE), (RX + TAIL, 12)] {
+        put(&mut vf, offset, value);
+    }
+    assert_eq!((0..16).filter(|_| vf.receive(&[0xff; 60])).count(), 12);
+    vf.reset();
+    begin(&mut vf);
+    assert!(!vf.receive(&[0xff; 60]), "it has no room");
+    vf.step();
+    assert_eq!(vf.violations(), []);
 }

@@ -22,7 +22,7 @@ pub struct RegisterLayout {
     pub device: u16,
     /// Has the bit that resets.
     pub control: u64,
-    /// Says whether there is a link: the register and the bit.
+    /// Says whether there is a link: the register and the bits, with the speed if it has that.
     pub link: (u64, u32),
     /// First word of the mailbox.
     pub memory: u64,

@@ -8,6 +8,7 @@
 //! | counters are read-only, go on through a reset and wrap | here |
 //! | mailbox: held, requested, taken, answered, with bits that reading clears | `mailbox` |
 //! | frames are shared out to queues by a hash with the PF's key, as many as PSRTYPE says | `rss` |
+//! | VLAN tags, checksums and segments by context descriptors | `offload` |
 //! | causes, masks, auto-mask, auto-clear, vectors with mask and pending bit | `interrupts` |
 //!
 //! What differs from chip to chip is a [`Chip`]. A function has no save, no load, and no other way to its inside than a driver's and
@@ -19,6 +20,7 @@ mod chip;
 mod dma;
 mod interrupts;
 mod mailbox;
+mod offload;
 mod pf;
 mod queue;
 mod rss;
@@ -203,7 +205,7 @@ impl<C: Chip> VirtualFunction<C> {
             }
         }
         if offset == layout.link.0 {
-            return u32::from(self.link) * layout.link.1;
+            return if self.link { layout.link.1 } else { 0 };
         }
         if offset == layout.split {
             return self.split;
@@ -281,7 +283,7 @@ impl<C: Chip> VirtualFunction<C> {
         let Some(to) = frame.get(..6) else { return false };
         let group = to[0] & 1 == 1;
         let broadcast = to == [0xff; 6];
-        let wanted = pf.wants(to) || C::promiscuous(pf, group);
+        let wanted = (pf.wants(to) || C::promiscuous(pf, group)) && pf.is_member(queue::vlan(frame));
         let takes = self.link && self.master && self.resetting == 0 && (!C::LAYOUT.gated || pf.delivers);
         if !wanted || !takes || frame.len() as u32 + 4 > pf.longest {
             return false;
@@ -328,7 +330,7 @@ impl<C: Chip> VirtualFunction<C> {
             if !sends {
                 continue;
             }
-            if let Some(frame) = self.transmit[at].transmit(self.link, &self.dma, &mut self.violations) {
+            for frame in self.transmit[at].transmit(self.link, &self.dma, &mut self.violations) {
                 self.count(Statistic::Sent, 1);
                 self.count(Statistic::SentBytes, frame.len() + 4);
                 self.sent.push(frame);

@@ -107,6 +107,11 @@ impl PfState {
             || self.more.iter().any(|more| to == more)
     }
 
+    /// Whether a frame with this VLAN tag is: without one, or only for a priority, always.
+    pub(crate) fn is_member(&self, tag: Option<u16>) -> bool {
+        tag.is_none_or(|tag| tag & 0xfff == 0 || self.vlans.contains(&(tag & 0xfff)))
+    }
+
     /// SET_MULTICAST.
     pub(crate) fn set_multicast(&mut self, message: &[u32; MAILBOX_WORDS]) -> bool {
         let hashes = message[1..].iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);

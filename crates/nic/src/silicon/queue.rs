@@ -1,11 +1,13 @@
 //! Receive and transmit queues: advanced descriptors, heads that only the function moves, write-backs that come a step later than the
 //! head moves.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::SiliconViolation;
 use super::chip::QueueRegister;
 use super::dma::Dma;
+use super::offload::{Asked, TxContext};
 use super::spec::*;
 
 /// Bytes that are to be written to memory, in this order.
@@ -31,9 +33,14 @@ pub(crate) struct Queue {
     on: bool,
     /// Switched off, and not yet done with what it has in hand.
     stopping: bool,
+    /// It was on since the last reset, and was switched off.
+    ended: bool,
     pending: VecDeque<WriteBack>,
     /// The frame that is being read.
     frame: Vec<u8>,
+    /// What its first descriptor has asked for.
+    asked: Asked,
+    contexts: [TxContext; 2],
 }
 
 impl Queue {
@@ -121,6 +128,10 @@ impl Queue {
             Head => self.head = 0,
             Dca => self.dca = value,
             Tail if !self.on() => {
+                // Linux's drivers tell a receive queue to end while their poll may still be posting buffers: that is ignored.
+                if value != 0 && self.ended {
+                    return Ok(());
+                }
                 // What stands there is taken when the queue is switched on, so only zero makes sense.
                 if value != 0 {
                     return Err(SiliconViolation::TailWhileOff { offset, value });
@@ -144,9 +155,9 @@ impl Queue {
                 if self.on || (self.head, self.tail) != (0, 0) || self.count() == 0 {
                     return Err(SiliconViolation::NotInitialised { offset });
                 }
-                self.on = true;
+                (self.on, self.ended) = (true, false);
             }
-            (true, false) => self.stopping = true,
+            (true, false) => (self.stopping, self.ended) = (true, true),
             _ => {}
         }
         Ok(())
@@ -181,8 +192,14 @@ impl Queue {
             0 => 2048,
             kilobytes => kilobytes as usize * 1024,
         };
+        let (frame, tag) = match self.control & RX_VME != 0 {
+            true => without_tag(frame),
+            false => (frame.into(), None),
+        };
         let needed = frame.len().div_ceil(buffer).max(1) as u32;
-        let free = (self.tail + self.count().max(1) - self.head) % self.count().max(1);
+        // One that a reset has left on, and whose length is gone, has nowhere to put anything.
+        let count = self.count();
+        let free = if self.head < count { (self.tail + count - self.head) % count } else { 0 };
         if !self.on() || free < needed {
             self.dropped = self.dropped.wrapping_add(1);
             return false;
@@ -198,9 +215,10 @@ impl Queue {
             let address = u64::from_le_bytes(descriptor[..8].try_into().unwrap_or_default());
             let last = chunks.peek().is_none();
             let mut done = [0; 16];
-            let status = DD | if last { RX_EOP } else { 0 };
+            let status = DD | if last { RX_EOP } else { 0 } | if tag.is_some() { RX_VP } else { 0 };
             done[8..12].copy_from_slice(&status.to_le_bytes());
             done[12..14].copy_from_slice(&(chunk.len() as u16).to_le_bytes());
+            done[14..16].copy_from_slice(&tag.unwrap_or(0).to_le_bytes());
             let data = vec![(address, chunk.to_vec()), (at, done.to_vec())];
             self.pending.push_back(WriteBack { data, last });
             self.head = self.next(self.head);
@@ -208,21 +226,22 @@ impl Queue {
         true
     }
 
-    /// Takes one descriptor to transmit. A frame that has ended.
+    /// Takes one descriptor to transmit. What leaves by the wire when a frame has ended.
     pub(crate) fn transmit(
         &mut self,
         link: bool,
         dma: &Dma,
         violations: &mut Vec<SiliconViolation>,
-    ) -> Option<Vec<u8>> {
-        if !self.on || self.head == self.tail || self.stopping && self.frame.is_empty() {
-            return None;
+    ) -> Vec<Vec<u8>> {
+        let idle = self.head == self.tail || self.head >= self.count();
+        if !self.on || idle || self.stopping && self.frame.is_empty() {
+            return Vec::new();
         }
         let at = self.descriptor(self.head);
         let mut descriptor = [0; 16];
         if !dma.read(at, &mut descriptor) {
             violations.push(SiliconViolation::Dma { iova: at });
-            return None;
+            return Vec::new();
         }
         let command = u32::from_le_bytes(descriptor[8..12].try_into().unwrap_or_default());
         let kind = command & TX_TYPE;
@@ -231,9 +250,16 @@ impl Queue {
         }
         // Without a link frames wait in the ring.
         if kind == TX_DATA && !link && self.frame.is_empty() {
-            return None;
+            return Vec::new();
+        }
+        if kind == TX_CONTEXT {
+            let (which, context) = TxContext::of(&descriptor);
+            self.contexts[which] = context;
         }
         if kind == TX_DATA {
+            if self.frame.is_empty() {
+                self.asked = Asked::of(&descriptor);
+            }
             let address = u64::from_le_bytes(descriptor[..8].try_into().unwrap_or_default());
             let from = self.frame.len();
             self.frame.resize(from + (command & 0xffff) as usize, 0);
@@ -247,6 +273,27 @@ impl Queue {
             self.pending.push_back(WriteBack { data: vec![(at, done.to_vec())], last: true });
         }
         self.head = self.next(self.head);
-        (kind == TX_DATA && command & TX_EOP != 0).then(|| std::mem::take(&mut self.frame))
+        if kind != TX_DATA || command & TX_EOP == 0 {
+            return Vec::new();
+        }
+        let context = self.contexts[self.asked.context()];
+        self.asked.frames(std::mem::take(&mut self.frame), &context).unwrap_or_else(|| {
+            violations.push(SiliconViolation::Offload { iova: at });
+            Vec::new()
+        })
     }
+}
+
+/// A frame without its VLAN tag, and that.
+fn without_tag(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
+    match vlan(frame) {
+        None => (frame.into(), None),
+        Some(tag) => ([&frame[..12], &frame[16..]].concat().into(), Some(tag)),
+    }
+}
+
+/// The tag of a frame (IEEE 802.1Q-2018, 9.6).
+pub(crate) fn vlan(frame: &[u8]) -> Option<u16> {
+    let tag = frame.get(14..16).filter(|_| frame[12..14] == [0x81, 0x00])?;
+    Some(u16::from_be_bytes([tag[0], tag[1]]))
 }

@@ -44,9 +44,25 @@ pub const DESCRIPTOR: u32 = 16;
 pub const LEN_UNIT: u32 = 128;
 pub const DD: u32 = 1;
 pub const RX_EOP: u32 = 2;
+/// Its VLAN tag is in the descriptor; RXDCTL wants that.
+pub const RX_VP: u32 = 8;
+pub const RX_VME: u32 = 1 << 30;
 pub const TX_EOP: u32 = 1 << 24;
 pub const TX_RS: u32 = 1 << 27;
 pub const TX_DEXT: u32 = 1 << 29;
 pub const TX_TYPE: u32 = 0xf << 20;
 pub const TX_CONTEXT: u32 = 2 << 20;
 pub const TX_DATA: u32 = 3 << 20;
+/// The frame gets the context's VLAN tag; it is large.
+pub const TX_VLE: u32 = 1 << 30;
+pub const TX_TSE: u32 = 1 << 31;
+/// Of the last word of a data descriptor: its context, and what is to be done by that.
+pub const TX_INDEX_SHIFT: u32 = 4;
+pub const TX_IXSM: u32 = 1 << 8;
+pub const TX_TXSM: u32 = 1 << 9;
+pub const TX_IPSEC: u32 = 1 << 10;
+/// Of a context: kinds of headers.
+pub const TX_IPV4: u32 = 1 << 10;
+pub const TX_L4_KIND: u32 = 3 << 11;
+pub const TX_L4_UDP: u32 = 0;
+pub const TX_L4_TCP: u32 = 1 << 11;

@@ -68,4 +68,9 @@ pub enum SiliconViolation {
         /// The address of the descriptor.
         iova: u64,
     },
+    /// A frame whose context does not fit it, or asks for what is not modelled.
+    Offload {
+        /// The address of its last descriptor.
+        iova: u64,
+    },
 }

@@ -32,7 +32,7 @@ impl Chip for Chip82599 {
     const LAYOUT: RegisterLayout = RegisterLayout {
         device: DEVICE,
         control: VFCTRL,
-        link: (VFLINKS, LINKS_UP),
+        link: (VFLINKS, LINKS_UP | LINKS_SPEED),
         memory: VFMBMEM,
         mailbox: VFMAILBOX,
         split: VFPSRTYPE,

@@ -12,6 +12,8 @@ pub const VFCTRL: u64 = 0x0000;
 pub const VFSTATUS: u64 = 0x0008;
 pub const VFLINKS: u64 = 0x0010;
 pub const LINKS_UP: u32 = 1 << 30;
+/// 10 Gbit/s.
+pub const LINKS_SPEED: u32 = 3 << 28;
 pub const VFFRTIMER: u64 = 0x0048;
 
 pub const VTEICR: u64 = 0x0100;
