@@ -66,8 +66,12 @@ fn raise(l1: &L1, guest: &L2<'_>, load: &str) -> Result<()> {
 
 /// Goes on for `limit` at most, or until the interval is narrow enough.
 pub fn runtime(l1: &L1, side: &Side<'_>, moves: Moves<'_>, limit: Duration) -> Result<Runtime> {
+    let name = match moves {
+        Moves::ByTable => "cost",
+        Moves::ByDriver(_) => "cost-driver",
+    };
     let guest =
-        l1.debian_by(Version::Newer, "cost", &side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?, "")?;
+        l1.debian_by(Version::Newer, name, &side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?, "")?;
     let load = match moves {
         Moves::ByTable => "modprobe igbvf",
         Moves::ByDriver(module) => {
