@@ -11,6 +11,8 @@
 //! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters. `IOPLANE_EXITS_CLAMP` is the most ticks per second of a guest's
 //! PIT (docs/decisions/0059). `IOPLANE_EXITS_SHADOW=off` leaves all registers of devices to exits (docs/decisions/0065).
 //!
+//! KVM_RUN waits while the vCPUs are held (docs/decisions/0085).
+//!
 //! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
 #![allow(unsafe_code)]
 // UNSAFETY: defines symbols of libc, and makes system calls with arguments that the VMM has given.
