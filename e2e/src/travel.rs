@@ -60,8 +60,13 @@ impl L1 {
 
     /// The same where QEMU's `-incoming` says, a socket or a port of TCP.
     pub fn awaits_traveller_at(&self, name: &str, args: &str, at: &str) -> Result<L2<'_>> {
+        self.awaits_traveller_by("", name, args, at)
+    }
+
+    /// The same with words before the command, as [`L1::interposed`] gives them.
+    pub fn awaits_traveller_by(&self, before: &str, name: &str, args: &str, at: &str) -> Result<L2<'_>> {
         let args = format!("{args} {} -incoming {at}", ways(name));
-        let guest = self.start_debian("", Version::Newer, name, &args, "")?;
+        let guest = self.start_debian(before, Version::Newer, name, &args, "")?;
         guest.takes_guests_at(at)?;
         Ok(guest)
     }

@@ -13,9 +13,9 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, MigrationSocketForm,
-    MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm, QuiesceForm, SwapForm,
-    UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
+    ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, HoldVcpusForm,
+    MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm,
+    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -350,6 +350,8 @@ operations! {
     TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
     /// Has the VMM of a PCI function write the function's MSI-X table, which the VMM emulates.
     WriteVectors: Put "/v1/pci/{name}/vectors" body WriteVectorsForm => 200 DoneReport;
+    /// Has no vCPU of a PCI function's VMM enter the guest, which stands still, or lets them: by the library that `ioplane run` has put into the VMM's process.
+    HoldVcpus: Put "/v1/pci/{name}/vcpus" body HoldVcpusForm => 200 DoneReport;
     /// Lets a PCI function that stands still go on from its state.
     ReplayFunction: Post "/v1/pci/{name}/replay" body FunctionStepForm => 200 ReplayedFunctionReport;
     /// A PCI function that stands still has no guest any more: it went on with another host's.

@@ -234,8 +234,7 @@ body! {
 }
 
 body! {
-    /// Another function of the host in the place of one that a guest drives itself. The guest's processors stand still from before the
-    /// request until its answer.
+    /// Another function of the host in the place of one that a guest drives itself. The guest's processors stand still from before the request until its answer.
     MoveFunctionForm {
         /// Which.
         to: PciAddress,
@@ -395,6 +394,14 @@ body! {
         /// Whoever asks has stopped the guest. It is not done otherwise.
         #[serde(default)]
         guest_stopped: bool,
+    }
+}
+
+body! {
+    /// Whether the vCPUs of a PCI function's VMM may enter the guest.
+    HoldVcpusForm {
+        /// They may not.
+        held: bool,
     }
 }
 

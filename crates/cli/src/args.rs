@@ -35,7 +35,7 @@ pub use exits::{
 };
 pub use identity::{IdentityArgs, IdentityCommand};
 pub use move_vm::{
-    Destination, MIGRATION_PORT, MoveCommand, MoveExpect, MovePrepare, MoveRecover, MoveVm, There,
+    Destination, MIGRATION_PORT, MoveAttend, MoveCommand, MoveExpect, MovePrepare, MoveRecover, MoveVm, There,
 };
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciMove, PciWatch};
 pub use publish::{PublishCommand, PublishDisk};

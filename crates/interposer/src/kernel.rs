@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_ulong};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ioplane_vcpu::kvm::{ClampPage, ClusterSwitch, Kernel, VcpuCounters};
+use ioplane_vcpu::kvm::{ClampPage, ClusterSwitch, HoldPage, Kernel, VcpuCounters};
 use kvm_bindings::kvm_run;
 
 use crate::shared::SharedPage;
@@ -58,6 +58,13 @@ impl Linux {
     /// `batches`: guests are offered them. `switch`: how it stands until somebody else switches it.
     pub(crate) fn new(cycles_per_microsecond: u64, batches: bool, switch: ClusterSwitch) -> Self {
         Self { shared: SharedPage::new(switch, batches, cycles_per_microsecond), batches }
+    }
+}
+
+impl Linux {
+    /// Whether vCPUs may enter the guest.
+    pub(crate) fn hold(&self) -> Option<&HoldPage> {
+        self.shared.as_ref().map(SharedPage::hold)
     }
 }
 

@@ -17,21 +17,29 @@
 
 mod clamp;
 mod clock;
+mod hold;
 mod kernel;
 mod shadow;
 mod shared;
 mod signals;
 mod symbols;
+mod vcpus;
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_ulong};
 use std::panic::catch_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ioplane_vcpu::kvm::{ClusterLimits, ClusterSwitch, Interposer, makes_timer};
 
 use kernel::Linux;
 
+const KVM_CREATE_VCPU: c_ulong = 0xae41;
+const KVM_RUN: c_ulong = 0xae80;
+/// Between two looks of a vCPU that is held.
+const LOOK: Duration = Duration::from_millis(1);
 /// The type of KVM's requests, in bits 8 to 15.
 const KVM: c_ulong = 0xae;
 /// What one cluster may take, beside time.
@@ -43,6 +51,11 @@ const MICROSECONDS: u64 = 50;
 
 /// Set by the environment when the library is loaded: every call goes to the kernel.
 static OFF: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// This thread's vCPU is in the guest, or its exit is being handled.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
 static INTERPOSER: OnceLock<Interposer<Linux>> = OnceLock::new();
 
 #[cfg(not(test))]
@@ -115,6 +128,9 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: us
     } else {
         shadow::around(descriptor, request, argument, clustered)
     };
+    if request & 0xffff_ffff == KVM_CREATE_VCPU && result >= 0 && !switched_off {
+        vcpus::keep(descriptor, result);
+    }
     if result < 0 {
         // SAFETY: this thread's error number.
         unsafe { *libc::__errno_location() = -result };
@@ -129,7 +145,8 @@ fn clustered(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
         return kernel::ioctl(descriptor, request, argument);
     }
     catch_unwind(|| {
-        let result = interposer().ioctl(descriptor, request, argument);
+        let call = || interposer().ioctl(descriptor, request, argument);
+        let result = if request & 0xffff_ffff == KVM_RUN { held(descriptor, call) } else { call() };
         if result == 0 && makes_timer(request) {
             clamp::begin(descriptor);
         }
@@ -140,4 +157,15 @@ fn clustered(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
         OFF.store(true, Ordering::Relaxed);
         -libc::EINTR
     })
+}
+
+/// KVM_RUN, once vCPUs may enter the guest.
+fn held(descriptor: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let (Some(page), Some(vcpu)) = (interposer().kernel().hold(), vcpus::find(descriptor)) else {
+        return call();
+    };
+    let mut inside = INSIDE.get();
+    let result = hold::run(page, &mut inside, call, || vcpu.is_wanted(), || std::thread::sleep(LOOK));
+    INSIDE.set(inside);
+    result
 }

@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClampPage, ClusterPage, ClusterSwitch, VcpuCounters};
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClampPage, ClusterPage, ClusterSwitch, HoldPage, VcpuCounters};
 
 use crate::clamp;
 
@@ -38,6 +38,10 @@ impl SharedPage {
 
     pub(crate) fn clamp(&self) -> &ClampPage {
         self.0.clamp()
+    }
+
+    pub(crate) fn hold(&self) -> &HoldPage {
+        self.0.hold()
     }
 
     pub(crate) fn set_failed(&self) {

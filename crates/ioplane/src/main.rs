@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use ioplane_cli::args::{
-    ExitsArgs, IdentityArgs, ModelCommand, MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
+    ExitsArgs, IdentityArgs, ModelCommand, MoveAttend, MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
 };
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
@@ -62,6 +62,10 @@ impl Host for ThisHost {
 
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()> {
         move_vm::run(client, args, json)
+    }
+
+    fn move_attend(&self, client: &Client, args: &MoveAttend, json: bool) -> Result<()> {
+        move_vm::attend(client, args, json)
     }
 
     fn move_recover(&self, client: &Client, args: &MoveRecover, json: bool) -> Result<()> {

@@ -19,10 +19,11 @@ const BARS: std::ops::RangeInclusive<u8> = 0x10..=0x24;
 const ROUTES: u8 = 0x60;
 const HEADER: u8 = 0x40;
 /// What only tells something.
-const QUERIES: [&str; 6] = [
+const QUERIES: [&str; 7] = [
     "query-name",
     "query-status",
     "query-version",
+    "query-migrate",
     "query-migrate-capabilities",
     "query-migrate-parameters",
     "query-pci",

@@ -40,11 +40,11 @@ const ORDER: [&str; 32] = [
     "ioplane-explain",
     "ioplane-plain",
     "ioplane-qemu",
+    "ioplane-vcpu",
     "ioplane-daemon",
     "ioplane-symbols",
     "ioplane-kvmstat",
     "ioplane-exits",
-    "ioplane-vcpu",
     // A shared object that VMMs load: no crate can link it.
     "ioplane-interposer",
     "ioplane-testkit",

@@ -18,6 +18,8 @@ const NO_HOSTS: [&str; 7] = ["exec", "fd", "file", "rdma", "tcp", "unix", "vsock
 pub enum MoveCommand {
     /// Move a VM to a QEMU on another host that waits for it (-incoming), with its disks of other machines and its PCI functions; Ctrl-C cancels
     Vm(MoveVm),
+    /// Let somebody else move a VM with PCI functions, once: bring its functions along with the next migration of its QEMU, whoever begins it. Stays until that has ended; Ctrl-C ends it
+    Attend(MoveAttend),
     /// Bring the move of a VM with PCI functions to its end after the command that moved it was killed: the host that has it by what is written down
     /// lets it go on, and the other one does not
     Recover(MoveRecover),
@@ -97,6 +99,26 @@ pub struct MoveVm {
     #[arg(long, value_name = "HOST")]
     pub tls_hostname: Option<String>,
     /// The monitor of the QEMU that waits there, such as one that ssh -L forwards. A VM with PCI functions needs it where --there is a socket
+    #[arg(long, value_name = "SOCKET", conflicts_with = "tls_hostname")]
+    pub qmp_there: Option<PathBuf>,
+}
+
+/// A VM that somebody else moves.
+#[derive(Debug, Clone, Args)]
+pub struct MoveAttend {
+    /// Name of the VM, as `ioplane status` shows it
+    pub name: String,
+    /// A monitor of its QEMU that nobody else uses meanwhile (-qmp unix:SOCKET,server=on,wait=off) [default: as for `move vm`]
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<PathBuf>,
+    /// The other host's daemon: HOST or HOST:PORT, where it expects the VM (`move expect`) [default port: 10806]; or the path of its control socket, such as one
+    /// that ssh -L forwards
+    #[arg(long, value_name = "HOST|SOCKET", value_parser = place)]
+    pub there: There,
+    /// The name in the certificate of the other host, if --there has an address in its place
+    #[arg(long, value_name = "HOST")]
+    pub tls_hostname: Option<String>,
+    /// A monitor of the QEMU that waits there, which nobody else uses meanwhile, where --there is a socket
     #[arg(long, value_name = "SOCKET", conflicts_with = "tls_hostname")]
     pub qmp_there: Option<PathBuf>,
 }

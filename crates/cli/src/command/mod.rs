@@ -41,8 +41,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::args::{
-    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveCommand,
-    MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
+    Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, IdentityArgs, ModelCommand, MoveAttend,
+    MoveCommand, MovePrepare, MoveRecover, MoveVm, PciMove, RunArgs,
 };
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
@@ -68,6 +68,9 @@ pub trait Host {
 
     /// `ioplane move vm`: drives the migration of a QEMU of this host. Blocks until that has ended.
     fn move_vm(&self, client: &Client, args: &MoveVm, json: bool) -> Result<()>;
+
+    /// `ioplane move attend`: brings the functions of a VM along with a migration that others drive. Blocks until that has ended.
+    fn move_attend(&self, client: &Client, args: &MoveAttend, json: bool) -> Result<()>;
 
     /// `ioplane move recover`: brings a move that was broken off to its end.
     fn move_recover(&self, client: &Client, args: &MoveRecover, json: bool) -> Result<()>;
@@ -117,6 +120,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Swap(args) => swap::run(&client()?, args, json)?,
         Command::Verify(args) => return Ok(verify::run(client, args, json)),
         Command::Move(MoveCommand::Vm(args)) => host.move_vm(&client()?, &args, json)?,
+        Command::Move(MoveCommand::Attend(args)) => host.move_attend(&client()?, &args, json)?,
         Command::Move(MoveCommand::Recover(args)) => host.move_recover(&client()?, &args, json)?,
         Command::Move(MoveCommand::Prepare(args)) => host.move_prepare(&client()?, &args, json)?,
         Command::Move(MoveCommand::Expect(args)) => expect::run(&client()?, args, json)?,

@@ -2,7 +2,9 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
-use ioplane_api::request::{FunctionStepForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm};
+use ioplane_api::request::{
+    FunctionStepForm, HoldVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm,
+};
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
@@ -144,6 +146,18 @@ pub async fn write_vectors(State(daemon): Own, Path(name): Path<String>, body: B
     whole(daemon.may_change()?, async move {
         let count = daemon.functions.served(&name)?.write_vectors(form).await?;
         done(format!("the VMM of {name} has {count} entries of its MSI-X table"))
+    })
+    .await
+}
+
+pub async fn hold_vcpus(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let HoldVcpusForm { held } = form(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.hold_vcpus(held).await?;
+        done(match held {
+            true => format!("the vCPUs of the VMM of {name} do not enter the guest"),
+            false => format!("the vCPUs of the VMM of {name} may enter the guest"),
+        })
     })
     .await
 }

@@ -150,6 +150,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::CheckTakeFunction => routing::on(method, function::check_take),
         Operation::CarriedFunction => routing::on(method, function::carried),
         Operation::TakeFunction => routing::on(method, function::take),
+        Operation::HoldVcpus => routing::on(method, function::hold_vcpus),
         Operation::WriteVectors => routing::on(method, function::write_vectors),
         Operation::ReplayFunction => routing::on(method, function::replay),
         Operation::ShowMove => routing::on(method, moving::show),

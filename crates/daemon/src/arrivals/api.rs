@@ -25,10 +25,11 @@ use crate::api::{Answer, json, route};
 use crate::refusal::Refusal;
 
 /// The steps that are taken here.
-const STEPS: [Operation; 7] = [
+const STEPS: [Operation; 8] = [
     Operation::Function,
     Operation::CheckTakeFunction,
     Operation::TakeFunction,
+    Operation::HoldVcpus,
     Operation::WriteVectors,
     Operation::ReplayFunction,
     Operation::RestFunction,

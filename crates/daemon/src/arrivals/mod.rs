@@ -31,6 +31,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Daemon;
+use crate::functions::are_held;
 use crate::listen;
 use crate::refusal::Refusal;
 
@@ -137,7 +138,8 @@ impl ExpectedVm {
         let mut progress = self.progress();
         progress.pid = seen.pid;
         match seen.state.as_str() {
-            "running" => progress.state = ArrivalWord::Arrived,
+            // Whoever drives the migration may have said that it is to run: it does not while its vCPUs are held.
+            "running" if !are_held(seen.pid) => progress.state = ArrivalWord::Arrived,
             // One that was started again, for another try.
             "inmigrate" => (progress.state, progress.grace) = (ArrivalWord::Expected, None),
             _ if progress.state == ArrivalWord::Expected => {

@@ -15,6 +15,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::ExpectedVm;
+use crate::functions::are_held;
 
 /// For an answer of QEMU's.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -161,7 +162,7 @@ impl Session {
         if matches!(command, IncomingCommand::Stop | IncomingCommand::Quit | IncomingCommand::Cont) {
             // Somebody here may have let it run.
             let status = self.ask(IncomingCommand::Query("query-status")).await?;
-            if status["status"] == "running" {
+            if status["status"] == "running" && !are_held(self.one.pid()) {
                 self.one.arrived();
             }
         }

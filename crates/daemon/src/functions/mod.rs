@@ -20,12 +20,14 @@ mod physical;
 mod service;
 mod state;
 mod step;
+mod vcpus;
 mod vectors;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+pub(crate) use vcpus::are_held;
 
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};

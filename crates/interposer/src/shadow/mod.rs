@@ -21,38 +21,27 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_ulong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{
-    KVM_CAP_NR_MEMSLOTS, KVM_EXIT_MMIO, KVM_MEM_READONLY, kvm_run, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_CAP_NR_MEMSLOTS, KVM_EXIT_MMIO, KVM_MEM_READONLY, kvm_userspace_memory_region};
 
 use follower::{Follower, Host, PAGE};
 use found::FoundRegisters;
 
+use crate::vcpus;
+
 const KVM_CREATE_VM: c_ulong = 0xae01;
 const KVM_CHECK_EXTENSION: c_ulong = 0xae03;
-const KVM_CREATE_VCPU: c_ulong = 0xae41;
 const KVM_SET_USER_MEMORY_REGION: c_ulong = 0x4020_ae46;
 /// Begins as the older structure does.
 const KVM_SET_USER_MEMORY_REGION2: c_ulong = 0x40a0_ae49;
 const KVM_RUN: c_ulong = 0xae80;
 
-/// vCPUs that are followed: those whose descriptors are below this number.
-const VCPUS: usize = 4096;
-
-/// What KVM_RUN leaves for the VMM, and whose vCPU it is.
-struct Vcpu {
-    vm: c_int,
-    run: *const kvm_run,
-}
-
 static ON: AtomicBool = AtomicBool::new(false);
 /// Register files that a read may ask for: while there are none, KVM_RUN is not looked at.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 static FOLLOWER: Mutex<Follower<FoundRegisters>> = Mutex::new(Follower::new());
-static VCPU: [AtomicPtr<Vcpu>; VCPUS] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS];
 
 thread_local! {
     /// The request that the read made with which this thread's KVM_RUN has returned; 0: none.
@@ -109,13 +98,6 @@ pub(crate) fn around(
             }
             result
         }
-        KVM_CREATE_VCPU => {
-            let result = made();
-            if result >= 0 {
-                keep(descriptor, result);
-            }
-            result
-        }
         _ => made(),
     }
 }
@@ -155,32 +137,12 @@ fn read_region(argument: usize) -> Option<kvm_userspace_memory_region> {
 }
 
 fn read_exits(descriptor: c_int) {
-    let Some(vcpu) = vcpu(descriptor) else { return };
+    let Some(vcpu) = vcpus::find(descriptor) else { return };
     // SAFETY: the vCPU's page, which stays mapped; KVM_RUN has returned on this thread, and what it has left there are plain numbers.
     let (reason, mmio) = unsafe { ((*vcpu.run).exit_reason, (*vcpu.run).__bindgen_anon_1.mmio) };
     if reason == KVM_EXIT_MMIO && mmio.is_write == 0 {
         guarded(|follower| ASKED.set(follower.read_exits(vcpu.vm, mmio.phys_addr).unwrap_or(0)));
     }
-}
-
-fn vcpu(descriptor: c_int) -> Option<&'static Vcpu> {
-    let place = VCPU.get(usize::try_from(descriptor).ok()?)?;
-    // SAFETY: null, or from a box that is never freed.
-    unsafe { place.load(Ordering::Acquire).as_ref() }
-}
-
-/// A number that is used again is that of the new vCPU; the old one's mapping stays, since a call may be using it.
-fn keep(vm: c_int, descriptor: c_int) {
-    let Some(place) = usize::try_from(descriptor).ok().and_then(|number| VCPU.get(number)) else { return };
-    // SAFETY: a new mapping, wherever the kernel puts it.
-    let run = unsafe {
-        libc::mmap(ptr::null_mut(), PAGE as usize, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0)
-    };
-    let vcpu = match run {
-        libc::MAP_FAILED => ptr::null_mut(),
-        run => Box::into_raw(Box::new(Vcpu { vm, run: run.cast() })),
-    };
-    place.store(vcpu, Ordering::Release);
 }
 
 fn lock() -> MutexGuard<'static, Follower<FoundRegisters>> {

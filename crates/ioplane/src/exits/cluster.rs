@@ -1,18 +1,13 @@
 //! `ioplane exits cluster`: what the interposer does in a VM's process, by the file that it leaves open there.
 
-use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::fs::File;
 
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_kvmstat::Vm;
-use ioplane_vcpu::kvm::{
-    BatchCounts, CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport,
-};
-use rustix::fs::OFlags;
+use ioplane_vcpu::kvm::{BatchCounts, ClusterPage, ClusterReport, ClusterSwitch, REASONS, VcpuReport};
 use serde::Serialize;
 
 /// What is printed.
@@ -108,22 +103,13 @@ pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
 
 /// The file of the interposer in a VM's process.
 pub(super) fn open(vm: &Vm, write: bool) -> Result<File> {
-    let path = find(vm)?;
-    // The process may have put anything there since it was found: a FIFO would be waited for.
-    let no_waiting = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
-    let file = File::options().read(true).write(write).custom_flags(no_waiting).open(&path);
-    file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))
-}
-
-fn find(vm: &Vm) -> Result<PathBuf> {
-    let wanted = format!("/memfd:{CLUSTER_PAGE_NAME} (deleted)");
-    let folder = format!("/proc/{}/fd", vm.pid);
-    let entries = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
-    let mut paths = entries.flatten().map(|entry| entry.path());
-    let found = paths.find(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str()));
+    let opened = ClusterPage::open(vm.pid, write);
+    let opened = opened.with_context(|| {
+        format!("open the interposer's file of process {}: look as the VM's user or root", vm.pid)
+    })?;
     let error = format!("{} (process {}) has no interposer", vm.name, vm.pid);
     let remedy = "start it by `ioplane run -- COMMAND`";
-    Ok(found.ok_or_else(|| CommandError::new(Code::Unsupported, error, remedy))?)
+    Ok(opened.ok_or_else(|| CommandError::new(Code::Unsupported, error, remedy))?)
 }
 
 fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {

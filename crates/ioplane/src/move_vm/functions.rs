@@ -10,6 +10,7 @@
 //! guest is: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
 //! pre-switchover: [`cooperating`].
 
+mod attended;
 mod broken_off;
 mod cooperating;
 mod silence;
@@ -34,6 +35,7 @@ use super::journal::{self, Journal};
 use super::monitor::{Followed, Monitor, PATIENCE};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
+pub(super) use attended::hold;
 pub(super) use cooperating::announced;
 
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
@@ -215,6 +217,8 @@ pub(super) struct Functions<'a> {
     far_state: String,
     /// The guest ran before it stood still for the move.
     running: bool,
+    /// The vCPUs here, and those there, enter no guest.
+    held: [bool; 2],
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -278,6 +282,7 @@ impl<'a> Functions<'a> {
             sent: false,
             far_state: "inmigrate".to_owned(),
             running: false,
+            held: [false; 2],
             gone: false,
             time: DeviceTime::default(),
         })
@@ -292,11 +297,11 @@ impl<'a> Functions<'a> {
         self.guards.explain(why)
     }
 
-    /// Moves the VM, which runs if `running`, with them to where `uri` says.
+    /// Moves the VM, which runs if `running`, with them to where `uri` says; without one somebody else drives the migration.
     pub fn go(
         mut self,
         monitor: &mut Monitor,
-        uri: &str,
+        uri: Option<&str>,
         running: bool,
         interrupted: &AtomicBool,
     ) -> Result<Moved> {
@@ -310,11 +315,17 @@ impl<'a> Functions<'a> {
                 Ok(Moved { ended, functions, time: self.time, running: self.running })
             }
             Err(error) if self.gone => Err(self.stranded(error)),
+            Err(error) if uri.is_none() && self.has_left() => Err(self.lost_to_it(error)),
             Err(error) => Err(self.stay(monitor, error)),
         }
     }
 
-    fn attempt(&mut self, monitor: &mut Monitor, uri: &str, interrupted: &AtomicBool) -> Result<Value> {
+    fn attempt(
+        &mut self,
+        monitor: &mut Monitor,
+        uri: Option<&str>,
+        interrupted: &AtomicBool,
+    ) -> Result<Value> {
         self.journal.note.running = self.running;
         self.journal.note.paused_before = self.paused_before;
         self.journal.note.guards = self.guards.noted();
@@ -330,7 +341,13 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Logged;
         }
         journal::moment("logged");
-        monitor.execute("migrate", &json!({ "uri": uri }))?;
+        match uri {
+            Some(uri) => drop(monitor.execute("migrate", &json!({ "uri": uri }))?),
+            None => {
+                self.hold_there();
+                self.is_begun(monitor, interrupted)?;
+            }
+        }
         let now = match self.all.iter().any(|one| one.cooperates) {
             true => self.come_to_rest_first(monitor, interrupted)?,
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
@@ -338,16 +355,20 @@ impl<'a> Functions<'a> {
         let begun = *self.time.last.insert(Instant::now());
         if now["status"] != "pre-switchover" {
             self.sent = true;
-            return Err(failed(
-                "QEMU did not wait before the switch-over",
-                "set the capability pause-before-switchover by its monitor, and see whether it stays set",
-            ));
+            return Err(did_not_wait());
         }
         self.is_awaited()?;
+        if uri.is_none() {
+            self.is_received()?;
+        }
         self.are_in_place(monitor)?;
         self.time.step("looks");
         self.stand_still(monitor, interrupted)?;
         journal::moment("taken");
+        if uri.is_none() {
+            attended::still_waits(monitor)?;
+            self.hold_here();
+        }
         // From here on it answers nothing while it waits for the other one to read.
         monitor.set_patience(SWITCH_OVER);
         monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
@@ -367,15 +388,19 @@ impl<'a> Functions<'a> {
         self.replay()?;
         self.time.step("replay");
         not_cancelled(interrupted)?;
+        if uri.is_none() {
+            self.stands_still_there()?;
+        }
         journal::moment("replayed");
         self.journal.give_away()?;
         self.gone = true;
         journal::moment("gone");
         // The functions here stand still whether they were told so or not: the guest does not wait for their resets.
-        let continued = match self.running {
-            true => self.far().and_then(|far| far.execute("cont", &json!({}))).map(drop),
-            false => Ok(()),
-        };
+        let continued = self.let_go_there().and_then(|()| match uri {
+            _ if !self.running => Ok(()),
+            Some(_) => self.far()?.execute("cont", &json!({})).map(drop),
+            None => self.have_run(),
+        });
         self.time.step("cont");
         journal::moment("continued");
         (self.time.revive_ms, self.time.stood_still_ms) = (ms(arriving), ms(begun));
@@ -475,6 +500,8 @@ impl<'a> Functions<'a> {
             let state = &self.far_state;
             match state.as_str() {
                 "paused" => return Ok(()),
+                // Somebody has said so already.
+                "running" if self.held[1] => return Ok(()),
                 "inmigrate" | "postmigrate" | "finish-migrate" if Instant::now() < end => {
                     std::thread::sleep(LOOK)
                 }
@@ -567,6 +594,13 @@ fn followed(followed: Followed) -> Result<Value> {
         Followed::Ended { cancelled: true, why } => Err(refused(format!("the move was cancelled{why}"), "")),
         Followed::Ended { cancelled: false, why } => Err(failed(format!("QEMU has given it up{why}"), "")),
     }
+}
+
+fn did_not_wait() -> anyhow::Error {
+    failed(
+        "QEMU did not wait before the switch-over",
+        "set the capability pause-before-switchover by its monitor, and see whether it stays set",
+    )
 }
 
 fn not_cancelled(interrupted: &AtomicBool) -> Result<()> {

@@ -5,7 +5,7 @@
 //!     -> migrate -> query-migrate until it has ended (Ctrl-C: migrate_cancel) -> the claims have been given back
 //! ```
 //!
-//! With PCI functions the guest is taken along in more steps: [`functions`].
+//! With PCI functions the guest is taken along in more steps: [`functions`]. Of these a migration that somebody else drives is attended by `ioplane move attend`.
 
 mod bus;
 mod disks;
@@ -26,7 +26,7 @@ use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport, StatusReport, VmReport};
 use ioplane_api::request::MoveNoteForm;
 use ioplane_api::size::Size;
-use ioplane_cli::args::MoveVm;
+use ioplane_cli::args::{Destination, MoveAttend, MoveVm};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, hint, print_done};
 use ioplane_cli::progress::told_to_end;
@@ -42,6 +42,8 @@ use self::ready::Far;
 pub(crate) use self::recover::run as recover;
 use crate::vm_monitor::monitor_of;
 
+/// Where a VM goes that somebody else moves: only QEMU was told.
+const ELSEWHERE: &str = "the other host";
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(200);
 /// For a step of a PCI function at a daemon; none takes longer than 4 s.
@@ -92,12 +94,28 @@ fn with_remedy(error: anyhow::Error, before: &str, more: &str) -> anyhow::Error 
 
 /// Moves the VM, or says why not.
 pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
+    go(client, args, false, json)
+}
+
+/// Brings the PCI functions of a VM along when somebody else migrates it, or says why not.
+pub fn attend(client: &Client, args: &MoveAttend, json: bool) -> Result<()> {
+    let MoveAttend { name, qmp, there, tls_hostname, qmp_there } = args.clone();
+    let to = Destination { uri: ELSEWHERE.to_owned(), host: None };
+    go(client, &MoveVm { name, qmp, to, there: Some(there), tls_hostname, qmp_there }, true, json)
+}
+
+/// `attended`: somebody else drives the migration.
+fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> {
     let vm = args.name.as_str();
     let status: StatusReport = client.get("/v1/status")?;
     let own = status.pid;
     let devices = devices_of(status, vm)?;
     devices.disks.iter().try_for_each(may_go)?;
     devices.functions.iter().try_for_each(ready::may_leave)?;
+    if attended && devices.functions.is_empty() {
+        let remedy = "migrate it: its disks and NICs need nobody who attends";
+        return Err(refused(format!("VM {vm} has no PCI functions of this daemon"), remedy));
+    }
     let reached = Reached::of(client, args, !devices.functions.is_empty())?;
     let there = reached.daemon()?;
     if let Some(there) = &there {
@@ -135,8 +153,9 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
             }
         }
         Some(moving) => {
+            let uri = (!attended).then_some(args.to.uri.as_str());
             let Moved { ended, functions, time, running: ran } =
-                moving.go(&mut monitor, &args.to.uri, running, &interrupted)?;
+                moving.go(&mut monitor, uri, running, &interrupted)?;
             running = ran;
             (ended, functions, Some(time))
         }

@@ -21,7 +21,7 @@ use ioplane_plain::plain;
 use serde::Serialize;
 use serde_json::json;
 
-use super::functions::{Functions, STEP};
+use super::functions::{Functions, STEP, hold};
 use super::journal::{self, Journal};
 use super::monitor::Monitor;
 use super::peer::Reached;
@@ -140,6 +140,10 @@ fn forward(
             format!("the guest of VM {vm} is the other host's, and is {} there", plain(&state)),
             "see what the QEMU there says; do not let the one here continue",
         ));
+    }
+    // Whoever attended the move may have held them.
+    for one in &note.functions {
+        let _ = hold(there, &one.name, false);
     }
     if note.running && state == "paused" {
         far.execute("cont", &json!({}))?;

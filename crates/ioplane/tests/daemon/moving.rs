@@ -41,6 +41,12 @@ pub struct Qemu {
     pub capability: Option<&'static str>,
     /// It gives up at the end of the migration, and has the guest run by itself a moment later.
     pub fails: bool,
+    /// Somebody else has the guest that arrives run at once.
+    pub eager: bool,
+    /// Somebody else goes on with the switch-over at once.
+    pub hasty: bool,
+    /// Somebody else sends the guest to another QEMU than this one.
+    pub elsewhere: bool,
     /// Looks until then.
     pub delay: u32,
     /// Until when it sends nothing.
@@ -77,6 +83,9 @@ impl Qemu {
             limit: 300,
             capability: None,
             fails: false,
+            eager: false,
+            hasty: false,
+            elsewhere: false,
             delay: 0,
             silent: None,
             misused: false,
@@ -194,6 +203,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             json!({ "status": qemu.state, "running": qemu.state == "running" })
         }
         "query-version" => json!({ "qemu": { "major": qemu.version, "minor": 1, "micro": 3 } }),
+        "query-migrate" if qemu.state == "inmigrate" => {
+            json!({ "status": if qemu.elsewhere { "setup" } else { "active" } })
+        }
         "query-migrate" => {
             let now = qemu.migration;
             // The next look sees it further.
@@ -204,6 +216,7 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
                     qemu.state = "finish-migrate";
                     Some("pre-switchover")
                 }
+                Some("pre-switchover") if qemu.hasty => Some("device"),
                 Some("device") if qemu.fails => {
                     qemu.delay = 3;
                     Some("failed")
@@ -211,7 +224,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
                 Some("device") => {
                     qemu.state = "postmigrate";
                     drop(qemu);
-                    lock(other).state = "paused";
+                    let mut there = lock(other);
+                    there.state = if there.eager { "running" } else { "paused" };
+                    drop(there);
                     qemu = lock(own);
                     Some("completed")
                 }

@@ -10,6 +10,7 @@ mod cpuid;
 mod descriptor;
 mod gate;
 mod guest_clock;
+mod hold;
 mod kernel;
 mod page;
 mod predictor;
@@ -26,6 +27,7 @@ pub use counters::{
 };
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
+pub use hold::{HoldPage, HoldReport};
 pub use kernel::Kernel;
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;

@@ -1,14 +1,16 @@
 //! The memory by which a VMM's process and others speak of clustering: counters one way, a switch the other way. It is a file
 //! without a name in any directory; whoever may look into the process finds it among its descriptors.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::mem::offset_of;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
+use super::hold::{HELD_AT, HoldPage, HoldReport};
 
 /// How the file is called where descriptors are listed.
 pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
@@ -16,7 +18,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -34,6 +36,8 @@ pub struct ClusterPage {
     cycles_per_microsecond: AtomicU64,
     /// The timer's.
     clamp: ClampPage,
+    /// Whether vCPUs may enter the guest.
+    hold: HoldPage,
     counters: [VcpuCounters; MOST_VCPUS],
 }
 
@@ -122,6 +126,11 @@ impl ClusterPage {
         &self.clamp
     }
 
+    /// The part that says whether vCPUs may enter the guest.
+    pub fn hold(&self) -> &HoldPage {
+        &self.hold
+    }
+
     /// How it stands now.
     pub fn switched(&self) -> ClusterSwitch {
         ClusterSwitch::of(self.switch.load(Ordering::Relaxed))
@@ -143,6 +152,33 @@ impl ClusterPage {
         read_header(file)?;
         let at = offset_of!(ClusterPage, clamp) + HZ_AT;
         file.write_all_at(&hz.unwrap_or(0).to_ne_bytes(), at as u64)
+    }
+
+    /// Opens that of a process, if it has one. The process may be anybody's, and may have put anything there.
+    pub fn open(pid: u32, write: bool) -> io::Result<Option<File>> {
+        let wanted = format!("/memfd:{CLUSTER_PAGE_NAME} (deleted)");
+        let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
+        let mut paths = entries.flatten().map(|entry| entry.path());
+        let is_it =
+            |path: &PathBuf| fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str());
+        let Some(path) = paths.find(is_it) else { return Ok(None) };
+        // A FIFO that was put there since would be waited for.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        File::options().read(true).write(write).custom_flags(flags).open(path).map(Some)
+    }
+
+    /// Has no vCPU of the process that has this file enter the guest, or lets them go on.
+    pub fn set_held(file: &File, held: bool) -> io::Result<()> {
+        read_header(file)?;
+        let at = offset_of!(ClusterPage, hold) + HELD_AT;
+        file.write_all_at(&u32::from(held).to_ne_bytes(), at as u64)
+    }
+
+    /// Reads whether they are held.
+    pub fn read_hold(file: &File) -> io::Result<HoldReport> {
+        let header = read_header(file)?;
+        let word = |at: usize| u32::from_ne_bytes(array(&header, offset_of!(ClusterPage, hold) + at));
+        Ok(HoldPage::report_of(word))
     }
 
     /// Reads how the clamp stands.

@@ -122,7 +122,8 @@ impl Side<'_> {
     /// Adds the first one anew, for a driver that cooperates and maps its registers. No guest has it.
     pub fn cooperates(&self) -> Result<()> {
         let first = self.functions.first().context("a function")?;
-        self.daemon.text("pci remove nic0")?;
+        // Its last guest may be about to leave.
+        self.daemon.text("pci remove nic0 --force")?;
         self.daemon.text(&format!("pci add nic0 --host {first} --mode cooperating --mapped")).map(drop)
     }
 }

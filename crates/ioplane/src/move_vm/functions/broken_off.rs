@@ -47,6 +47,8 @@ impl<'a> Functions<'a> {
             sent: sent && far.is_some(),
             far,
             running: note.running,
+            // Perhaps: that is not written down.
+            held: [true, true],
             gone: false,
             time: DeviceTime::default(),
             journal,

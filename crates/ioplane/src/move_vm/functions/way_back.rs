@@ -69,6 +69,7 @@ impl Functions<'_> {
             Err(error) => {
                 note("the monitor here", Err(error));
                 // Nothing is written under a guest that may run.
+                self.let_go(ended);
                 return troubles;
             }
         };
@@ -76,6 +77,7 @@ impl Functions<'_> {
         if self.all.iter().any(|one| one.command.is_some()) {
             note("the command register of a function", self.put_back_commands(monitor, stopped));
         }
+        self.let_go(ended);
         match ended {
             true => note("the VM here", self.let_run(monitor, stopped)),
             false => note(

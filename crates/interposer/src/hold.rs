@@ -1,0 +1,86 @@
+//! KVM_RUN of a VM whose vCPUs may be held: none enters the guest then (docs/decisions/0085-migrations-of-others.md).
+
+use std::ffi::c_int;
+
+use ioplane_vcpu::kvm::HoldPage;
+
+/// A call of KVM_RUN, on the vCPU's thread. `inside` is kept by the caller for the vCPU, and `false` at first. `enter` makes the call, `wanted` says whether the
+/// VMM wants the vCPU back, and `pause` waits a moment. While vCPUs are held it is made only for one that is wanted back, which enters nothing then; that call
+/// also fills in what a VMM reads after its first one.
+pub(crate) fn run(
+    page: &HoldPage,
+    inside: &mut bool,
+    enter: impl FnOnce() -> c_int,
+    wanted: impl Fn() -> bool,
+    pause: impl Fn(),
+) -> c_int {
+    loop {
+        if !std::mem::replace(inside, true) {
+            page.enter();
+        }
+        // After the count: whoever holds them sees this one inside, or it sees that they are held.
+        if !page.is_held() || wanted() {
+            break;
+        }
+        *inside = false;
+        page.leave();
+        pause();
+    }
+    let result = enter();
+    if result == -libc::EINTR {
+        *inside = false;
+        page.leave();
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_vcpu_counts_until_it_is_told_to_come_out() {
+        let (page, mut inside) = (HoldPage::default(), false);
+        let enter = |result| {
+            move || {
+                // Nobody waits here while nobody holds it.
+                result
+            }
+        };
+        assert_eq!(run(&page, &mut inside, enter(0), || false, || unreachable!()), 0);
+        assert_eq!(page.inside(), 1, "its exit is being handled");
+        assert_eq!(run(&page, &mut inside, enter(0), || false, || unreachable!()), 0);
+        assert_eq!(page.inside(), 1);
+        assert_eq!(run(&page, &mut inside, enter(-libc::EINTR), || false, || unreachable!()), -libc::EINTR);
+        assert_eq!(page.inside(), 0);
+    }
+
+    #[test]
+    fn one_that_is_held_enters_when_it_is_let_go() {
+        let (page, mut inside, pauses) = (HoldPage::default(), false, Cell::new(0));
+        page.hold(true);
+        let entered = Cell::new(false);
+        let pause = || {
+            assert!(!entered.get() && page.inside() == 0, "it waits outside");
+            pauses.set(pauses.get() + 1);
+            page.hold(pauses.get() < 3);
+        };
+        let enter = || {
+            entered.set(true);
+            0
+        };
+        assert_eq!(run(&page, &mut inside, enter, || false, pause), 0);
+        assert_eq!((pauses.get(), page.inside(), entered.get()), (3, 1, true));
+    }
+
+    #[test]
+    fn one_that_the_vmm_wants_back_is_given_to_kvm_all_the_same() {
+        let (page, mut inside) = (HoldPage::default(), false);
+        page.hold(true);
+        let wanted = Cell::new(false);
+        let result = run(&page, &mut inside, || -libc::EINTR, || wanted.get(), || wanted.set(true));
+        assert_eq!((result, page.inside(), inside), (-libc::EINTR, 0, false));
+    }
+}

@@ -1,0 +1,180 @@
+//! A migration that somebody else drives (docs/decisions/0085-migrations-of-others.md): QEMU's own monitor commands, or a program that gives them. What is done for the
+//! functions is what `ioplane move vm` does, at the same places; the differences are here.
+//!
+//! ```text
+//!   somebody:            migrate                                                        (cont)
+//!   here, attending:     log ... begun --> pre-switchover: rest, take --> migrate-continue --> ... revive, replay, gone, leave, cont
+//! ```
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ioplane_api::report::DoneReport;
+use ioplane_api::request::HoldVcpusForm;
+use ioplane_cli::client::{Client, Method};
+use ioplane_cli::output::hint;
+use serde_json::json;
+
+use super::super::monitor::{Monitor, is_under_way};
+use super::super::{failed, with_remedy};
+use super::{Functions, did_not_wait, not_cancelled};
+
+/// Between two looks whether somebody has begun: QEMU waits before the switch-over for as long as it takes.
+const PACE: Duration = Duration::from_millis(50);
+/// Between two looks whether the QEMU there is still the one that waits.
+const THERE: Duration = Duration::from_secs(5);
+
+/// Nobody else has let QEMU go on with the switch-over: what functions wrote before they came to rest would be missing there.
+pub(super) fn still_waits(monitor: &mut Monitor) -> Result<()> {
+    match monitor.migration()?.as_str() {
+        "pre-switchover" => Ok(()),
+        status => Err(failed(
+            format!(
+                "somebody else has gone on with the switch-over (it is {status}) before the functions were at rest"
+            ),
+            "have whoever drives the migration leave `migrate-continue` to `ioplane move attend`",
+        )),
+    }
+}
+
+/// Has no vCPU of a function's QEMU enter its guest, or lets them.
+pub(in crate::move_vm) fn hold(host: &Client, name: &str, held: bool) -> Result<()> {
+    let form = HoldVcpusForm { held };
+    host.ask::<DoneReport>(Method::PUT, &format!("/v1/pci/{name}/vcpus"), Some(&form)).map(drop)
+}
+
+impl Functions<'_> {
+    /// Waits until somebody has begun to migrate the VM.
+    pub(super) fn is_begun(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
+        hint(format!("VM {} may be migrated now; Ctrl-C: not any more", self.vm));
+        let mut looked = Instant::now();
+        loop {
+            if is_under_way(&monitor.migration()?) {
+                return Ok(());
+            }
+            not_cancelled(interrupted)?;
+            self.running = match monitor.state()?.as_str() {
+                "running" => true,
+                "paused" => false,
+                // It was faster than one look, since it did not wait.
+                "postmigrate" => {
+                    self.sent = true;
+                    return Err(did_not_wait());
+                }
+                _ => self.running,
+            };
+            if looked.elapsed() >= THERE {
+                self.is_awaited()?;
+                looked = Instant::now();
+            }
+            std::thread::sleep(PACE);
+        }
+    }
+
+    /// Whoever drives the migration sends the guest to the QEMU there, and to nobody else: another one could have it run.
+    pub(super) fn is_received(&mut self) -> Result<()> {
+        match self.far()?.migration()?.as_str() {
+            "active" => Ok(()),
+            status => Err(failed(
+                format!(
+                    "the guest is sent somewhere else: the QEMU there receives none (its migration is {status:?})"
+                ),
+                "migrate it to the QEMU whose host was named; or name the other one",
+            )),
+        }
+    }
+
+    /// Has no vCPU there enter the guest, whoever says `cont` there, until its functions are its.
+    pub(super) fn hold_there(&mut self) {
+        match self.all.first().map(|one| hold(self.there, &one.name, true)) {
+            Some(Ok(())) => self.held[1] = true,
+            Some(Err(error)) => hint(format!(
+                "whoever drives the migration has to leave `cont` there to this command: {error:#}"
+            )),
+            None => {}
+        }
+    }
+
+    /// The same here, once the functions are at rest: also if QEMU has the guest run after a failure.
+    pub(super) fn hold_here(&mut self) {
+        self.held[0] = self.all.first().is_some_and(|one| hold(self.here, &one.name, true).is_ok());
+    }
+
+    /// The functions there are the guest's.
+    pub(super) fn let_go_there(&mut self) -> Result<()> {
+        if let Some(one) = self.all.first().filter(|_| self.held[1]) {
+            hold(self.there, &one.name, false)?;
+            self.held[1] = false;
+        }
+        Ok(())
+    }
+
+    /// Has the guest run there, if nobody has yet.
+    pub(super) fn have_run(&mut self) -> Result<()> {
+        let far = self.far()?;
+        if far.state()? == "running" {
+            return Ok(());
+        }
+        match far.execute("cont", &json!({})) {
+            Ok(_) => Ok(()),
+            // Somebody was faster.
+            Err(error) => {
+                if far.state()? == "running" {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            }
+        }
+    }
+
+    /// The move has not come about: what is held is let go, but for a guest here that may run there.
+    pub(super) fn let_go(&mut self, ended_there: bool) {
+        let Some(one) = self.all.first() else { return };
+        if self.held[0] && ended_there {
+            // Held only perhaps, where that is not known.
+            self.held[0] = hold(self.here, &one.name, false).is_err();
+        }
+        if self.held[1] && !self.sent {
+            self.held[1] = hold(self.there, &one.name, false).is_err();
+        }
+    }
+
+    /// Nobody else has let the guest run there before its functions are its.
+    pub(super) fn stands_still_there(&mut self) -> Result<()> {
+        self.far_state = self.far()?.state()?;
+        match self.far_state.as_str() {
+            "running" if !self.held[1] => Err(failed(
+                "somebody else has let the guest run there before its functions were its",
+                "have whoever drives the migration leave `cont` to `ioplane move attend`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the guest runs there, with functions that are not its, or has all been sent somewhere else. Then it can run nowhere else.
+    pub(super) fn has_left(&mut self) -> bool {
+        let [_, held] = self.held;
+        let sent = self.sent;
+        let Ok(far) = self.far() else { return false };
+        let received = |status: &str| !matches!(status, "" | "none" | "setup");
+        (sent && far.migration().is_ok_and(|status| !received(&status)))
+            || (!held && far.state().is_ok_and(|state| state == "running"))
+    }
+
+    /// The guest is not let run here: its functions are at rest here, and have no link where it is.
+    pub(super) fn lost_to_it(mut self, error: anyhow::Error) -> anyhow::Error {
+        let given = self.journal.give_away();
+        self.gone = true;
+        self.leave();
+        if let Err(error) = given {
+            hint(format!("that VM {} is the other host's is not written down: {error:#}", self.vm));
+        } else if let Err(error) = self.journal.end() {
+            hint(format!("that the move has come to its end is not written down: {error:#}"));
+        }
+        let before = format!("VM {} has left without its PCI functions", self.vm);
+        let remedy = "end the QEMU here, and do not let it continue; in the guest unload the driver and load it again, or plug the device out and in";
+        with_remedy(error, &before, remedy)
+    }
+}
