@@ -629,7 +629,7 @@ mod tests {
         assert_eq!(patience(4000).unwrap(), LONGEST);
         assert_eq!(patience(4001).unwrap_err().field.as_deref(), Some("deadline_ms"));
         let address: PciAddress = "0000:01:10.0".parse().unwrap();
-        let direct = Way::Direct(address);
+        let direct = Way::Direct(FramesFrom { address, uplink: None });
         direct.stands_still("nic0", true).unwrap();
         assert_eq!(direct.stands_still("nic0", false).unwrap_err().field.as_deref(), Some("guest_stopped"));
         Way::Cooperating(address).stands_still("nic0", false).unwrap();
