@@ -6,7 +6,8 @@ use ioplane_vcpu::kvm::HoldPage;
 
 /// A call of KVM_RUN, on the vCPU's thread. `inside` is kept by the caller for the vCPU, and `false` at first. `enter` makes the call, `wanted` says whether the
 /// VMM wants the vCPU back, and `pause` waits a moment. While vCPUs are held it is made only for one that is wanted back, which enters nothing then; that call
-/// also fills in what a VMM reads after its first one.
+/// also fills in what a VMM reads after its first one. One that has come back from the guest with something to do waits, and still counts as inside: its VMM
+/// has not stopped it.
 pub(crate) fn run(
     page: &HoldPage,
     inside: &mut bool,
@@ -14,6 +15,7 @@ pub(crate) fn run(
     wanted: impl Fn() -> bool,
     pause: impl Fn(),
 ) -> c_int {
+    let was_inside = *inside;
     loop {
         if !std::mem::replace(inside, true) {
             page.enter();
@@ -22,12 +24,15 @@ pub(crate) fn run(
         if !page.is_held() || wanted() {
             break;
         }
-        *inside = false;
-        page.leave();
+        if !was_inside {
+            *inside = false;
+            page.leave();
+        }
         pause();
     }
     let result = enter();
-    if result == -libc::EINTR {
+    // A processor that was not started yet is none that is inside.
+    if result == -libc::EINTR || result == -libc::EAGAIN {
         *inside = false;
         page.leave();
     }
@@ -55,6 +60,25 @@ mod tests {
         assert_eq!(page.inside(), 1);
         assert_eq!(run(&page, &mut inside, enter(-libc::EINTR), || false, || unreachable!()), -libc::EINTR);
         assert_eq!(page.inside(), 0);
+    }
+
+    /// Its VMM has not stopped it: whoever wants to hold it is told that it runs.
+    #[test]
+    fn one_that_comes_back_with_something_to_do_waits_and_still_counts() {
+        let (page, mut inside, waits) = (HoldPage::default(), true, Cell::new(0));
+        page.enter();
+        page.hold(true);
+        let pause = || {
+            waits.set(waits.get() + 1);
+            assert_eq!(page.inside(), 1, "it is not out");
+            page.hold(waits.get() < 3);
+        };
+        assert_eq!(run(&page, &mut inside, || 0, || false, pause), 0);
+        assert_eq!((waits.get(), page.inside()), (3, 1));
+        // Kicked, it comes out.
+        page.hold(true);
+        assert_eq!(run(&page, &mut inside, || -libc::EINTR, || true, || unreachable!()), -libc::EINTR);
+        assert_eq!((inside, page.inside()), (false, 0));
     }
 
     #[test]

@@ -163,10 +163,16 @@ fn clustered(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
 
 /// KVM_RUN, once vCPUs may enter the guest.
 fn held(descriptor: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let (Some(page), Some(vcpu)) = (interposer().kernel().hold(), vcpus::find(descriptor)) else {
+    let Some(page) = interposer().kernel().hold() else { return call() };
+    let mut inside = INSIDE.get();
+    let Some(vcpu) = vcpus::find(descriptor) else {
+        // It cannot be held: it counts as inside for good, so nobody is told that it is.
+        if !inside {
+            page.enter();
+            INSIDE.set(true);
+        }
         return call();
     };
-    let mut inside = INSIDE.get();
     let result = hold::run(page, &mut inside, call, || vcpu.is_wanted(), || std::thread::sleep(LOOK));
     INSIDE.set(inside);
     result

@@ -26,7 +26,7 @@ fn a_nic_goes_along() {
     };
     let near = world.near();
     let order =
-        ["blockdev-del", "migrate-set-capabilities", "migrate", "o/h 0xcfc 0x407", "migrate-continue"];
+        ["migrate-set-capabilities", "blockdev-del", "migrate", "o/h 0xcfc 0x407", "migrate-continue"];
     let places = order.map(|words| {
         near.asked.iter().rposition(|asked| asked == words).unwrap_or_else(|| panic!("{words}"))
     });

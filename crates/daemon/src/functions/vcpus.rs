@@ -9,7 +9,7 @@ use ioplane_vcpu::kvm::ClusterPage;
 use super::Card;
 use crate::refusal::Refusal;
 
-/// For vCPUs that are told to come out of a guest to have done so.
+/// How long vCPUs that are told to leave the guest may take.
 const OUT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(2);
 const LIBRARY: &str = "start the guest's QEMU by `ioplane run -- qemu-system-x86_64 ...`, with clustering on";
@@ -32,14 +32,26 @@ impl Card {
             Refusal::conflict(format!("the library in process {pid}, the VMM of {name}: {error}"), LIBRARY)
         };
         let file = ClusterPage::open(pid, true).map_err(unreadable)?;
+        if file.is_none() && !held {
+            return Ok(());
+        }
         let file = file.ok_or_else(|| {
             Refusal::conflict(format!("process {pid}, the VMM of {name}, has no library of ioplane"), LIBRARY)
         })?;
-        ClusterPage::set_held(&file, held).map_err(unreadable)?;
-        if !held || is_empty(&file).await.map_err(unreadable)? {
-            return Ok(());
+        if !held {
+            return ClusterPage::set_held(&file, false).map_err(unreadable);
         }
-        ClusterPage::set_held(&file, false).map_err(unreadable)?;
+        // First of all: a guest that runs does not stand still for a moment because somebody has asked.
+        if is_empty(&file).await.map_err(unreadable)? {
+            ClusterPage::set_held(&file, true).map_err(unreadable)?;
+            match is_empty(&file).await {
+                Ok(true) => return Ok(()),
+                empty => {
+                    ClusterPage::set_held(&file, false).map_err(unreadable)?;
+                    empty.map_err(unreadable)?;
+                }
+            }
+        }
         Err(Refusal::conflict(
             format!("the guest of {name} runs"),
             "stop it first (`stop` by the monitor of its QEMU)",

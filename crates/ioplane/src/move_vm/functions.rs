@@ -219,6 +219,8 @@ pub(super) struct Functions<'a> {
     running: bool,
     /// The vCPUs here, and those there, enter no guest.
     held: [bool; 2],
+    /// Somebody else drives the migration.
+    attended: bool,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -283,6 +285,7 @@ impl<'a> Functions<'a> {
             far_state: "inmigrate".to_owned(),
             running: false,
             held: [false; 2],
+            attended: false,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -305,7 +308,7 @@ impl<'a> Functions<'a> {
         running: bool,
         interrupted: &AtomicBool,
     ) -> Result<Moved> {
-        self.running = running;
+        (self.running, self.attended) = (running, uri.is_none());
         match self.attempt(monitor, uri, interrupted) {
             Ok(ended) => {
                 if let Err(error) = self.journal.end() {
@@ -332,17 +335,21 @@ impl<'a> Functions<'a> {
         self.note_functions();
         self.journal.write()?;
         journal::moment("noted");
-        self.guards.remove(monitor)?;
+        // Before the guards are out: whoever migrates it then has to wait for the functions.
         self.pause_before(monitor, true)?;
         // While it waits for a guest this only says that the guest is not to run by itself.
         self.far()?.execute("stop", &json!({}))?;
+        self.guards.remove(monitor)?;
         for one in &mut self.all {
             let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;
             one.stand = Stand::Logged;
         }
         journal::moment("logged");
         match uri {
-            Some(uri) => drop(monitor.execute("migrate", &json!({ "uri": uri }))?),
+            Some(uri) => {
+                self.let_go_of_former();
+                drop(monitor.execute("migrate", &json!({ "uri": uri }))?);
+            }
             None => {
                 self.hold_there();
                 self.is_begun(monitor, interrupted)?;
@@ -573,6 +580,9 @@ impl<'a> Functions<'a> {
     fn stranded(mut self, error: anyhow::Error) -> anyhow::Error {
         let state = self.far().and_then(Monitor::state).unwrap_or_default();
         let remedy = match (state.as_str(), self.running) {
+            _ if self.held[1] => {
+                "the guest is there, and its vCPUs may be held: `ioplane move recover` here lets it go on; end the QEMU here, and do not let it continue"
+            }
             ("running", _) | ("paused", false) => {
                 "the guest is there: end the QEMU here, and do not let it continue"
             }

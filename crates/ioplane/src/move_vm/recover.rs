@@ -142,8 +142,9 @@ fn forward(
         ));
     }
     // Whoever attended the move may have held them.
-    for one in &note.functions {
-        let _ = hold(there, &one.name, false);
+    let held = note.functions.first().map(|one| hold(there, &one.name, false));
+    if let Some(Err(error)) = held {
+        troubles.push(format!("the vCPUs there may be held: {error:#}"));
     }
     if note.running && state == "paused" {
         far.execute("cont", &json!({}))?;

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ioplane_api::report::DoneReport;
+use ioplane_api::report::{DoneReport, RestedFunctionReport};
 use ioplane_api::request::HoldVcpusForm;
 use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::hint;
@@ -18,7 +18,8 @@ use serde_json::json;
 
 use super::super::monitor::{Monitor, is_under_way};
 use super::super::{failed, with_remedy};
-use super::{Functions, did_not_wait, not_cancelled};
+use super::way_back::LAST_WORD;
+use super::{Functions, Stand, did_not_wait, not_cancelled};
 
 /// Between two looks whether somebody has begun: QEMU waits before the switch-over for as long as it takes.
 const PACE: Duration = Duration::from_millis(50);
@@ -47,7 +48,7 @@ pub(in crate::move_vm) fn hold(host: &Client, name: &str, held: bool) -> Result<
 impl Functions<'_> {
     /// Waits until somebody has begun to migrate the VM.
     pub(super) fn is_begun(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
-        hint(format!("VM {} may be migrated now; Ctrl-C: not any more", self.vm));
+        hint(format!("VM {} may be migrated now; press Ctrl-C to stop attending", self.vm));
         let mut looked = Instant::now();
         loop {
             if is_under_way(&monitor.migration()?) {
@@ -101,6 +102,13 @@ impl Functions<'_> {
         self.held[0] = self.all.first().is_some_and(|one| hold(self.here, &one.name, true).is_ok());
     }
 
+    /// An attendance that has lost its way to the other host may have left the vCPUs there held. A host without the library, or before it, holds none.
+    pub(super) fn let_go_of_former(&mut self) {
+        if let Some(one) = self.all.first() {
+            let _ = hold(self.there, &one.name, false);
+        }
+    }
+
     /// The functions there are the guest's.
     pub(super) fn let_go_there(&mut self) -> Result<()> {
         if let Some(one) = self.all.first().filter(|_| self.held[1]) {
@@ -129,15 +137,24 @@ impl Functions<'_> {
         }
     }
 
-    /// The move has not come about: what is held is let go, but for a guest here that may run there.
-    pub(super) fn let_go(&mut self, ended_there: bool) {
-        let Some(one) = self.all.first() else { return };
-        if self.held[0] && ended_there {
+    /// The move has not come about, and the guest there has ended: vCPUs here may enter it.
+    pub(super) fn let_go_here(&mut self) {
+        if let Some(one) = self.all.first().filter(|_| self.held[0]) {
             // Held only perhaps, where that is not known.
             self.held[0] = hold(self.here, &one.name, false).is_err();
         }
-        if self.held[1] && !self.sent {
-            self.held[1] = hold(self.there, &one.name, false).is_err();
+    }
+
+    /// The QEMU there still waits for a guest: the next one that comes is not to be held. The guest here has gone on already.
+    pub(super) fn let_go_waiting(&mut self) {
+        let Some(one) = self.all.first().filter(|_| self.held[1] && !self.sent) else { return };
+        let there = Client::new(self.there.socket()).map(|there| there.with_patience(LAST_WORD));
+        match there.and_then(|there| hold(&there, &one.name, false)) {
+            Ok(()) => self.held[1] = false,
+            Err(error) if self.attended => hint(format!(
+                "the QEMU there may hold its vCPUs: start it again before the next move: {error:#}"
+            )),
+            Err(_) => {}
         }
     }
 
@@ -165,6 +182,12 @@ impl Functions<'_> {
 
     /// The guest is not let run here: its functions are at rest here, and have no link where it is.
     pub(super) fn lost_to_it(mut self, error: anyhow::Error) -> anyhow::Error {
+        for one in self.all.iter().filter(|one| one.stand == Stand::Logged) {
+            // One that its guest has left behind, and that nobody has brought to rest.
+            if let Err(error) = one.step::<RestedFunctionReport>(self.here, "rest") {
+                hint(format!("PCI function {} here does not come to rest: {error:#}", one.name));
+            }
+        }
         let given = self.journal.give_away();
         self.gone = true;
         self.leave();

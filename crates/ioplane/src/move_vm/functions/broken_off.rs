@@ -49,6 +49,7 @@ impl<'a> Functions<'a> {
             running: note.running,
             // Perhaps: that is not written down.
             held: [true, true],
+            attended: false,
             gone: false,
             time: DeviceTime::default(),
             journal,

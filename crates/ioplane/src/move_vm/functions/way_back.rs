@@ -14,7 +14,7 @@ use super::super::{failed, with_remedy};
 use super::{ARRIVAL, Functions, LOOK, Stand};
 
 /// For an answer from there when the guest is to go on here, and for one from here before its migration is cut.
-const LAST_WORD: Duration = Duration::from_secs(4);
+pub(super) const LAST_WORD: Duration = Duration::from_secs(4);
 
 impl Functions<'_> {
     /// The guest goes on here, with its functions.
@@ -69,7 +69,7 @@ impl Functions<'_> {
             Err(error) => {
                 note("the monitor here", Err(error));
                 // Nothing is written under a guest that may run.
-                self.let_go(ended);
+                self.let_go_waiting();
                 return troubles;
             }
         };
@@ -77,9 +77,11 @@ impl Functions<'_> {
         if self.all.iter().any(|one| one.command.is_some()) {
             note("the command register of a function", self.put_back_commands(monitor, stopped));
         }
-        self.let_go(ended);
         match ended {
-            true => note("the VM here", self.let_run(monitor, stopped)),
+            true => {
+                self.let_go_here();
+                note("the VM here", self.let_run(monitor, stopped));
+            }
             false => note(
                 "the VM here",
                 Err(failed("it may run there: it is not let run here", "see what the QEMU there does")),
@@ -89,9 +91,11 @@ impl Functions<'_> {
             let ended = self.here.ask::<DoneReport>(Method::DELETE, &one.path("log"), None::<&()>);
             note("the log of a function", ended.map(drop));
         }
+        // As long as the guards are out QEMU waits before the switch-over.
+        note("what keeps it from being migrated without its functions", self.guards.put_back(monitor));
         note("its migration", self.pause_before(monitor, false));
         note("its downtime limit", self.hold_back(monitor, false));
-        note("what keeps it from being migrated without its functions", self.guards.put_back(monitor));
+        self.let_go_waiting();
         troubles
     }
 
@@ -100,6 +104,11 @@ impl Functions<'_> {
         // The guest stands still meanwhile, and whoever did not answer before may not do so now.
         let Some(far) = &mut self.far else { return true };
         far.set_patience(LAST_WORD);
+        // Whoever drives the migration may have let it run there, where nothing holds its vCPUs.
+        let free = self.attended && !self.held[1];
+        if free && far.state().is_ok_and(|state| state == "running") {
+            return false;
+        }
         let ended = far.execute("quit", &json!({}));
         if let Err(error) = &ended {
             hint(format!("end the QEMU there, and do not let it continue: {error:#}"));
@@ -114,7 +123,11 @@ impl Functions<'_> {
         }
         // It was told not to run by itself: only somebody else could have it run.
         ended.is_ok()
-            || matches!(self.far_state.as_str(), "inmigrate" | "paused" | "postmigrate" | "finish-migrate")
+            || !free
+                && matches!(
+                    self.far_state.as_str(),
+                    "inmigrate" | "paused" | "postmigrate" | "finish-migrate"
+                )
     }
 
     /// Waits until QEMU has settled on what becomes of the guest here, which stands still then. Says whether it had to be stopped for that, and whether all
