@@ -65,6 +65,14 @@ impl Inner<'_> {
         serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
     }
 
+    /// Register accesses of a function's guest that have come to it; each is an exit.
+    pub fn accesses(&self, function: &str) -> Result<u64> {
+        let shown = self.json(&format!("pci show {function}"))?;
+        let count = |way: &str| shown["traffic"][way].as_u64();
+        let both = count("reads").zip(count("writes"));
+        both.map(|(reads, writes)| reads + writes).with_context(|| shown.to_string())
+    }
+
     /// Starts `ioplane WORDS`.
     pub fn start(&self, words: &str) -> Result<Job<'_>> {
         self.l1.start(&format!("exec {}", self.command(words)?))

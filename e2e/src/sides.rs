@@ -150,16 +150,6 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Register accesses of the guest's that have come to the daemon.
-    pub fn accesses(&self) -> Result<u64> {
-        let shown = self.daemon.json("pci show nic0")?;
-        let count = |way: &str| shown["traffic"][way].as_u64();
-        count("reads")
-            .zip(count("writes"))
-            .map(|(reads, writes)| reads + writes)
-            .with_context(|| shown.to_string())
-    }
-
     /// Sets its function at the physical one, as its administrator does.
     pub fn administer(&self, l1: &L1, settings: &[&str]) -> Result<()> {
         let command = |setting: &&str| format!("ip link set {} vf 0 {setting}\n", self.physical);

@@ -142,9 +142,9 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     news("moves under traffic");
     let traffic = start_traffic(&l1)?;
     traffic.goes_on(BETWEEN)?;
-    let trapped = here.accesses()?;
+    let trapped = here.daemon.accesses("nic0")?;
     traffic.goes_on(BETWEEN)?;
-    let trapped = here.accesses()? - trapped;
+    let trapped = here.daemon.accesses("nic0")? - trapped;
     // Each echo takes a tail and masks of two vectors at least, but its pages are mapped.
     eprintln!("{trapped} register accesses were trapped in the time of {BETWEEN} echoes");
     ensure!(trapped < BETWEEN, "{trapped} register accesses were trapped in the time of {BETWEEN} echoes");

@@ -38,14 +38,6 @@ pub struct Runtime {
     pub original_accesses_per_packet: f64,
 }
 
-/// Register accesses of a function that have come over its socket.
-fn accesses(side: &Side<'_>, name: &str) -> Result<u64> {
-    let shown = side.daemon.json(&format!("pci show {name}"))?;
-    let traffic = &shown["traffic"];
-    let both = traffic["reads"].as_u64().zip(traffic["writes"].as_u64());
-    both.map(|(reads, writes)| reads + writes).with_context(|| shown.to_string())
-}
-
 /// Both interfaces, in the order in which the guest's bus has them.
 fn raise(l1: &L1, guest: &L2<'_>, load: &str) -> Result<()> {
     let [far, near] = OTHER;
@@ -80,7 +72,7 @@ pub fn runtime(l1: &L1, side: &Side<'_>, moves: Moves<'_>, limit: Duration) -> R
         }
     };
     raise(l1, &guest, load).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
-    let begun = (accesses(side, "nic0")?, accesses(side, ORIGINAL)?);
+    let begun = (side.daemon.accesses("nic0")?, side.daemon.accesses(ORIGINAL)?);
     let mut batches = 0_u32;
     let compared = alternate(BOUND, limit, |movable| {
         let (pings, mean) = guest.ping_timed(if movable { PEER_IP } else { OTHER[0] }, PINGS, 1000)?;
@@ -91,7 +83,7 @@ pub fn runtime(l1: &L1, side: &Side<'_>, moves: Moves<'_>, limit: Duration) -> R
     // A ping is a packet each way.
     let packets = f64::from(batches / 2 * PINGS * 2);
     let each = |now: u64, before: u64| (now - before) as f64 / packets;
-    let (movable, original) = (accesses(side, "nic0")?, accesses(side, ORIGINAL)?);
+    let (movable, original) = (side.daemon.accesses("nic0")?, side.daemon.accesses(ORIGINAL)?);
     guest.kill()?;
     let Compared { percent, interval, pairs } = compared;
     Ok(Runtime {
