@@ -85,7 +85,7 @@ impl Move {
     pub fn done(self) -> Result<Value> {
         let mut moving = self.begin()?;
         let status = moving.process.wait(LIMIT)?;
-        let said = moving.process.said();
+        let said = moving.process.wrote();
         ensure!(status.success(), "ioplane move vm ended with {status}: {said}");
         serde_json::from_str(&said).with_context(|| format!("ioplane move vm prints no JSON: {said}"))
     }

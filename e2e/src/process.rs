@@ -78,6 +78,11 @@ impl Process {
         tail(&self.log, 30)
     }
 
+    /// All that the process wrote to its output and error.
+    pub fn wrote(&self) -> String {
+        tail(&self.log, usize::MAX)
+    }
+
     /// Waits for the process to end by itself.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
