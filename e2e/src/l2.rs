@@ -99,9 +99,7 @@ impl L1 {
         args: &str,
         append: &str,
     ) -> Result<L2<'_>> {
-        let folder = self.folder().join(name);
-        fs::create_dir(&folder)?;
-        fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
+        let folder = self.shared(name)?;
         let path = folder.display();
         let (kernel, initrd) = (parts.kernel.display(), parts.initrd.display());
         let disk = |root: &Path| {
@@ -124,6 +122,21 @@ impl L1 {
              {root} -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",
         ))?;
         Ok(L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) })
+    }
+
+    /// The folder of a guest that somebody else starts. It boots Debian from these [parts](L1::debian_parts), and has the folder by 9p as `folder`.
+    pub(crate) fn shared(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder().join(name);
+        fs::create_dir(&folder)?;
+        fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
+        Ok(folder)
+    }
+
+    /// That guest, once it has booted; `host` is what has its QEMU.
+    pub(crate) fn started<'l>(&'l self, folder: PathBuf, host: Job<'l>) -> Result<L2<'l>> {
+        let guest = L2 { l1: self, qemu: host, folder, jobs: AtomicU32::new(0) };
+        guest.wait_for("up", 2 * MINUTE).context("boot the guest")?;
+        Ok(guest)
     }
 }
 

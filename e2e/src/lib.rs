@@ -55,6 +55,7 @@ pub mod traffic;
 pub mod travel;
 pub mod uplink;
 pub mod version;
+pub mod virsh;
 pub mod vm;
 
 pub use accelerator::Accelerator;

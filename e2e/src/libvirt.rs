@@ -28,13 +28,13 @@ exec qemu-system-x86_64 "$@"
 "#;
 
 /// What a host sees at the same place on each: its daemon's folder, in which the guest's port and console are as well.
-const HERE: &str = "/run/ioplane-here";
+pub(crate) const HERE: &str = "/run/ioplane-here";
 
 /// The host, from its first process on. `$1` is what is at [`HERE`], `$2` its name, `$3` the configuration of libvirtd.
 ///
 /// What the packages of libvirt leave to `libvirt-daemon-system`, which would start a libvirtd of the machine, is made here: the user. A shell is the first
 /// process, since it waits for those that QEMU leaves behind, which libvirtd does not.
-const HOST: &str = r#"set -e
+pub(crate) const HOST: &str = r#"set -e
 hostname "$2"
 mount -t tmpfs tmpfs /run
 for folder in /var/lib/libvirt /var/cache/libvirt /var/log/libvirt /etc/libvirt; do
@@ -85,14 +85,7 @@ impl LibvirtHost {
     pub fn start(name: &str, daemon: &Daemon) -> Result<LibvirtHost> {
         let folder = scratch("libvirt")?;
         let config = folder.path().join("libvirtd.conf");
-        // Only hosts with other numbers and names migrate VMs to each other.
-        let uuid = format!("{:08x}-0000-4000-8000-000000000000", number_of(name));
-        let place = folder.path().display();
-        let lines = format!(
-            "unix_sock_dir = \"{place}\"\nunix_sock_group = \"root\"\nauth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\n\
-             host_uuid = \"{uuid}\"\nlog_outputs = \"3:stderr\"\n"
-        );
-        std::fs::write(&config, lines)?;
+        std::fs::write(&config, configuration(name, &folder.path().display().to_string()))?;
         let mut args: Vec<OsString> =
             ["--mount", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
                 .map(OsString::from)
@@ -215,6 +208,15 @@ impl LibvirtHost {
     pub fn console(&self) -> String {
         crate::process::tail(&self.daemon.join("console.log"), 25)
     }
+}
+
+/// The configuration of the libvirtd of a host, whose sockets are at `place`. Only hosts with other numbers and names migrate VMs to each other.
+pub(crate) fn configuration(name: &str, place: &str) -> String {
+    let uuid = format!("{:08x}-0000-4000-8000-000000000000", number_of(name));
+    format!(
+        "unix_sock_dir = \"{place}\"\nunix_sock_group = \"root\"\nauth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\n\
+         host_uuid = \"{uuid}\"\nlog_outputs = \"3:stderr\"\n"
+    )
 }
 
 /// Something that differs from name to name.

@@ -37,26 +37,30 @@ fn a_guest_with_a_virtual_function_moves_when_others_migrate_it() -> Result<()> 
 
     news("somebody migrates it");
     let (second, there_report) =
-        goes(&l1, [&here, &there], guest, ["first", "second"], false).with_context(said)?;
+        goes(&l1, [&here, &there], guest, ["first", "second"], Driver::Waits).with_context(said)?;
     traffic.goes_on(BETWEEN).with_context(|| words("second"))?;
     news("and back; it is paused and goes on while memory is copied, and has to run there at once");
     let (third, back_report) =
-        goes(&l1, [&there, &here], second, ["second", "third"], true).with_context(said)?;
+        goes(&l1, [&there, &here], second, ["second", "third"], Driver::Hurries).with_context(said)?;
     traffic.goes_on(BETWEEN).with_context(|| words("third"))?;
+    news("and there by one who waits for nobody");
+    let (fourth, last_report) =
+        goes(&l1, [&here, &there], third, ["third", "fourth"], Driver::AtOnce).with_context(said)?;
+    traffic.goes_on(BETWEEN).with_context(|| words("fourth"))?;
 
-    let driven = traffic.end().with_context(|| words("third"))?;
-    eprintln!("{}\n{there_report}\n{back_report}", serde_json::to_string(&driven)?);
+    let driven = traffic.end().with_context(|| words("fourth"))?;
+    eprintln!("{}\n{there_report}\n{back_report}\n{last_report}", serde_json::to_string(&driven)?);
     // One more stretch may be lost while it is paused, and one where a switch-over was tried.
-    right(&driven, 4).with_context(|| words("third"))?;
-    let after = noticed(&l1, "third")?;
+    right(&driven, 5).with_context(|| words("fourth"))?;
+    let after = noticed(&l1, "fourth")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
-    let unseen_after = unseen(&l1, &third, "third")?;
+    let unseen_after = unseen(&l1, &fourth, "fourth")?;
     ensure!(unseen_before == unseen_after, "accepted and not seen: {unseen_before}, then {unseen_after}");
     for side in [&here, &there] {
         let faults = side.daemon.json("pci show nic0")?["hardware_faults"].clone();
         ensure!(faults == json!({}), "{faults}");
     }
-    third.kill()?;
+    fourth.kill()?;
     news("done");
     Ok(())
 }
@@ -70,6 +74,17 @@ enum Mishap {
     Cancelled,
     /// The QEMU there ends when the function here is at rest.
     Qemu,
+}
+
+/// Whoever drives the migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Driver {
+    /// Gives `migrate`, and nothing else.
+    Waits,
+    /// Pauses the guest meanwhile for a moment, and has it run there as soon as the migration has ended, before its function does.
+    Hurries,
+    /// Goes on with the switch-over at once, has the guest run there at once, and ends the QEMU here: as libvirt.
+    AtOnce,
 }
 
 /// Asks the monitor that the attendance does not use.
@@ -87,11 +102,15 @@ fn is_guarded(l1: &L1) -> Result<()> {
 }
 
 /// Has the move attended, until somebody may begin.
-fn attends<'a>([from, to]: [&'a Side<'_>; 2], names: [&str; 2]) -> Result<Job<'a>> {
+fn attends<'a>(
+    [from, to]: [&'a Side<'_>; 2],
+    names: [&str; 2],
+    options: &str,
+) -> Result<Job<'a>> {
     let [first, second] = names;
     let there = to.control();
     let job = from.daemon.start(&format!(
-        "move attend web --there {there} --qmp-there /tmp/{second}.qmp --qmp /tmp/{first}.qmp --json"
+        "move attend web {options} --there {there} --qmp-there /tmp/{second}.qmp --qmp /tmp/{first}.qmp --json"
     ))?;
     job.expect("may be migrated now", MINUTE)?;
     Ok(job)
@@ -113,7 +132,7 @@ fn stays(l1: &L1, sides: [&Side<'_>; 2], mishap: Mishap) -> Result<()> {
     let destination = l1.awaits_traveller(&second, &there.args()?)?;
     let rested = || here.daemon.said().matches("stands still").count();
     let before = rested();
-    let job = attends(sides, ["first", &second])?;
+    let job = attends(sides, ["first", &second], "")?;
     let mut destination = Some(destination);
     let begins = || asks(l1, "first", "migrate", &json!({ "uri": there.uri(&second) }));
     match mishap {
@@ -142,26 +161,49 @@ fn stays(l1: &L1, sides: [&Side<'_>; 2], mishap: Mishap) -> Result<()> {
     Ok(())
 }
 
-/// Somebody types `migrate`, and the guest runs there with its function. `hurried`: it is paused meanwhile for a moment, and somebody has it run there as
-/// soon as the migration has ended, before its function does.
+/// A migration by QMP as libvirt drives it.
+fn drives_at_once(l1: &L1, [first, second]: [&str; 2], uri: &str) -> Result<()> {
+    let qmp = built("ioplane-qmp")?.display().to_string();
+    let pause = json!({"capabilities": [{"capability": "pause-before-switchover", "state": true}]});
+    let migrate = json!({ "uri": uri });
+    let script = format!(
+        r#"set -e
+        ask() {{ socket=/tmp/$1.watch; shift; {qmp} $socket "$@"; }}
+        is() {{ for try in $(seq 3000); do ask {first} query-migrate '{{}}' | grep -q "\"status\":\"$1\"" && return; done; return 1; }}
+        ask {first} migrate-set-capabilities '{pause}'
+        ask {first} migrate '{migrate}'
+        is pre-switchover
+        ask {first} migrate-continue '{{"state":"pre-switchover"}}'
+        is completed
+        ask {second} cont '{{}}'
+        ask {first} quit '{{}}'"#
+    );
+    l1.run(&script, 3 * MINUTE).map(drop)
+}
+
+/// Somebody migrates it, and the guest runs there with its function.
 fn goes<'a>(
     l1: &'a L1,
     sides: [&Side<'_>; 2],
     source: L2<'a>,
     names: [&str; 2],
-    hurried: bool,
+    driver: Driver,
 ) -> Result<(L2<'a>, Value)> {
     let [from, to] = sides;
     let destination =
         l1.awaits_traveller_by(&l1.interposed()?, names[1], &to.args()?, &to.incoming(names[1]))?;
-    let job = attends(sides, names)?;
+    let job = attends(sides, names, if driver == Driver::AtOnce { "--libvirt" } else { "" })?;
     ensure!(!job.output().contains("has to leave `cont`"), "no vCPU is held there: {}", job.output());
-    if hurried {
+    if driver == Driver::Hurries {
         // Slow enough for it to be seen.
         asks(l1, names[0], "migrate-set-parameters", &json!({ "max-bandwidth": 8 << 20 }))?;
     }
-    asks(l1, names[0], "migrate", &json!({ "uri": to.uri(names[1]) }))?;
-    if hurried {
+    if driver == Driver::AtOnce {
+        drives_at_once(l1, names, &to.uri(names[1])).with_context(|| job.output())?;
+    } else {
+        asks(l1, names[0], "migrate", &json!({ "uri": to.uri(names[1]) }))?;
+    }
+    if driver == Driver::Hurries {
         until(&job, "no memory is copied", || Ok(l1.migration_of(names[0])? == "active"))?;
         asks(l1, names[0], "stop", &json!({}))?;
         asks(l1, names[0], "cont", &json!({}))?;
@@ -175,10 +217,12 @@ fn goes<'a>(
     let at = ended.output.find('{').with_context(|| ended.output.clone())?;
     let report = serde_json::Deserializer::from_str(&ended.output[at..]).into_iter::<Value>().next();
     let report = report.with_context(|| ended.output.clone())??;
-    ensure!(asks(l1, names[0], "query-migrate", &json!({}))?["status"] == "completed", "{report}");
     ensure!(asks(l1, names[1], "query-status", &json!({}))?["status"] == "running", "{report}");
-    ensure!(from.daemon.json("pci show nic0")?["connected"] == true, "{report}");
-    source.kill()?;
+    if driver != Driver::AtOnce {
+        ensure!(asks(l1, names[0], "query-migrate", &json!({}))?["status"] == "completed", "{report}");
+        ensure!(from.daemon.json("pci show nic0")?["connected"] == true, "{report}");
+        source.kill()?;
+    }
     let function = &report["functions"][0];
     ensure!(function["state_bytes"].as_u64().is_some_and(|bytes| bytes > 0 && bytes <= 1024), "{report}");
     Ok((destination, report))

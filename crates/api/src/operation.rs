@@ -14,8 +14,8 @@ use crate::report::{
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, HoldVcpusForm,
-    MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm,
-    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
+    KeepVcpusForm, MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm,
+    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VectorForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -350,8 +350,12 @@ operations! {
     TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
     /// Has the VMM of a PCI function write the function's MSI-X table, which the VMM emulates.
     WriteVectors: Put "/v1/pci/{name}/vectors" body WriteVectorsForm => 200 DoneReport;
+    /// The MSI-X table of a PCI function, as its VMM has it, which emulates it.
+    ReadVectors: Get "/v1/pci/{name}/vectors" => 200 Vec<VectorForm>;
     /// Has no vCPU of a PCI function's VMM enter the guest, which stands still, or lets them: by the library that `ioplane run` has put into the VMM's process.
     HoldVcpus: Put "/v1/pci/{name}/vcpus" body HoldVcpusForm => 200 DoneReport;
+    /// Keeps vCPUs that a PCI function's VMM wants back, or lets them come back: by the same library. A VMM that stops its guest to hand it over waits for them.
+    KeepVcpus: Put "/v1/pci/{name}/stop" body KeepVcpusForm => 200 DoneReport;
     /// Lets a PCI function that stands still go on from its state.
     ReplayFunction: Post "/v1/pci/{name}/replay" body FunctionStepForm => 200 ReplayedFunctionReport;
     /// A PCI function that stands still has no guest any more: it went on with another host's.

@@ -405,6 +405,27 @@ body! {
     }
 }
 
+/// What becomes of a vCPU that its VMM wants back from its guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum StopWord {
+    /// It waits, for ten seconds at most; those that waited already when this was said last come back.
+    Ask,
+    /// All have left the guest, and wait, for a minute at most. It is refused if none waits.
+    Keep,
+    /// All come back.
+    Free,
+}
+
+body! {
+    /// What becomes of vCPUs that the VMM of a PCI function wants back from its guest.
+    KeepVcpusForm {
+        /// That.
+        stop: StopWord,
+    }
+}
+
 body! {
     /// How a PCI function is to be quiesced.
     #[serde(default)]

@@ -1,8 +1,14 @@
-//! KVM_RUN of a VM whose vCPUs may be held: none enters the guest then (docs/decisions/0085-migrations-of-others.md).
+//! KVM_RUN of a VM whose vCPUs may be held: none enters the guest then (docs/decisions/0085-migrations-of-others.md). And from which none comes back to a VMM
+//! that stops its guest, as long as others need (docs/decisions/0087-virsh-migrate.md).
 
 use std::ffi::c_int;
 
-use ioplane_vcpu::kvm::HoldPage;
+use ioplane_vcpu::kvm::{HoldPage, StopWord};
+
+/// How often a vCPU looks, a millisecond apart at least, until it comes back although nobody has said so: whoever asked for it may be gone. First while it is
+/// not known for what it is wanted, then while it is kept. QEMU waits for it meanwhile.
+const ASKED: u32 = 10_000;
+const KEPT: u32 = 60_000;
 
 /// A call of KVM_RUN, on the vCPU's thread. `inside` is kept by the caller for the vCPU, and `false` at first. `enter` makes the call, `wanted` says whether the
 /// VMM wants the vCPU back, and `pause` waits a moment. While vCPUs are held it is made only for one that is wanted back, which enters nothing then; that call
@@ -33,10 +39,38 @@ pub(crate) fn run(
     let result = enter();
     // A processor that was not started yet is none that is inside.
     if result == -libc::EINTR || result == -libc::EAGAIN {
+        let word = page.stop_word();
+        let waits = result == -libc::EINTR && word != StopWord::Free && wanted();
+        if waits {
+            page.keep();
+        }
+        // After that: whoever sees none inside sees this one kept.
         *inside = false;
         page.leave();
+        if waits {
+            stay(page, word, pause);
+            page.let_go();
+        }
     }
     result
+}
+
+/// Waits until the vCPU, which does since the word was `before`, may go back to its VMM.
+fn stay(page: &HoldPage, before: StopWord, pause: impl Fn()) {
+    let (mut asked, mut kept) = (ASKED, KEPT);
+    loop {
+        let word = page.stop_word();
+        if !word.keeps_since(before) {
+            return;
+        }
+        let left = if word == StopWord::Kept { &mut kept } else { &mut asked };
+        if *left == 0 {
+            page.give_up(word);
+            return;
+        }
+        *left -= 1;
+        pause();
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +131,61 @@ mod tests {
         };
         assert_eq!(run(&page, &mut inside, enter, || false, pause), 0);
         assert_eq!((pauses.get(), page.inside(), entered.get()), (3, 1, true));
+    }
+
+    /// Comes back from KVM with this, while the word is what `says` makes it at each look. How often it looked.
+    fn comes_back(page: &HoldPage, result: c_int, wanted: bool, says: impl Fn(u32)) -> u32 {
+        let (mut inside, looks) = (false, Cell::new(0));
+        let pause = || {
+            assert_eq!((page.inside(), page.kept()), (0, 1), "it is neither in the guest nor the VMM's");
+            looks.set(looks.get() + 1);
+            says(looks.get());
+        };
+        assert_eq!(run(page, &mut inside, || result, || wanted, pause), result);
+        assert_eq!((inside, page.inside(), page.kept()), (false, 0, 0));
+        looks.get()
+    }
+
+    #[test]
+    fn one_that_is_wanted_back_is_kept_until_it_is_let_go() {
+        let page = HoldPage::default();
+        let asked = StopWord::Free.next();
+        page.set_stop_word(asked);
+        let says = |look| match look {
+            5 => page.set_stop_word(StopWord::Kept),
+            9 => page.set_stop_word(StopWord::Free),
+            _ => {}
+        };
+        assert_eq!(comes_back(&page, -libc::EINTR, true, says), 9);
+        // Nobody asks any more.
+        assert_eq!(comes_back(&page, -libc::EINTR, true, |_| unreachable!()), 0);
+        // It is wanted for something else.
+        page.set_stop_word(asked);
+        let says = |look| match look {
+            3 => page.set_stop_word(asked.next()),
+            6 => page.set_stop_word(asked.next().next()),
+            _ => {}
+        };
+        assert_eq!(comes_back(&page, -libc::EINTR, true, says), 6);
+        // A signal of another sort, and a processor that was not started yet.
+        assert_eq!(comes_back(&page, -libc::EINTR, false, |_| unreachable!()), 0);
+        assert_eq!(comes_back(&page, -libc::EAGAIN, true, |_| unreachable!()), 0);
+    }
+
+    #[test]
+    fn whoever_asked_may_be_gone() {
+        let page = HoldPage::default();
+        page.set_stop_word(StopWord::Free.next());
+        assert_eq!(comes_back(&page, -libc::EINTR, true, |_| ()), ASKED);
+        assert_eq!(page.stop_word(), StopWord::Free, "the next one is not kept");
+        page.set_stop_word(StopWord::Free.next());
+        let says = |look| {
+            if look == 7 {
+                page.set_stop_word(StopWord::Kept);
+            }
+        };
+        assert_eq!(comes_back(&page, -libc::EINTR, true, says), 7 + KEPT);
+        assert_eq!(page.stop_word(), StopWord::Free);
     }
 
     #[test]

@@ -2,18 +2,12 @@
 
 mod daemon;
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use daemon::Said;
-use daemon::moving::{World, function};
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage};
-use rustix::fs::MemfdFlags;
-
-/// What the library of this build has in the first words of its file.
-const HEAD: &[u8] = b"ioplexit\x07\0\0\0";
+use daemon::moving::{Library, World, function};
+use ioplane_vcpu::kvm::StopWord;
 
 /// The library is the process's, and so are all QEMUs of this test.
 fn alone() -> MutexGuard<'static, ()> {
@@ -54,14 +48,6 @@ fn goes(world: &World) -> Said {
     let attended = attends(world);
     migrates(world);
     attended.join().unwrap()
-}
-
-/// A file as of the library, in the process that both daemons take for their VMM: this one.
-fn library() -> File {
-    let file = File::from(rustix::fs::memfd_create(CLUSTER_PAGE_NAME, MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(size_of::<ClusterPage>() as u64).unwrap();
-    file.write_all_at(HEAD, 0).unwrap();
-    file
 }
 
 #[test]
@@ -186,15 +172,15 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
     assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
     assert!(!world.far().asked.iter().any(|asked| asked == "quit"));
 
-    let file = library();
+    let library = Library::new();
     let world = World::new();
     world.far().eager = true;
     let attended = attends(&world);
-    assert!(ClusterPage::read_hold(&file).unwrap().held, "no vCPU there enters the guest");
+    assert!(library.says().held, "no vCPU there enters the guest");
     migrates(&world);
     let said = attended.join().unwrap();
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(!ClusterPage::read_hold(&file).unwrap().held, "and now they may");
+    assert!(!library.says().held, "and now they may");
     assert!(!world.far().asked.iter().any(|asked| asked == "cont"), "it runs");
     assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
 
@@ -205,36 +191,162 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
     let said = goes(&world);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     assert_eq!((world.near().state, world.far().state), ("postmigrate", "running"));
-    assert!(!ClusterPage::read_hold(&file).unwrap().held);
+    assert!(!library.says().held);
 
     // Ended before anybody began: they may, too.
     let world = World::new();
     let args = args(&world);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut child = world.here.begin(&args, None);
-    world.here.until(|| ClusterPage::read_hold(&file).unwrap().held);
+    world.here.until(|| library.says().held);
     world.here.signal_to(child.id().into(), "INT");
     assert!(!child.wait().unwrap().success());
-    assert!(!ClusterPage::read_hold(&file).unwrap().held);
+    assert!(!library.says().held);
     // The attendance is killed: whoever brings the move to its end lets them, too.
     let mut child = world.here.begin(&args, None);
-    world.here.until(|| ClusterPage::read_hold(&file).unwrap().held && world.near().pauses);
+    world.here.until(|| library.says().held && world.near().pauses);
     world.here.signal_to(child.id().into(), "KILL");
     child.wait().unwrap();
     let said = world.recovers();
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(!ClusterPage::read_hold(&file).unwrap().held && !world.has_one_owner("killed"));
+    assert!(!library.says().held && !world.has_one_owner("killed"));
     // Of a guest that runs nobody is held: a vCPU is inside.
-    let inside = (0..size_of::<ClusterPage>() as u64).step_by(4).find(|at| {
-        file.write_all_at(&1_u32.to_ne_bytes(), *at).unwrap();
-        let found = ClusterPage::read_hold(&file).is_ok_and(|report| report.inside == 1);
-        let before = HEAD.get(*at as usize..*at as usize + 4).unwrap_or(&[0; 4]);
-        file.write_all_at(if found { &[1, 0, 0, 0] } else { before }, *at).unwrap();
-        found
-    });
-    assert!(inside.is_some());
+    library.set_inside(1);
     let said = world.here.http("PUT", "/v1/pci/nic0/vcpus", "{\"held\": true}");
     assert_eq!(said.0, 409, "{}", said.1);
     assert!(said.1.to_string().contains("the guest of nic0 runs"), "{}", said.1);
-    assert!(!ClusterPage::read_hold(&file).unwrap().held);
+    assert!(!library.says().held);
+}
+
+/// A world whose QEMU here waits for vCPUs that are kept. Whoever migrates it goes on at once, has the guest run there at once, and ends the QEMU here.
+fn of_libvirt() -> (World, Library) {
+    let (world, library) = (World::new(), Library::new());
+    world.near().library = Some(library.clone());
+    world.near().ends = true;
+    world.far().eager = true;
+    (world, library)
+}
+
+fn libvirt_args(world: &World) -> Vec<String> {
+    args(world).into_iter().chain(["--libvirt".to_owned()]).collect()
+}
+
+/// Begins to attend in such a world, and waits until it may be migrated.
+fn attends_libvirt(world: &World) -> JoinHandle<Said> {
+    let args = libvirt_args(world);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let said = std::thread::spawn(world.here.later(&args));
+    let library = world.near().library.clone().unwrap();
+    world.here.until(|| {
+        said.is_finished() || (!world.near().guarded && matches!(library.says().stop, StopWord::Asked(4..)))
+    });
+    said
+}
+
+fn migrates_by_libvirt(world: &World) -> Said {
+    let attended = attends_libvirt(world);
+    migrates(world);
+    attended.join().unwrap()
+}
+
+#[test]
+fn a_nic_goes_along_when_nobody_waits_before_the_switch_over() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    // The QEMU there is started when somebody begins.
+    let (there, hidden) = (world.folder.path().join("there"), world.folder.path().join("hidden"));
+    std::fs::rename(&there, &hidden).unwrap();
+    let attended = attends_libvirt(&world);
+    assert!(world.far().asked.is_empty(), "{:?}", world.far().asked);
+    migrates(&world);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::fs::rename(&hidden, &there).unwrap();
+    let said = attended.join().unwrap();
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(said.out.contains("nic0, emulated: ") && !said.err.contains("could not be reset"), "{}", said.err);
+    assert!(world.has_one_owner("by libvirt"));
+    let report = library.says();
+    assert_eq!((report.held, report.stop, report.kept), (false, StopWord::Free, 0));
+    let driven = |command: &str| {
+        let asks = |asked: &[String]| asked.iter().any(|asked| asked == command);
+        asks(&world.near().asked) || asks(&world.far().asked)
+    };
+    for command in ["migrate", "migrate-continue", "migrate-set-capabilities", "cont"] {
+        assert!(!driven(command), "{command} is for whoever drives it");
+    }
+    assert!(world.near().asked.iter().any(|asked| asked.starts_with("o/")), "its wire was switched off");
+}
+
+#[test]
+fn what_nobody_can_keep_is_refused_before_it_is_migrated() {
+    let _alone = alone();
+    let world = World::new();
+    let args = libvirt_args(&world);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let said = world.here.cli(&args);
+    world.is_as_before(&said, "without the library");
+    assert!(said.err.contains("has no library of ioplane"), "{}", said.err);
+
+    let library = Library::new();
+    world.near().state = "paused";
+    let said = world.here.cli(&args);
+    assert!(said.code != 0 && said.err.contains("is paused"), "{}", said.err);
+    world.near().state = "running";
+    // Nobody waits: there is nothing to keep.
+    let (code, said) = world.here.http("PUT", "/v1/pci/nic0/stop", "{\"stop\": \"keep\"}");
+    assert!(code == 409 && said.to_string().contains("wants no vCPU back"), "{said}");
+    assert_eq!(library.says().stop, StopWord::Free);
+
+    let world = World::over_tls(|port| port);
+    let args = libvirt_args(&world);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    assert!(world.here.cli(&args).err.contains("--qmp-there"));
+}
+
+#[test]
+fn a_host_that_does_not_fit_is_found_out_while_the_guest_is_here() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    world.far().version = 10;
+    let said = migrates_by_libvirt(&world);
+    world.is_as_before(&said, "another version");
+    assert!(said.err.contains("and the one there is 10.1"), "{}", said.err);
+    assert!(!library.says().held && library.says().stop == StopWord::Free);
+    assert!(world.near().asked.iter().any(|asked| asked == "migrate_cancel"));
+}
+
+#[test]
+fn a_qemu_that_does_not_wait_for_its_vcpus_keeps_the_guest() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    let attended = attends_libvirt(&world);
+    {
+        let mut near = world.near();
+        (near.library, near.hasty) = (None, true);
+    }
+    migrates(&world);
+    let said = attended.join().unwrap();
+    world.is_as_before(&said, "it was not kept");
+    assert!(said.err.contains("before the functions were at rest"), "{}", said.err);
+    assert!(!library.says().held && library.says().stop == StopWord::Free);
+}
+
+#[test]
+fn an_attendance_that_is_killed_while_a_vcpu_is_kept_is_brought_to_its_end() {
+    let _alone = alone();
+    for moment in ["port", "commands", "rested", "taken"] {
+        let (world, library) = of_libvirt();
+        let args = libvirt_args(&world);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut child = world.here.begin(&args, Some(("IOPLANE_MOVE_KILL", moment)));
+        world.here.until(|| !world.near().guarded && matches!(library.says().stop, StopWord::Asked(4..)));
+        migrates(&world);
+        assert!(!child.wait().unwrap().success(), "{moment}");
+        assert_eq!((library.says().stop, library.says().kept), (StopWord::Kept, 1), "{moment}");
+        assert_eq!(world.near().state, "finish-migrate", "{moment}: QEMU waits");
+        let said = world.recovers();
+        assert_eq!(said.code, 0, "{moment}: {}{}", said.out, said.err);
+        assert!(!world.has_one_owner(moment), "{moment}");
+        assert!(!library.says().held && library.says().stop == StopWord::Free, "{moment}");
+    }
 }

@@ -121,6 +121,10 @@ pub struct MoveAttend {
     /// A monitor of the QEMU that waits there, which nobody else uses meanwhile, where --there is a socket
     #[arg(long, value_name = "SOCKET", conflicts_with = "tls_hostname")]
     pub qmp_there: Option<PathBuf>,
+    /// Whoever migrates it starts the QEMU there only then, and goes on with the switch-over and has the guest run there by himself: virsh migrate. Both QEMUs
+    /// need the library of `ioplane run`
+    #[arg(long, requires = "qmp_there")]
+    pub libvirt: bool,
 }
 
 /// Where a VM goes.

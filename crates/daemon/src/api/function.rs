@@ -3,7 +3,8 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
 use ioplane_api::request::{
-    FunctionStepForm, HoldVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, WriteVectorsForm,
+    FunctionStepForm, HoldVcpusForm, KeepVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, StopWord,
+    WriteVectorsForm,
 };
 use ioplane_api::spec::FunctionForm;
 
@@ -146,6 +147,23 @@ pub async fn write_vectors(State(daemon): Own, Path(name): Path<String>, body: B
     whole(daemon.may_change()?, async move {
         let count = daemon.functions.served(&name)?.write_vectors(form).await?;
         done(format!("the VMM of {name} has {count} entries of its MSI-X table"))
+    })
+    .await
+}
+
+pub async fn read_vectors(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.served(&name)?.read_vectors().await?)
+}
+
+pub async fn keep_vcpus(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let KeepVcpusForm { stop } = form(body)?;
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.keep_vcpus(stop).await?;
+        done(match stop {
+            StopWord::Ask => format!("vCPUs that the VMM of {name} wants back wait"),
+            StopWord::Keep => format!("the vCPUs of the VMM of {name} are out of the guest, and wait"),
+            StopWord::Free => format!("the vCPUs of the VMM of {name} come back"),
+        })
     })
     .await
 }

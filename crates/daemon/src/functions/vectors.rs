@@ -1,7 +1,7 @@
 //! The MSI-X table of a function. Its VMM emulates it, for the guest's processors alone; but whoever moves a guest has to set it up at the
 //! destination before they run. A write of the function to its own BAR, carried out by the VMM, does so.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ioplane_api::request::{VectorForm, WriteVectorsForm};
 use ioplane_device::{Access, Device, Lifecycle, RegisterAddress};
@@ -16,6 +16,9 @@ use crate::refusal::Refusal;
 
 /// Capabilities that are looked at: as many as have room.
 const CAPABILITIES: usize = (spec::CONFIG_SIZE - spec::HEADER_END) / 4;
+
+/// How long the VMM may take to read it.
+const READING: Duration = Duration::from_secs(4);
 
 /// Where a function's table is, as the function sees memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,18 @@ fn table_of(mut word: impl FnMut(usize) -> u32) -> Result<Table, &'static str> {
     Ok(Table { address: address.ok_or("its MSI-X table is in no memory")?, entries })
 }
 
+fn entries_of(bytes: &[u8]) -> Vec<VectorForm> {
+    let word = |entry: &[u8], at: usize| {
+        entry[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte))
+    };
+    let one = |entry: &[u8]| VectorForm {
+        address: u64::from(word(entry, 4)) << 32 | u64::from(word(entry, 0)),
+        data: word(entry, 8),
+        masked: word(entry, spec::MSIX_VECTOR_CONTROL) & spec::MSIX_MASKED != 0,
+    };
+    bytes.chunks_exact(spec::MSIX_ENTRY).map(one).collect()
+}
+
 fn bytes_of(table: &[VectorForm]) -> Vec<u8> {
     let entry = |vector: &VectorForm| {
         let mut bytes = [0; spec::MSIX_ENTRY];
@@ -71,12 +86,8 @@ fn bytes_of(table: &[VectorForm]) -> Vec<u8> {
 }
 
 impl Card {
-    /// Has its VMM write the MSI-X table. Says how many entries that has. Its VMM is served meanwhile.
-    pub async fn write_vectors(&self, form: WriteVectorsForm) -> Result<usize, Refusal> {
-        let (name, patience) = (self.name(), patience(form.deadline_ms)?);
-        self.way()?.stands_still(&name, form.guest_stopped)?;
-        let _changing = self.changes()?;
-        self.has_guest()?;
+    /// Where it is, as the function's VMM has set the function up.
+    async fn table(&self, name: &str) -> Result<Table, Refusal> {
         let found = self.served.handle.with(move |device: &mut Lifecycle<Body>| {
             device.with(|body| {
                 table_of(|at| {
@@ -86,13 +97,37 @@ impl Card {
                 })
             })
         });
-        let found = found.await.map_err(|_| gone(&name))?;
+        let found = found.await.map_err(|_| gone(name))?;
         let found =
             found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
-        let Table { address, entries } = found.map_err(|why| {
+        found.map_err(|why| {
             let remedy = "write its BARs and its command register by the monitor of its QEMU first";
             Refusal::conflict(format!("{name}: {why}"), remedy)
+        })
+    }
+
+    /// Has its VMM read the MSI-X table.
+    pub async fn read_vectors(&self) -> Result<Vec<VectorForm>, Refusal> {
+        let name = self.name();
+        self.has_guest()?;
+        let Table { address, entries } = self.table(&name).await?;
+        let read = self.served.handle.read(address, entries * spec::MSIX_ENTRY, Instant::now() + READING);
+        let bytes = read.await.map_err(|_| gone(&name))?.map_err(|error| {
+            Refusal::conflict(
+                format!("the VMM of {name} does not read its MSI-X table: {error}"),
+                "a VMM with an IOMMU for the guest does not; else try again",
+            )
         })?;
+        Ok(entries_of(&bytes))
+    }
+
+    /// Has its VMM write the MSI-X table. Says how many entries that has. Its VMM is served meanwhile.
+    pub async fn write_vectors(&self, form: WriteVectorsForm) -> Result<usize, Refusal> {
+        let (name, patience) = (self.name(), patience(form.deadline_ms)?);
+        self.way()?.stands_still(&name, form.guest_stopped)?;
+        let _changing = self.changes()?;
+        self.has_guest()?;
+        let Table { address, entries } = self.table(&name).await?;
         if form.table.len() != entries {
             let text = format!("{} entries, and the MSI-X table of {name} has {entries}", form.table.len());
             return Err(Refusal::invalid(text, "give all of them").at("table"));
@@ -160,5 +195,9 @@ mod tests {
         assert_eq!(bytes.len(), 32);
         assert_eq!(bytes[..16], [0, 0x10, 0xe0, 0xfe, 0, 0, 0, 0, 0x22, 0x40, 0, 0, 1, 0, 0, 0]);
         assert_eq!((bytes[28], &bytes[16..28]), (0, &bytes[..12]));
+        assert_eq!(entries_of(&bytes), [vector, VectorForm { masked: false, ..vector }]);
+        let high = VectorForm { address: 0x1234_5678_fee0_1000, data: !0, masked: false };
+        assert_eq!(entries_of(&bytes_of(&[high])), [high]);
+        assert!(entries_of(&bytes[..15]).is_empty());
     }
 }

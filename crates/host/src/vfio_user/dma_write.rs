@@ -1,7 +1,7 @@
-//! Writes to the client's memory that the client carries out: VFIO_USER_DMA_WRITE, a command of the server.
+//! Accesses to the client's memory that the client carries out: VFIO_USER_DMA_WRITE and VFIO_USER_DMA_READ, commands of the server.
 //!
 //! The device reaches memory by itself. But what it writes there nobody marks as dirty, and what the client has not shared (the BARs of its own
-//! devices, the MSI-X table that it emulates) the device does not reach. QEMU's `pci_dma_write` does both.
+//! devices, the MSI-X table that it emulates) the device does not reach. QEMU's `pci_dma_write` does both, and its `pci_dma_read` reads the latter.
 //!
 //! The specification has a count of 64 bits before the data, and so does QEMU 11.1.3 (tried). The patches by which QEMU got its client have one of 32 bits,
 //! and look for the data four bytes earlier. Which of the two a client does it shows by DMA_READ of memory whose content is known here ([`DmaLayout`]).
@@ -76,6 +76,19 @@ pub enum DmaWriteError {
         /// Its error number.
         errno: i32,
     },
+    /// The client has not read.
+    #[error(
+        "the VMM does not read {len} bytes at {address:#x} for its device: {}",
+        std::io::Error::from_raw_os_error(*errno)
+    )]
+    Unread {
+        /// Where.
+        address: u64,
+        /// How much.
+        len: usize,
+        /// Its error number; EPROTO: it has answered with less.
+        errno: i32,
+    },
     /// It has not answered in time. It may still write what it was sent.
     #[error("the VMM has not answered in time")]
     Late,
@@ -127,7 +140,76 @@ pub(super) struct DmaWrites {
     pub reply: oneshot::Sender<Result<DmaWritten, DmaWriteError>>,
 }
 
-/// Why writing has come to an end before its time.
+/// What somebody waits for to be read.
+#[derive(Debug)]
+pub(super) struct DmaRead {
+    pub address: u64,
+    pub len: usize,
+    pub deadline: Instant,
+    pub reply: oneshot::Sender<Result<Vec<u8>, DmaWriteError>>,
+}
+
+/// What the client is to do, in its order.
+#[derive(Debug)]
+pub(super) enum DmaOrder {
+    Write(DmaWrites),
+    Read(DmaRead),
+}
+
+impl DmaOrder {
+    /// As [`DmaWrites::carry_out`].
+    pub fn carry_out(
+        self,
+        connection: &mut Connection,
+        transfer: usize,
+        map: Arc<GuestMap>,
+        known: &mut Option<DmaLayout>,
+    ) -> Result<(), ClientFault> {
+        match self {
+            DmaOrder::Write(writes) => writes.carry_out(connection, transfer, map, known),
+            DmaOrder::Read(read) => read.carry_out(connection, transfer, map, known),
+        }
+    }
+
+    /// There is nobody to do it.
+    pub fn refuse(self) {
+        match self {
+            DmaOrder::Write(writes) => writes.refuse(),
+            DmaOrder::Read(read) => drop(read.reply.send(Err(DmaWriteError::NoClient))),
+        }
+    }
+}
+
+impl DmaRead {
+    fn carry_out(
+        self,
+        connection: &mut Connection,
+        transfer: usize,
+        map: Arc<GuestMap>,
+        known: &mut Option<DmaLayout>,
+    ) -> Result<(), ClientFault> {
+        if self.reply.is_closed() {
+            return Ok(());
+        }
+        let mut reading = Writing::new(connection, transfer, map, self.deadline);
+        let done = reading.read(self.address, self.len, known);
+        reading.connection.give_up_answers();
+        let (answer, outcome) = told(done);
+        let _ = self.reply.send(answer);
+        outcome
+    }
+}
+
+/// What whoever waits hears, and whether the connection goes on.
+fn told<T>(done: Result<T, Ended>) -> (Result<T, DmaWriteError>, Result<(), ClientFault>) {
+    match done {
+        Ok(done) => (Ok(done), Ok(())),
+        Err(Ended::Write(error)) => (Err(error), Ok(())),
+        Err(Ended::Connection(fault)) => (Err(DmaWriteError::NoClient), Err(fault)),
+    }
+}
+
+/// Why it has come to an end before its time.
 enum Ended {
     /// The connection is of no use any more.
     Connection(ClientFault),
@@ -153,21 +235,10 @@ impl DmaWrites {
         if self.reply.is_closed() {
             return Ok(());
         }
-        let mut writing = Writing {
-            view: GuestView::new(map),
-            piece: PIECE.min(transfer),
-            connection,
-            deadline: self.deadline,
-            asked: Vec::with_capacity(WINDOW),
-            written: DmaWritten::default(),
-        };
+        let mut writing = Writing::new(connection, transfer, map, self.deadline);
         let done = writing.all(&self.writes, known);
         writing.connection.give_up_answers();
-        let (answer, outcome) = match done {
-            Ok(()) => (Ok(writing.written), Ok(())),
-            Err(Ended::Write(error)) => (Err(error), Ok(())),
-            Err(Ended::Connection(fault)) => (Err(DmaWriteError::NoClient), Err(fault)),
-        };
+        let (answer, outcome) = told(done.map(|()| writing.written));
         let _ = self.reply.send(answer);
         outcome
     }
@@ -194,15 +265,72 @@ struct Writing<'a> {
     written: DmaWritten,
 }
 
-impl Writing<'_> {
-    fn all(&mut self, writes: &[DmaWrite], known: &mut Option<DmaLayout>) -> Result<(), Ended> {
+impl<'a> Writing<'a> {
+    fn new(
+        connection: &'a mut Connection,
+        transfer: usize,
+        map: Arc<GuestMap>,
+        deadline: Instant,
+    ) -> Writing<'a> {
+        Writing {
+            view: GuestView::new(map),
+            piece: PIECE.min(transfer),
+            connection,
+            deadline,
+            asked: Vec::with_capacity(WINDOW),
+            written: DmaWritten::default(),
+        }
+    }
+
+    /// Where the client looks for data; it is asked if that is not known.
+    fn found_out(
+        &mut self,
+        writes: &[DmaWrite],
+        known: &mut Option<DmaLayout>,
+    ) -> Result<DmaLayout, Ended> {
         if self.piece == 0 {
             return Err(Ended::Write(DmaWriteError::NoClient));
         }
         if known.is_none() {
             *known = self.layout(writes)?;
         }
-        let layout = known.unwrap_or(DmaLayout::Specification);
+        Ok(known.unwrap_or(DmaLayout::Specification))
+    }
+
+    fn read(
+        &mut self,
+        address: u64,
+        len: usize,
+        known: &mut Option<DmaLayout>,
+    ) -> Result<Vec<u8>, Ended> {
+        let layout = self.found_out(&[], known)?;
+        let mut bytes = Vec::with_capacity(len);
+        while bytes.len() < len {
+            let piece = self.piece.min(len - bytes.len());
+            let address = address.saturating_add(bytes.len() as u64);
+            let unread = |errno| Ended::Write(DmaWriteError::Unread { address, len: piece, errno });
+            let answer = self.asked_to_read(address, piece)?.map_err(unread)?;
+            let data = answer.get(layout.data_at()..).and_then(|data| data.get(..piece));
+            bytes.extend_from_slice(data.ok_or_else(|| unread(libc::EPROTO))?);
+        }
+        Ok(bytes)
+    }
+
+    /// The body of its answer, or its error number.
+    fn asked_to_read(&mut self, address: u64, len: usize) -> Result<Result<Vec<u8>, i32>, Ended> {
+        let asked = DmaAccess { address, count: len as u64 };
+        let id = self.connection.ask(spec::DMA_READ, asked.as_bytes())?;
+        loop {
+            let answer = self.connection.answer_by(self.deadline)?;
+            let (of, answer) = answer.ok_or(Ended::Write(DmaWriteError::Late))?;
+            if of == id {
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn all(&mut self, writes: &[DmaWrite], known: &mut Option<DmaLayout>) -> Result<(), Ended> {
+        let layout = self.found_out(writes, known)?;
         let mut bytes = vec![0; self.piece];
         for write in writes {
             match write {
@@ -279,15 +407,7 @@ impl Writing<'_> {
             if self.view.read(address, known).is_err() || known[4..] == known[..piece - 4] {
                 continue;
             }
-            let asked = DmaAccess { address, count: piece as u64 };
-            let id = self.connection.ask(spec::DMA_READ, asked.as_bytes())?;
-            let answer = loop {
-                let answer = self.connection.answer_by(self.deadline)?;
-                let (of, answer) = answer.ok_or(Ended::Write(DmaWriteError::Late))?;
-                if of == id {
-                    break answer;
-                }
-            };
+            let answer = self.asked_to_read(address, piece)?;
             let layout = answer.ok().and_then(|answer| DmaLayout::of(&answer, known));
             probes += 1;
             match layout {

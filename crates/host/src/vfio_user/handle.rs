@@ -17,7 +17,7 @@ use ioplane_device::{
 use ioplane_pci::Function;
 use tokio::sync::oneshot;
 
-use super::dma_write::{DmaWrite, DmaWriteError, DmaWrites, DmaWritten};
+use super::dma_write::{DmaOrder, DmaRead, DmaWrite, DmaWriteError, DmaWrites, DmaWritten};
 use super::status::{Status, StatusBoard};
 use super::write_log::WriteLogError;
 
@@ -42,8 +42,8 @@ pub(super) enum Command<F: Function> {
     Quiesce(Request<F>),
     /// The device goes on.
     Resume(oneshot::Sender<Result<bool, DeviceError>>),
-    /// The client is to write to its memory.
-    Write(DmaWrites),
+    /// The client is to write to its memory, or to read it.
+    Dma(DmaOrder),
     /// What the device writes is logged from here on, or no longer.
     Log(bool, oneshot::Sender<Result<bool, WriteLogError>>),
     /// Which pages it has written.
@@ -258,7 +258,20 @@ impl<F: Function> Handle<F> {
         deadline: Instant,
     ) -> PendingReply<Result<DmaWritten, DmaWriteError>> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Write(DmaWrites { writes, deadline, reply }));
+        self.send(Command::Dma(DmaOrder::Write(DmaWrites { writes, deadline, reply })));
+        PendingReply(answer)
+    }
+
+    /// Has the client read `len` bytes for the device by VFIO_USER_DMA_READ, and waits for its answer until `deadline`: also what is no memory that the
+    /// device has, such as the MSI-X table that the client emulates.
+    pub fn read(
+        &self,
+        address: u64,
+        len: usize,
+        deadline: Instant,
+    ) -> PendingReply<Result<Vec<u8>, DmaWriteError>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Dma(DmaOrder::Read(DmaRead { address, len, deadline, reply })));
         PendingReply(answer)
     }
 

@@ -118,7 +118,7 @@ impl<F: Function> Session<F> {
             match command {
                 Command::With(work) => work(&mut self.device),
                 Command::Quiesce(request) => self.requests.push_back(request),
-                Command::Write(writes) => self.writes.push_back(writes),
+                Command::Dma(order) => self.writes.push_back(order),
                 Command::Log(yes, reply) => drop(reply.send(self.log(yes))),
                 Command::Written(reply) => drop(reply.send(self.written())),
                 Command::Resume(reply) => {

@@ -18,7 +18,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::connection::{Connection, Message, Reply};
 use super::dma::Dma;
-use super::dma_write::{DmaLayout, DmaWrites};
+use super::dma_write::{DmaLayout, DmaOrder};
 use super::fault::ClientFault;
 use super::handle::{Command, Mailbox, Request};
 use super::held::Held;
@@ -85,8 +85,8 @@ pub struct Session<F: Function> {
     pub(super) own_attempt: bool,
     /// Which pages of its memory the device writes, while somebody wants to know.
     pub(super) written: Option<WriteLog>,
-    /// What the client is to write to its memory.
-    pub(super) writes: VecDeque<DmaWrites>,
+    /// What the client is to write to its memory, and to read of it.
+    pub(super) writes: VecDeque<DmaOrder>,
     /// Where this client looks for the data, once that is known.
     pub(super) layout: Option<DmaLayout>,
     /// The daemon holds the device; or it has not gone on, and is tried again.
@@ -218,10 +218,10 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Has the client write to its memory. An error ends the connection.
+    /// Has the client write to its memory, or read it. An error ends the connection.
     pub(super) fn write(
         &mut self,
-        writes: DmaWrites,
+        writes: DmaOrder,
         connection: Option<&mut Connection>,
     ) -> Result<(), ClientFault> {
         let (Some(connection), Some(agreed)) = (connection, self.agreed) else {

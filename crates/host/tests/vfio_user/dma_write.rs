@@ -1,4 +1,4 @@
-//! Writes that the client carries out for the server.
+//! Writes and reads that the client carries out for the server.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -231,4 +231,45 @@ fn an_answer_to_nothing_ends_the_connection() {
 fn without_a_client_nothing_is_written() {
     let card = served();
     assert_eq!(card.writing(vec![again(AT, 8)]).wait().unwrap(), Err(DmaWriteError::NoClient));
+}
+
+#[test]
+fn what_the_client_reads_is_told_in_either_layout() {
+    for layout in [DmaLayout::Specification, DmaLayout::ShortCount] {
+        let (card, client, memory) = connected();
+        // More than goes into one message.
+        let pending = card.handle.read(AT + 0x1230, 0x5000, Instant::now() + PATIENCE);
+        let asked: Vec<_> = (0..3)
+            .map(|_| {
+                let (command, address, data) = obey(&client, &memory, layout);
+                assert_eq!(command, spec::DMA_READ);
+                (address - AT, data.len())
+            })
+            .collect();
+        assert_eq!(asked[1..], [(0x1230, 0x4000), (0x5230, 0x1000)], "it finds out first: {asked:x?}");
+        assert_eq!(pending.wait().unwrap().unwrap(), bytes_of(&memory, 0x1230, 0x5000), "{layout:?}");
+        assert!(card.handle.status().faults.is_empty(), "{:?}", card.handle.status());
+    }
+}
+
+#[test]
+fn what_the_client_does_not_read_is_said() {
+    let (card, client, memory) = connected();
+    let read = |len| card.handle.read(AT, len, Instant::now() + PATIENCE);
+    let pending = read(16);
+    obey(&client, &memory, DmaLayout::Specification);
+    let message = client.receive().unwrap();
+    answer(&client, &message.header, &[], Some(libc::EINVAL as u32));
+    let unread = |errno| DmaWriteError::Unread { address: AT, len: 16, errno };
+    assert_eq!(pending.wait().unwrap(), Err(unread(libc::EINVAL)));
+    // Less than was asked for.
+    let pending = read(16);
+    let message = client.receive().unwrap();
+    answer(&client, &message.header, &message.body[..16], None);
+    assert_eq!(pending.wait().unwrap(), Err(unread(libc::EPROTO)));
+    assert!(card.handle.status().connected);
+    assert_eq!(read(0).wait().unwrap(), Ok(Vec::new()));
+    let card = served();
+    let pending = card.handle.read(AT, 16, Instant::now() + PATIENCE);
+    assert_eq!(pending.wait().unwrap(), Err(DmaWriteError::NoClient));
 }

@@ -13,6 +13,7 @@
 mod attended;
 mod broken_off;
 mod cooperating;
+mod kept;
 mod silence;
 mod way_back;
 
@@ -37,6 +38,7 @@ use super::ready::Far;
 use super::{failed, refused, with_remedy};
 pub(super) use attended::hold;
 pub(super) use cooperating::announced;
+pub(super) use kept::Late;
 
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);
@@ -221,6 +223,11 @@ pub(super) struct Functions<'a> {
     held: [bool; 2],
     /// Somebody else drives the migration.
     attended: bool,
+    /// And does not wait: QEMU itself does, for vCPUs that the library keeps. And whether they are kept now.
+    keeps: bool,
+    kept: bool,
+    /// The other host, whose QEMU is not there yet.
+    late: Option<Late<'a>>,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -238,10 +245,12 @@ impl<'a> Functions<'a> {
         reports: &[FunctionReport],
         here: &'a Client,
         monitor: &mut Monitor,
-        Far { there, monitor: far }: Far<'a>,
+        Far { there, monitor: far, late }: Far<'a>,
         note: MoveNoteForm,
     ) -> Result<Functions<'a>> {
-        let paused_before = super::ready::settings(monitor, "here")?;
+        let keeps = late.is_some();
+        // That of one who does not wait is left to him.
+        let paused_before = super::ready::settings(monitor, "here")? || keeps;
         let names: Vec<&str> = reports.iter().map(|report| report.name.as_str()).collect();
         let guards = Guards::of(monitor, &names)?;
         if !bus::has_ports(monitor)? {
@@ -274,7 +283,7 @@ impl<'a> Functions<'a> {
             vm,
             here,
             there,
-            far: Some(far),
+            far,
             journal: Journal::begin(here, vm, note)?,
             all,
             guards,
@@ -286,6 +295,9 @@ impl<'a> Functions<'a> {
             running: false,
             held: [false; 2],
             attended: false,
+            keeps,
+            kept: false,
+            late,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -336,9 +348,14 @@ impl<'a> Functions<'a> {
         self.journal.write()?;
         journal::moment("noted");
         // Before the guards are out: whoever migrates it then has to wait for the functions.
-        self.pause_before(monitor, true)?;
-        // While it waits for a guest this only says that the guest is not to run by itself.
-        self.far()?.execute("stop", &json!({}))?;
+        match self.keeps {
+            true => self.ask()?,
+            false => {
+                self.pause_before(monitor, true)?;
+                // While it waits for a guest this only says that the guest is not to run by itself.
+                self.far()?.execute("stop", &json!({}))?;
+            }
+        }
         self.guards.remove(monitor)?;
         for one in &mut self.all {
             let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;
@@ -350,6 +367,12 @@ impl<'a> Functions<'a> {
                 self.let_go_of_former();
                 drop(monitor.execute("migrate", &json!({ "uri": uri }))?);
             }
+            None if self.keeps => {
+                self.is_begun(monitor, interrupted)?;
+                // Whoever drives it has set it to migrate as he likes.
+                super::ready::settings(monitor, "here")?;
+                self.find_other()?;
+            }
             None => {
                 self.hold_there();
                 self.is_begun(monitor, interrupted)?;
@@ -360,9 +383,14 @@ impl<'a> Functions<'a> {
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
         let begun = *self.time.last.insert(Instant::now());
-        if now["status"] != "pre-switchover" {
-            self.sent = true;
-            return Err(did_not_wait());
+        match now["status"].as_str() {
+            Some("pre-switchover") if !self.keeps => {}
+            Some(kept::STOPPING) => self.keep(monitor)?,
+            status => {
+                self.sent = status != Some("pre-switchover");
+                let why = || kept::not_kept(status.unwrap_or_default());
+                return Err(if self.keeps { why() } else { did_not_wait() });
+            }
         }
         self.is_awaited()?;
         if uri.is_none() {
@@ -372,16 +400,27 @@ impl<'a> Functions<'a> {
         self.time.step("looks");
         self.stand_still(monitor, interrupted)?;
         journal::moment("taken");
-        if uri.is_none() {
-            attended::still_waits(monitor)?;
-            self.hold_here();
+        match uri {
+            None if self.keeps => self.let_stop(monitor)?,
+            None => {
+                attended::still_waits(monitor)?;
+                self.hold_here();
+            }
+            Some(_) => {}
         }
         // From here on it answers nothing while it waits for the other one to read.
         monitor.set_patience(SWITCH_OVER);
-        monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
+        if !self.keeps {
+            monitor.execute("migrate-continue", &json!({ "state": "pre-switchover" }))?;
+        }
         self.time.stop_ms = ms(begun);
-        let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None)?;
-        let ended = followed(ended)?;
+        let ended = monitor.follow("completed", LOOK, interrupted, Some(Instant::now() + ARRIVAL), None);
+        let ended = match ended {
+            Ok(ended) => followed(ended)?,
+            // Whoever drives it may have ended the QEMU here already: the one there knows.
+            Err(_) if self.keeps => Value::Null,
+            Err(error) => return Err(error),
+        };
         self.sent = true;
         self.time.step("switch-over");
         monitor.set_patience(PATIENCE);
@@ -406,6 +445,8 @@ impl<'a> Functions<'a> {
         let continued = self.let_go_there().and_then(|()| match uri {
             _ if !self.running => Ok(()),
             Some(_) => self.far()?.execute("cont", &json!({})).map(drop),
+            // It is left to whoever does not wait.
+            None if self.keeps => Ok(()),
             None => self.have_run(),
         });
         self.time.step("cont");
@@ -464,8 +505,10 @@ impl<'a> Functions<'a> {
         self.journal.write()?;
         journal::moment("port");
         let (all, journal) = (&mut self.all, &mut self.journal);
+        // A vCPU that is kept answers nobody, and `xp` would wait for it.
+        let table_by = self.kept.then_some(self.here);
         with_ports(monitor, &mut self.latch, |ports| {
-            all.iter_mut().try_for_each(|one| note_set_up(ports, one))?;
+            all.iter_mut().try_for_each(|one| note_set_up(ports, table_by, one))?;
             journal.note.functions = all.iter().map(Moving::noted).collect();
             journal.write()?;
             journal::moment("commands");
@@ -554,8 +597,12 @@ impl<'a> Functions<'a> {
     fn leave(&mut self) {
         for one in &mut self.all {
             one.stand = Stand::Left;
+        }
+        for one in &self.all {
             let path = one.path("leave");
-            if let Err(error) = self.here.ask::<DoneReport>(Method::POST, &path, None::<&()>) {
+            if let Err(error) = self.here.ask::<DoneReport>(Method::POST, &path, None::<&()>)
+                && !self.has_lost_its_vmm(one)
+            {
                 hint(format!(
                     "PCI function {} here could not be reset, and stands still: {error:#}",
                     one.name
@@ -630,8 +677,8 @@ fn switch_wire_off(ports: &mut bus::Ports<'_>, one: &Moving) -> Result<()> {
     ports.write(one.found.place, bus::COMMAND, Size::Word, command | INTX_OFF)
 }
 
-/// Notes how the guest has set the function up, as far as nobody else knows.
-fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
+/// Notes how the guest has set the function up, as far as nobody else knows. `table_by` reads the MSI-X table, if not the monitor does.
+fn note_set_up(ports: &mut bus::Ports<'_>, table_by: Option<&Client>, one: &mut Moving) -> Result<()> {
     let place = one.found.place;
     let both = ports.read(place, bus::COMMAND, Size::Long)?;
     let (command, status) = (both & 0xffff, both >> 16);
@@ -641,7 +688,7 @@ fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
     one.command = Some(command);
     let Some(at) = ports.msix(place, status)? else { return Ok(()) };
     let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
-    let mut table = Vec::new();
+    let mut table: Vec<VectorForm> = Vec::new();
     if control & MSIX_ENABLE != 0 {
         if command & WRITES != WRITES {
             return Err(failed(
@@ -652,11 +699,16 @@ fn note_set_up(ports: &mut bus::Ports<'_>, one: &mut Moving) -> Result<()> {
                 "load its driver in the guest, or unload it, and try again",
             ));
         }
-        let address = ports.msix_table(place, at)?.ok_or_else(|| {
-            failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
-        })?;
-        let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
-        table = words.chunks_exact(bus::ENTRY).map(vector).collect();
+        table = match table_by {
+            Some(host) => host.get(&one.path("vectors"))?,
+            None => {
+                let address = ports.msix_table(place, at)?.ok_or_else(|| {
+                    failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
+                })?;
+                let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
+                words.chunks_exact(bus::ENTRY).map(vector).collect()
+            }
+        };
     }
     one.vectors = Some(Vectors { at, control, table });
     Ok(())

@@ -26,7 +26,7 @@ use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport, StatusReport, VmReport};
 use ioplane_api::request::MoveNoteForm;
 use ioplane_api::size::Size;
-use ioplane_cli::args::{Destination, MoveAttend, MoveVm};
+use ioplane_cli::args::{Destination, MoveAttend, MoveVm, There};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, hint, print_done};
 use ioplane_cli::progress::told_to_end;
@@ -94,18 +94,37 @@ fn with_remedy(error: anyhow::Error, before: &str, more: &str) -> anyhow::Error 
 
 /// Moves the VM, or says why not.
 pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
-    go(client, args, false, json)
+    go(client, args, Driver::Own, json)
 }
 
 /// Brings the PCI functions of a VM along when somebody else migrates it, or says why not.
 pub fn attend(client: &Client, args: &MoveAttend, json: bool) -> Result<()> {
-    let MoveAttend { name, qmp, there, tls_hostname, qmp_there } = args.clone();
+    let MoveAttend { name, qmp, there, tls_hostname, qmp_there, libvirt } = args.clone();
+    if let (There::Host { .. }, true) = (&there, libvirt) {
+        return Err(refused(
+            "a host that is known by its certificate does not serve the monitor of a QEMU that libvirt has not started yet",
+            "forward its two sockets by ssh -L: --there SOCKET --qmp-there SOCKET",
+        ));
+    }
     let to = Destination { uri: ELSEWHERE.to_owned(), host: None };
-    go(client, &MoveVm { name, qmp, to, there: Some(there), tls_hostname, qmp_there }, true, json)
+    let driver = if libvirt { Driver::Libvirt } else { Driver::Other };
+    go(client, &MoveVm { name, qmp, to, there: Some(there), tls_hostname, qmp_there }, driver, json)
 }
 
-/// `attended`: somebody else drives the migration.
-fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> {
+/// Who drives the migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    /// This command.
+    Own,
+    /// Somebody else, who leaves the switch-over to this command.
+    Other,
+    /// Somebody else, who does not wait for it.
+    Libvirt,
+}
+
+fn go(client: &Client, args: &MoveVm, driver: Driver, json: bool) -> Result<()> {
+    let attended = driver != Driver::Own;
+    let late = driver == Driver::Libvirt;
     let vm = args.name.as_str();
     let status: StatusReport = client.get("/v1/status")?;
     let own = status.pid;
@@ -118,7 +137,7 @@ fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> 
     }
     let reached = Reached::of(client, args, !devices.functions.is_empty())?;
     let there = reached.daemon()?;
-    if let Some(there) = &there {
+    if let Some(there) = there.as_ref().filter(|_| !late) {
         disks::is_ready(there, &devices.disks)?;
     }
     let mut monitor = match &args.qmp {
@@ -131,7 +150,21 @@ fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> 
         reports => {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
-            let far = Far::look(vm, reports, there.as_ref(), &reached, &version, own)?;
+            let (reached, there, disks) = (&reached, there.as_ref(), &devices.disks);
+            let far = match there.filter(|_| late) {
+                Some(there) => {
+                    let look = move || {
+                        disks::is_ready(there, disks)?;
+                        let found = Far::look(vm, reports, Some(there), reached, &version, own)?;
+                        Ok(found.1)
+                    };
+                    Far { there, monitor: None, late: Some(Box::new(look)) }
+                }
+                None => {
+                    let (there, monitor) = Far::look(vm, reports, there, reached, &version, own)?;
+                    Far { there, monitor: Some(monitor), late: None }
+                }
+            };
             let pid = reports.iter().find_map(|report| report.vm.as_ref()).map_or(0, |vm| vm.pid);
             let sockets = [reached.there.as_deref(), reached.qmp_there.as_deref()];
             let [socket, qmp_there] = sockets.map(|path| path.map(absolute).transpose());
@@ -143,6 +176,12 @@ fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> 
         }
     };
     let mut running = monitor.may_go(vm, |why| moving.as_ref().is_some_and(|moving| moving.removes(why)))?;
+    if late && !running {
+        return Err(refused(
+            format!("VM {vm} is paused: QEMU waits for no vCPU of it when it is handed over"),
+            "have it run first, or migrate it by `ioplane move vm`",
+        ));
+    }
     let interrupted = told_to_end()?;
     let (ended, functions, device_time) = match moving {
         None => {
@@ -179,7 +218,7 @@ fn go(client: &Client, args: &MoveVm, attended: bool, json: bool) -> Result<()> 
         device_time,
         bytes: number(&ended["ram"]["transferred"]),
     };
-    if !json {
+    if !json && !late {
         hint("the QEMU here has no guest any more: end it, and do not let it continue");
     }
     print_done(json, &report, shown)

@@ -162,13 +162,13 @@ impl Monitor {
         deadline: Option<Instant>,
         runs: Option<&mut bool>,
     ) -> Result<Followed> {
-        self.follow_until(|now| now["status"] == wanted, pace, interrupted, deadline, runs)
+        self.follow_until(|_, now| now["status"] == wanted, pace, interrupted, deadline, runs)
     }
 
-    /// The same, until `arrived` says so of what QEMU says.
+    /// The same, until `arrived` says so of what QEMU says: the state of the VM, which is asked before where `runs` is given, and then the migration's.
     pub(super) fn follow_until(
         &mut self,
-        mut arrived: impl FnMut(&Value) -> bool,
+        mut arrived: impl FnMut(&str, &Value) -> bool,
         pace: Duration,
         interrupted: &AtomicBool,
         deadline: Option<Instant>,
@@ -177,8 +177,10 @@ impl Monitor {
         let bar = ByteBar::new()?;
         let mut cancelled = false;
         loop {
+            let mut state = String::new();
             if let Some(runs) = &mut runs {
-                match self.state()?.as_str() {
+                state = self.state()?;
+                match state.as_str() {
                     "running" => **runs = true,
                     "paused" => **runs = false,
                     _ => {}
@@ -194,7 +196,7 @@ impl Monitor {
                         now["error-desc"].as_str().map_or(String::new(), |why| format!(": {}", plain(why)));
                     return Ok(Followed::Ended { cancelled: status == "cancelled", why });
                 }
-                status if status == "completed" || (!cancelled && arrived(&now)) => {
+                status if status == "completed" || (!cancelled && arrived(&state, &now)) => {
                     bar.clear();
                     return Ok(Followed::There(now));
                 }

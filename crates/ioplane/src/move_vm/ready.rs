@@ -10,7 +10,7 @@ use ioplane_plain::plain;
 use serde_json::{Value, json};
 
 use super::bus::Found;
-use super::functions::announced;
+use super::functions::{Late, announced};
 use super::monitor::Monitor;
 use super::peer::Reached;
 use super::refused;
@@ -83,12 +83,14 @@ pub(super) fn may_leave(function: &FunctionReport) -> Result<()> {
 /// The other host.
 pub(super) struct Far<'a> {
     pub there: &'a Client,
-    /// Of the QEMU that waits there.
-    pub monitor: Monitor,
+    /// Of the QEMU that waits there; `None` if it is not there yet.
+    pub monitor: Option<Monitor>,
+    /// That looks for it later.
+    pub late: Option<Late<'a>>,
 }
 
 impl<'a> Far<'a> {
-    /// What was given of it, if it waits for this VM with the same functions. `own` is the process number of the daemon here.
+    /// The monitor there, if its QEMU waits for this VM with the same functions. `own` is the process number of the daemon here.
     pub fn look(
         vm: &str,
         functions: &[FunctionReport],
@@ -96,16 +98,8 @@ impl<'a> Far<'a> {
         reached: &Reached<'_>,
         version: &Value,
         own: u32,
-    ) -> Result<Far<'a>> {
-        let (Some(there), Some(path)) = (there, &reached.qmp_there) else {
-            return Err(refused(
-                format!(
-                    "VM {vm} has PCI functions of this daemon, which go along only if the other host is reached"
-                ),
-                "name the host that expects the VM (`ioplane move expect` there): --to HOST or --there HOST; or give --there SOCKET, the control socket of the daemon there, and \
-                 --qmp-there SOCKET, the monitor of the QEMU there, as ssh -L forwards them",
-            ));
-        };
+    ) -> Result<(&'a Client, Monitor)> {
+        let (Some(there), Some(path)) = (there, &reached.qmp_there) else { return Err(not_reached(vm)) };
         has_the_same(there, vm, functions, own)?;
         let mut monitor = Monitor::connect(path)?.of_host(reached.host());
         monitor.set_patience(PATIENCE);
@@ -130,8 +124,17 @@ impl<'a> Far<'a> {
             ));
         }
         settings(&mut monitor, "there")?;
-        Ok(Far { there, monitor })
+        Ok((there, monitor))
     }
+}
+
+/// Neither was named.
+pub(super) fn not_reached(vm: &str) -> anyhow::Error {
+    refused(
+        format!("VM {vm} has PCI functions of this daemon, which go along only if the other host is reached"),
+        "name the host that expects the VM (`ioplane move expect` there): --to HOST or --there HOST; or give --there SOCKET, the control socket of the daemon there, and \
+         --qmp-there SOCKET, the monitor of the QEMU there, as ssh -L forwards them",
+    )
 }
 
 /// Whether a QEMU is set to migrate as functions can. Says whether it pauses before the switch-over.

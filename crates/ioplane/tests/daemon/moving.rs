@@ -1,9 +1,13 @@
 //! A VM with an emulated NIC that moves between two daemons, with two QEMUs that the test plays: their monitors, and the clients of both daemons' functions.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use ioplane_testkit::vfio_user::VfioUserClient;
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, HoldReport, StopWord};
+use rustix::fs::MemfdFlags;
 use serde_json::{Value, json};
 
 use super::identities::{authority, config as with_identity, known};
@@ -64,9 +68,65 @@ pub struct Qemu {
     pub cuts: Option<(usize, bool)>,
     pub cut: Option<Box<dyn Fn() + Send>>,
     pub asked: Vec<String>,
+    /// Its vCPU obeys the library in this file. Whoever drives its migration does not wait before the switch-over.
+    pub library: Option<Library>,
+    /// Whoever drives its migration ends it when its guest is there.
+    pub ends: bool,
+}
+
+/// A file as of the library, in the process that both daemons take for their VMM: this one.
+#[derive(Clone)]
+pub struct Library {
+    file: Arc<File>,
+    inside: u64,
+    kept: u64,
+}
+
+/// What the library of this build has in the first words of its file.
+const HEAD: &[u8] = b"ioplexit\x08\0\0\0";
+
+impl Library {
+    pub fn new() -> Library {
+        let file = File::from(rustix::fs::memfd_create(CLUSTER_PAGE_NAME, MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(size_of::<ClusterPage>() as u64).unwrap();
+        file.write_all_at(HEAD, 0).unwrap();
+        // Words that others only read have no names here.
+        let find = |is_it: &dyn Fn(HoldReport) -> u32| {
+            let mut words = (HEAD.len() as u64..4096).step_by(4);
+            let found = words.find(|at| {
+                file.write_all_at(&7_u32.to_ne_bytes(), *at).unwrap();
+                let found = is_it(ClusterPage::read_hold(&file).unwrap()) == 7;
+                file.write_all_at(&[0; 4], *at).unwrap();
+                found
+            });
+            found.unwrap()
+        };
+        let (inside, kept) = (find(&|report| report.inside), find(&|report| report.kept));
+        Library { file: Arc::new(file), inside, kept }
+    }
+
+    pub fn says(&self) -> HoldReport {
+        ClusterPage::read_hold(&self.file).unwrap()
+    }
+
+    pub fn set_inside(&self, vcpus: u32) {
+        self.file.write_all_at(&vcpus.to_ne_bytes(), self.inside).unwrap();
+    }
+
+    fn set_kept(&self, vcpus: u32) {
+        self.file.write_all_at(&vcpus.to_ne_bytes(), self.kept).unwrap();
+    }
 }
 
 impl Qemu {
+    /// Its vCPU is wanted back for the switch-over: whether it waits.
+    fn is_kept(&self) -> bool {
+        let Some(library) = &self.library else { return false };
+        let waits = library.says().stop != StopWord::Free;
+        library.set_kept(waits.into());
+        waits
+    }
+
     fn new(host: &TestDaemon, state: &'static str) -> Qemu {
         let client = VfioUserClient::greet(&host.path("nic0.sock")).unwrap();
         host.until(|| function(host)["connected"] == true);
@@ -96,6 +156,8 @@ impl Qemu {
             cuts: None,
             cut: None,
             asked: Vec::new(),
+            library: None,
+            ends: false,
         }
     }
 
@@ -188,6 +250,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             return json!({ "error": "cut off by the test" });
         }
     }
+    if qemu.ends && qemu.migration == Some("completed") {
+        return json!({ "error": "it has ended" });
+    }
     if qemu.refuses.is_some_and(|at| number == at || (breaks && number > at)) {
         return json!({ "error": "refused by the test" });
     }
@@ -212,6 +277,10 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             if let Some(next) = match now {
                 Some("setup") => Some("active"),
                 Some("active") if qemu.silent.is_some_and(|until| Instant::now() < until) => None,
+                Some("active") if qemu.library.is_some() => {
+                    qemu.state = "finish-migrate";
+                    if qemu.is_kept() { None } else { Some("device") }
+                }
                 Some("active") => {
                     qemu.state = "finish-migrate";
                     Some("pre-switchover")

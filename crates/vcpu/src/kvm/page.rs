@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
-use super::hold::{HELD_AT, HoldPage, HoldReport};
+use super::hold::{HELD_AT, HoldPage, HoldReport, STOP_AT, StopWord};
 
 /// How the file is called where descriptors are listed.
 pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
@@ -18,7 +18,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]
@@ -174,7 +174,14 @@ impl ClusterPage {
         file.write_all_at(&u32::from(held).to_ne_bytes(), at as u64)
     }
 
-    /// Reads whether they are held.
+    /// Says what becomes of the vCPUs of the process that has this file when it wants them back.
+    pub fn set_stop(file: &File, word: StopWord) -> io::Result<()> {
+        read_header(file)?;
+        let at = offset_of!(ClusterPage, hold) + STOP_AT;
+        file.write_all_at(&word.word().to_ne_bytes(), at as u64)
+    }
+
+    /// Reads whether they are held, and whether those that are wanted back are kept.
     pub fn read_hold(file: &File) -> io::Result<HoldReport> {
         let header = read_header(file)?;
         let word = |at: usize| u32::from_ne_bytes(array(&header, offset_of!(ClusterPage, hold) + at));

@@ -65,7 +65,11 @@ impl Functions<'_> {
                 }
                 _ => self.running,
             };
-            if looked.elapsed() >= THERE {
+            // It ran at this look: what is wanted of a vCPU since before the one before is no stop.
+            if self.keeps && self.running {
+                self.ask()?;
+            }
+            if looked.elapsed() >= THERE && self.late.is_none() {
                 self.is_awaited()?;
                 looked = Instant::now();
             }
@@ -151,7 +155,7 @@ impl Functions<'_> {
         let there = Client::new(self.there.socket()).map(|there| there.with_patience(LAST_WORD));
         match there.and_then(|there| hold(&there, &one.name, false)) {
             Ok(()) => self.held[1] = false,
-            Err(error) if self.attended => hint(format!(
+            Err(error) if self.attended && !self.keeps => hint(format!(
                 "the QEMU there may hold its vCPUs: start it again before the next move: {error:#}"
             )),
             Err(_) => {}
@@ -173,8 +177,12 @@ impl Functions<'_> {
     /// Whether the guest runs there, with functions that are not its, or has all been sent somewhere else. Then it can run nowhere else.
     pub(super) fn has_left(&mut self) -> bool {
         let [_, held] = self.held;
-        let sent = self.sent;
+        let (sent, keeps) = (self.sent, self.keeps);
         let Ok(far) = self.far() else { return false };
+        if keeps && sent {
+            // Whoever drives it has it run there, and ends the QEMU here: if the other one has it, nobody takes it from that.
+            return far.state().is_ok_and(|state| matches!(state.as_str(), "running" | "paused"));
+        }
         let received = |status: &str| !matches!(status, "" | "none" | "setup");
         (sent && far.migration().is_ok_and(|status| !received(&status)))
             || (!held && far.state().is_ok_and(|state| state == "running"))
@@ -190,6 +198,7 @@ impl Functions<'_> {
         }
         let given = self.journal.give_away();
         self.gone = true;
+        self.runs_without();
         self.leave();
         if let Err(error) = given {
             hint(format!("that VM {} is the other host's is not written down: {error:#}", self.vm));

@@ -50,6 +50,10 @@ impl<'a> Functions<'a> {
             // Perhaps: that is not written down.
             held: [true, true],
             attended: false,
+            // Perhaps, too.
+            keeps: true,
+            kept: false,
+            late: None,
             gone: false,
             time: DeviceTime::default(),
             journal,

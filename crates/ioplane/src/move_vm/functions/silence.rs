@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::super::monitor::Monitor;
+use super::kept::{Asking, STOPPING};
 use super::{Functions, LOOK, followed, not_ended};
 
 /// After so long without a byte sent the other QEMU is asked, and after as long again.
@@ -38,21 +39,32 @@ impl Silence<'_> {
 }
 
 impl Functions<'_> {
-    /// Follows the migration until `arrived` says so of what QEMU says, while the other host is there: that.
+    /// Follows the migration until `arrived` says so of what QEMU says, or QEMU stops its guest and waits for vCPUs that are kept, while the other host is
+    /// there: that.
     pub(super) fn follow(
         &mut self,
         monitor: &mut Monitor,
         mut arrived: impl FnMut(&Value) -> bool,
         interrupted: &AtomicBool,
     ) -> Result<Value> {
+        let mut asking = self.asking();
         let far = not_ended(&mut self.far)?;
         let mut silence = Silence { far, sent: (0, Instant::now()), lost: None };
-        let arrived = |now: &Value| arrived(now) || silence.is_for_good(now);
+        let arrived = |state: &str, now: &Value| {
+            asking.as_mut().is_some_and(|asking| asking.sees(state, now))
+                || arrived(now)
+                || silence.is_for_good(now)
+        };
         let runs = Some(&mut self.running);
-        let now = followed(monitor.follow_until(arrived, LOOK, interrupted, None, runs)?)?;
-        match silence.lost {
-            Some(error) => Err(super::with_remedy(error, "nothing is sent any more", "")),
-            None => Ok(now),
+        let mut now = followed(monitor.follow_until(arrived, LOOK, interrupted, None, runs)?)?;
+        if let Some(error) = silence.lost {
+            return Err(super::with_remedy(error, "nothing is sent any more", ""));
         }
+        match asking {
+            Some(Asking { failed: Some(error), .. }) => return Err(error),
+            Some(Asking { stopping: true, .. }) => now["status"] = STOPPING.into(),
+            _ => {}
+        }
+        Ok(now)
     }
 }

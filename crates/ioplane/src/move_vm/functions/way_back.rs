@@ -48,6 +48,10 @@ impl Functions<'_> {
                 troubles.push(format!("{what}: {error:#}"));
             }
         };
+        if self.keeps {
+            // Before anything else: QEMU waits for its vCPUs.
+            note("the stop of the VM here", self.end_keeping(monitor));
+        }
         // What has the states there goes first, where it may have them.
         let mut ended = !self.sent || self.end_there();
         // Accesses to these wait, and a monitor with them whose guest runs.
@@ -102,7 +106,8 @@ impl Functions<'_> {
     /// Ends the QEMU there, which has all of the guest, and takes the functions there from it. `false`: it may run.
     fn end_there(&mut self) -> bool {
         // The guest stands still meanwhile, and whoever did not answer before may not do so now.
-        let Some(far) = &mut self.far else { return true };
+        // One that was never seen may run.
+        let Some(far) = &mut self.far else { return self.late.is_none() };
         far.set_patience(LAST_WORD);
         // Whoever drives the migration may have let it run there, where nothing holds its vCPUs.
         let free = self.attended && !self.held[1];
