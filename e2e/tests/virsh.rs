@@ -42,11 +42,10 @@ fn virsh_migrates_a_guest_with_a_virtual_function() -> Result<()> {
     news("it is given up while memory is copied");
     let job = attends([&here, &there])?;
     let migration = b.migrates(&c, 49201, "--bandwidth 1")?;
-    let end = Instant::now() + 3 * MINUTE;
-    while b.virsh("domjobabort web").is_err() {
-        ensure!(Instant::now() < end && !migration.has_ended(), "{}", migration.output());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    // The attendance has the monitors of both QEMUs.
+    let met = "until [ $(ss -Hx | grep -c 'ESTAB.*web.qmp') -ge 2 ]; do sleep 0.1; done";
+    l1.run(met, MINUTE).with_context(|| format!("{}{}", migration.output(), job.output()))?;
+    b.virsh("domjobabort web")?;
     let (given_up, attended) = (migration.wait(3 * MINUTE)?, job.wait(3 * MINUTE)?);
     ensure!(given_up.status != 0 && attended.status != 0, "{}{}", given_up.output, attended.output);
     eprintln!("{}{}", given_up.output.trim(), attended.output.trim());

@@ -2,7 +2,7 @@
 
 mod daemon;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use daemon::Said;
@@ -219,9 +219,9 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
 }
 
 /// A world whose QEMU here waits for vCPUs that are kept. Whoever migrates it goes on at once, has the guest run there at once, and ends the QEMU here.
-fn of_libvirt() -> (World, Library) {
-    let (world, library) = (World::new(), Library::new());
-    world.near().library = Some(library.clone());
+fn of_libvirt() -> (World, Arc<Library>) {
+    let (world, library) = (World::new(), Arc::new(Library::new()));
+    world.near().library = Arc::downgrade(&library);
     world.near().ends = true;
     world.far().eager = true;
     (world, library)
@@ -236,7 +236,7 @@ fn attends_libvirt(world: &World) -> JoinHandle<Said> {
     let args = libvirt_args(world);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let said = std::thread::spawn(world.here.later(&args));
-    let library = world.near().library.clone().unwrap();
+    let library = world.near().library.upgrade().unwrap();
     world.here.until(|| {
         said.is_finished() || (!world.near().guarded && matches!(library.says().stop, StopWord::Asked(4..)))
     });
@@ -259,7 +259,11 @@ fn a_nic_goes_along_when_nobody_waits_before_the_switch_over() {
     let attended = attends_libvirt(&world);
     assert!(world.far().asked.is_empty(), "{:?}", world.far().asked);
     migrates(&world);
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // It has seen that, and looks for the other one.
+    world.here.until(|| {
+        let near = world.near();
+        near.asked.iter().filter(|asked| *asked == "query-migrate-capabilities").count() == 2
+    });
     std::fs::rename(&hidden, &there).unwrap();
     let said = attended.join().unwrap();
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
@@ -322,7 +326,7 @@ fn a_qemu_that_does_not_wait_for_its_vcpus_keeps_the_guest() {
     let attended = attends_libvirt(&world);
     {
         let mut near = world.near();
-        (near.library, near.hasty) = (None, true);
+        (near.library, near.hasty) = (Weak::new(), true);
     }
     migrates(&world);
     let said = attended.join().unwrap();

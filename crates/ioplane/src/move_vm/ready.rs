@@ -129,7 +129,7 @@ impl<'a> Far<'a> {
 }
 
 /// Neither was named.
-pub(super) fn not_reached(vm: &str) -> anyhow::Error {
+fn not_reached(vm: &str) -> anyhow::Error {
     refused(
         format!("VM {vm} has PCI functions of this daemon, which go along only if the other host is reached"),
         "name the host that expects the VM (`ioplane move expect` there): --to HOST or --there HOST; or give --there SOCKET, the control socket of the daemon there, and \

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use ioplane_testkit::vfio_user::VfioUserClient;
@@ -68,16 +68,15 @@ pub struct Qemu {
     pub cuts: Option<(usize, bool)>,
     pub cut: Option<Box<dyn Fn() + Send>>,
     pub asked: Vec<String>,
-    /// Its vCPU obeys the library in this file. Whoever drives its migration does not wait before the switch-over.
-    pub library: Option<Library>,
+    /// Its vCPU obeys this, which is the test's alone: the next test has another one. Whoever drives its migration does not wait before the switch-over.
+    pub library: Weak<Library>,
     /// Whoever drives its migration ends it when its guest is there.
     pub ends: bool,
 }
 
 /// A file as of the library, in the process that both daemons take for their VMM: this one.
-#[derive(Clone)]
 pub struct Library {
-    file: Arc<File>,
+    file: File,
     inside: u64,
     kept: u64,
 }
@@ -102,7 +101,7 @@ impl Library {
             found.unwrap()
         };
         let (inside, kept) = (find(&|report| report.inside), find(&|report| report.kept));
-        Library { file: Arc::new(file), inside, kept }
+        Library { file, inside, kept }
     }
 
     pub fn says(&self) -> HoldReport {
@@ -121,7 +120,7 @@ impl Library {
 impl Qemu {
     /// Its vCPU is wanted back for the switch-over: whether it waits.
     fn is_kept(&self) -> bool {
-        let Some(library) = &self.library else { return false };
+        let Some(library) = self.library.upgrade() else { return false };
         let waits = library.says().stop != StopWord::Free;
         library.set_kept(waits.into());
         waits
@@ -156,7 +155,7 @@ impl Qemu {
             cuts: None,
             cut: None,
             asked: Vec::new(),
-            library: None,
+            library: Weak::new(),
             ends: false,
         }
     }
@@ -277,7 +276,7 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             if let Some(next) = match now {
                 Some("setup") => Some("active"),
                 Some("active") if qemu.silent.is_some_and(|until| Instant::now() < until) => None,
-                Some("active") if qemu.library.is_some() => {
+                Some("active") if qemu.library.strong_count() > 0 => {
                     qemu.state = "finish-migrate";
                     if qemu.is_kept() { None } else { Some("device") }
                 }
