@@ -91,9 +91,9 @@ impl<'a> Virsh<'a> {
     /// guests. Its monitors are `web.qmp` and `web.watch` in the daemon's folder.
     pub fn create(&self, side: &Side<'_>) -> Result<L2<'a>> {
         let folder = self.l1.shared("libvirt")?;
-        let printed = side.daemon.text(&format!(
-            "libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {HERE}/emulator"
-        ))?;
+        let printed = side
+            .daemon
+            .text(&format!("libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {HERE}/emulator"))?;
         ensure!(printed.contains(&self.daemon), "the socket is not in {}: {printed}", self.daemon);
         let mut domain = printed.replace(&format!("{}/", self.daemon), &format!("{HERE}/"));
         let parts = self.l1.debian_parts();

@@ -102,11 +102,7 @@ fn is_guarded(l1: &L1) -> Result<()> {
 }
 
 /// Has the move attended, until somebody may begin.
-fn attends<'a>(
-    [from, to]: [&'a Side<'_>; 2],
-    names: [&str; 2],
-    options: &str,
-) -> Result<Job<'a>> {
+fn attends<'a>([from, to]: [&'a Side<'_>; 2], names: [&str; 2], options: &str) -> Result<Job<'a>> {
     let [first, second] = names;
     let there = to.control();
     let job = from.daemon.start(&format!(

@@ -14,8 +14,8 @@ use crate::report::{
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, HoldVcpusForm,
-    KeepVcpusForm, MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm, PhysicalForm,
-    QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VectorForm, VerifyForm, WriteVectorsForm,
+    KeepVcpusForm, MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm,
+    PhysicalForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VectorForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{

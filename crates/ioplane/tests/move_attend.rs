@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use daemon::Said;
-use daemon::moving::{Library, World, function};
+use daemon::moving::{LATCH, Library, SET, World, function};
 use ioplane_vcpu::kvm::StopWord;
 
 /// The library is the process's, and so are all QEMUs of this test.
@@ -267,8 +267,18 @@ fn a_nic_goes_along_when_nobody_waits_before_the_switch_over() {
     std::fs::rename(&hidden, &there).unwrap();
     let said = attended.join().unwrap();
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(said.out.contains("nic0, emulated: ") && !said.err.contains("could not be reset"), "{}", said.err);
-    assert!(world.has_one_owner("by libvirt"));
+    assert!(
+        said.out.contains("nic0, emulated: ") && !said.err.contains("could not be reset"),
+        "{}",
+        said.err
+    );
+    {
+        let (mut near, mut far) = (world.near(), world.far());
+        assert_eq!((near.state, near.command() & SET, near.misused), ("postmigrate", 0, false));
+        // It was held there: whoever drives it has it run at once.
+        assert_eq!((far.state, far.command(), far.latch), ("running", SET, LATCH));
+    }
+    assert_eq!(function(&world.there)["stage"], "running");
     let report = library.says();
     assert_eq!((report.held, report.stop, report.kept), (false, StopWord::Free, 0));
     let driven = |command: &str| {

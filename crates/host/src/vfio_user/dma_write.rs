@@ -283,11 +283,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Where the client looks for data; it is asked if that is not known.
-    fn found_out(
-        &mut self,
-        writes: &[DmaWrite],
-        known: &mut Option<DmaLayout>,
-    ) -> Result<DmaLayout, Ended> {
+    fn found_out(&mut self, writes: &[DmaWrite], known: &mut Option<DmaLayout>) -> Result<DmaLayout, Ended> {
         if self.piece == 0 {
             return Err(Ended::Write(DmaWriteError::NoClient));
         }
@@ -297,12 +293,7 @@ impl<'a> Writing<'a> {
         Ok(known.unwrap_or(DmaLayout::Specification))
     }
 
-    fn read(
-        &mut self,
-        address: u64,
-        len: usize,
-        known: &mut Option<DmaLayout>,
-    ) -> Result<Vec<u8>, Ended> {
+    fn read(&mut self, address: u64, len: usize, known: &mut Option<DmaLayout>) -> Result<Vec<u8>, Ended> {
         let layout = self.found_out(&[], known)?;
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {

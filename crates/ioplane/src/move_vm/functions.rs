@@ -386,10 +386,10 @@ impl<'a> Functions<'a> {
         match now["status"].as_str() {
             Some("pre-switchover") if !self.keeps => {}
             Some(kept::STOPPING) => self.keep(monitor)?,
-            status => {
-                self.sent = status != Some("pre-switchover");
-                let why = || kept::not_kept(status.unwrap_or_default());
-                return Err(if self.keeps { why() } else { did_not_wait() });
+            status if self.keeps => return Err(self.missed(monitor, status.unwrap_or_default())),
+            _ => {
+                self.sent = true;
+                return Err(did_not_wait());
             }
         }
         self.is_awaited()?;

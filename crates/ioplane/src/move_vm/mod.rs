@@ -150,11 +150,12 @@ fn go(client: &Client, args: &MoveVm, driver: Driver, json: bool) -> Result<()> 
         reports => {
             monitor.is_surely_of(vm)?;
             let version = monitor.execute("query-version", &json!({}))?;
-            let (reached, there, disks) = (&reached, there.as_ref(), &devices.disks);
+            let (reached, there) = (&reached, there.as_ref());
             let far = match there.filter(|_| late) {
                 Some(there) => {
+                    let disks = devices.disks.clone();
                     let look = move || {
-                        disks::is_ready(there, disks)?;
+                        disks::is_ready(there, &disks)?;
                         let found = Far::look(vm, reports, Some(there), reached, &version, own)?;
                         Ok(found.1)
                     };

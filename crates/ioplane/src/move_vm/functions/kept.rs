@@ -17,7 +17,7 @@ use ioplane_cli::output::hint;
 use serde_json::{Value, json};
 
 use super::super::failed;
-use super::super::monitor::Monitor;
+use super::super::monitor::{Monitor, is_under_way};
 use super::attended::hold;
 use super::{Functions, Moving};
 
@@ -100,7 +100,8 @@ impl Functions<'_> {
         self.far()?.execute("stop", &json!({}))?;
         let Some(one) = self.all.first() else { return Ok(()) };
         hold(self.there, &one.name, true).map_err(|error| {
-            let why = format!("whoever migrates it has it run there at once, and nothing holds it: {error:#}");
+            let why =
+                format!("whoever migrates it has it run there at once, and nothing holds it: {error:#}");
             failed(why, RUN)
         })?;
         self.held[1] = true;
@@ -137,22 +138,33 @@ impl Functions<'_> {
         Ok(())
     }
 
-    /// The move has not come about: QEMU has its vCPUs back, which enter no guest yet, and ends the migration.
-    pub(super) fn end_keeping(&mut self, monitor: &mut Monitor) -> Result<()> {
+    /// QEMU has stopped its guest, and its functions are not at rest. It is to stay, if that is not too late.
+    pub(super) fn missed(&mut self, monitor: &mut Monitor, status: &str) -> anyhow::Error {
+        let cancelled = monitor.execute("migrate_cancel", &json!({}));
+        let now = cancelled.and_then(|_| monitor.migration());
+        // One that does not answer has been ended by whoever has the guest there.
+        self.sent = !now.is_ok_and(|now| now != "completed");
+        not_kept(status)
+    }
+
+    /// The move has not come about: QEMU has its vCPUs back, and ends the migration. Says whether they enter no guest yet.
+    pub(super) fn end_keeping(&mut self, monitor: &mut Monitor) -> Result<bool> {
         let (state, migration) = (monitor.state()?, monitor.migration()?);
-        let waits = matches!(migration.as_str(), "setup" | "active");
-        let stands = waits && state == "finish-migrate";
+        let stands = state == "finish-migrate" && matches!(migration.as_str(), "setup" | "active");
         if stands {
             self.hold_here();
         }
         // Nobody else stops it before all of the guest is there.
-        if stands || self.attended && (waits || migration == "pre-switchover") {
+        if stands || self.attended && is_under_way(&migration) {
             monitor.execute("migrate_cancel", &json!({}))?;
         }
         let freed = self.say(StopWord::Free);
         self.kept = false;
         // Of a move that was broken off nobody knows whether they were kept; the library gives up by itself, too.
-        if self.attended { freed } else { Ok(()) }
+        if self.attended {
+            freed?;
+        }
+        Ok(stands && self.held[0])
     }
 
     /// Whether a function's QEMU here has ended: libvirt ends it when the guest is there.
@@ -164,14 +176,18 @@ impl Functions<'_> {
     /// The guest that has left without its functions runs there.
     pub(super) fn runs_without(&mut self) {
         if let Err(error) = self.let_go_there() {
-            hint(format!("its vCPUs there may be held: `PUT /v1/pci/NAME/vcpus` there lets them go: {error:#}"));
+            hint(format!(
+                "its vCPUs there may be held: `PUT /v1/pci/NAME/vcpus` there lets them go: {error:#}"
+            ));
         }
     }
 }
 
-pub(super) fn not_kept(status: &str) -> anyhow::Error {
+fn not_kept(status: &str) -> anyhow::Error {
     failed(
-        format!("QEMU has stopped the guest, and its migration is {status}, before the functions were at rest"),
+        format!(
+            "QEMU has stopped the guest, and its migration is {status}, before the functions were at rest"
+        ),
         "migrate it again; a guest that is paused has to run first",
     )
 }

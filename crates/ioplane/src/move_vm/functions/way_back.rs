@@ -48,9 +48,12 @@ impl Functions<'_> {
                 troubles.push(format!("{what}: {error:#}"));
             }
         };
-        if self.keeps {
-            // Before anything else: QEMU waits for its vCPUs.
-            note("the stop of the VM here", self.end_keeping(monitor));
+        // Before anything else: QEMU waits for its vCPUs.
+        let mut stood = false;
+        match self.keeps.then(|| self.end_keeping(monitor)) {
+            Some(Ok(yes)) => stood = yes,
+            Some(Err(error)) => note("the stop of the VM here", Err(error)),
+            None => {}
         }
         // What has the states there goes first, where it may have them.
         let mut ended = !self.sent || self.end_there();
@@ -79,7 +82,7 @@ impl Functions<'_> {
         };
         note("a function here", self.go_on(true));
         if self.all.iter().any(|one| one.command.is_some()) {
-            note("the command register of a function", self.put_back_commands(monitor, stopped));
+            note("the command register of a function", self.put_back_commands(monitor, stopped && !stood));
         }
         match ended {
             true => {
