@@ -1,18 +1,18 @@
 //! Hosts in L1 whose VMs libvirt runs: a libvirtd each, with a mount, process and name space of its own, as those of [`crate::libvirt`]. Their QEMUs are the
 //! newer one, started by `ioplane run`, and their guests real KVM guests with a function of a [`Side`].
 
+use crate::assets::{News, newer_libvirt};
 use crate::l1::{Job, L1};
 use crate::l2::L2;
 use crate::libvirt::{HERE, HOST, configuration};
 use crate::sides::Side;
 use crate::travel::VM;
-use crate::version::{Version, program};
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 256;
-/// The newer QEMU starts in a mount namespace of its own, and has a folder of L1 by 9p.
+/// The guest has a folder of L1 by 9p until it has booted.
 const MAY: &str = "clear_emulator_capabilities = 0\nseccomp_sandbox = 0\n";
 const LAST: &str = "stdio_handler";
 
@@ -24,6 +24,8 @@ pub struct Virsh<'a> {
     /// Where its sockets are, in L1.
     place: String,
     daemon: String,
+    /// What puts the newer libvirt in the place of the host's.
+    tree: String,
 }
 
 /// A word that a shell reads as it is.
@@ -40,13 +42,15 @@ fn put(domain: &mut String, old: &str, new: &str) -> Result<()> {
 
 impl<'a> Virsh<'a> {
     /// Starts the libvirtd of the host that has this daemon.
-    pub fn start(l1: &'a L1, side: &Side<'_>) -> Result<Virsh<'a>> {
+    pub fn start(l1: &'a L1, side: &Side<'_>, news: News<'_>) -> Result<Virsh<'a>> {
         let (name, daemon) = (side.name, format!("/tmp/{}", side.name));
         let place = format!("/tmp/libvirt-{name}");
         let config = configuration(&format!("host-{name}"), &place);
-        let (qemu, words) = program(Version::Newer, "qemu-system-x86_64", Vec::new(), &|_| {})?;
-        let words: Vec<String> = words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
-        let emulator = format!("#!/bin/sh\nexec {} {qemu} {} \"$@\"\n", l1.interposed()?, words.join(" "));
+        let emulator = format!("#!/bin/sh\nexec {} qemu-system-x86_64 \"$@\"\n", l1.interposed()?);
+        let tree = match newer_libvirt(news)? {
+            Some(tree) => format!("mount --bind {}/usr /usr\n", tree.display()),
+            None => String::new(),
+        };
         let job = l1.start(&format!(
             "set -e
              mkdir -p {place} /dev/hugepages
@@ -58,9 +62,11 @@ impl<'a> Virsh<'a> {
                  sh -c {} sh {daemon} host-{name} {place}/libvirtd.conf",
             quoted(&config),
             quoted(&emulator),
-            quoted(&HOST.replace(LAST, &format!("{MAY}{LAST}"))),
+            quoted(
+                &HOST.replace("set -e\n", &format!("set -e\n{tree}")).replace(LAST, &format!("{MAY}{LAST}"))
+            ),
         ))?;
-        let host = Virsh { l1, job, place, daemon };
+        let host = Virsh { l1, job, place, daemon, tree };
         let answers = format!("until {} list; do sleep 0.3; done", host.command());
         l1.run(&answers, MINUTE).with_context(|| format!("libvirtd said {}", host.job.output()))?;
         Ok(host)
@@ -71,7 +77,9 @@ impl<'a> Virsh<'a> {
     }
 
     fn command(&self) -> String {
-        format!("virsh --connect {}", quoted(&self.uri()))
+        let script = format!("{}exec virsh --connect \"$0\" \"$@\"", self.tree);
+        let own = "unshare --mount --propagation private sh -c";
+        format!("{own} {} {}", quoted(&script), quoted(&self.uri()))
     }
 
     /// Runs `virsh WORDS` with this host; what it prints.
@@ -91,9 +99,10 @@ impl<'a> Virsh<'a> {
     /// guests. Its monitors are `web.qmp` and `web.watch` in the daemon's folder.
     pub fn create(&self, side: &Side<'_>) -> Result<L2<'a>> {
         let folder = self.l1.shared("libvirt")?;
-        let printed = side
-            .daemon
-            .text(&format!("libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {HERE}/emulator"))?;
+        let printed = side.daemon.text(&format!(
+            "libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {}/emulator",
+            self.daemon
+        ))?;
         ensure!(printed.contains(&self.daemon), "the socket is not in {}: {printed}", self.daemon);
         let mut domain = printed.replace(&format!("{}/", self.daemon), &format!("{HERE}/"));
         let parts = self.l1.debian_parts();

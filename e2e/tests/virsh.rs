@@ -25,7 +25,7 @@ fn virsh_migrates_a_guest_with_a_virtual_function() -> Result<()> {
     let [here, there] = Side::both(&l1, cards, "migratable")?;
     let said = || format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said());
     let words = |qemu: &str| format!("{}\n{}", last_words(&l1, qemu, [&here, &there]), said());
-    let (b, c) = (Virsh::start(&l1, &here)?, Virsh::start(&l1, &there)?);
+    let (b, c) = (Virsh::start(&l1, &here, &news)?, Virsh::start(&l1, &there, &news)?);
     news("both libvirtds are up");
     let guest = b.create(&here)?;
     news("the guest is up");

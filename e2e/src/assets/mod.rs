@@ -35,7 +35,7 @@ pub use database::database;
 pub use kernel::Kernel;
 pub use l1::Host;
 pub use linux32::{Linux32, Paging32};
-pub use newer::{ENOUGH, host_version, newer_qemu};
+pub use newer::{ENOUGH, host_version, newer_libvirt, newer_qemu};
 pub use program::program;
 
 use crate::process::run;

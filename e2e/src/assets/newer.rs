@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 const RECIPE: &str = "tree trixie-backports qemu-system-x86 qemu-utils qemu-block-extra ovmf 2";
 /// qemu-block-extra has the driver of libblkio for qemu-img.
 const PACKAGES: &str = "qemu-system-x86 qemu-utils qemu-block-extra ovmf";
+const LIBVIRT_RECIPE: &str = "qemu 2 libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients 1";
+const LIBVIRT: &str = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients";
 /// The first with everything under test.
 pub const ENOUGH: (u32, u32) = (10, 1);
 
@@ -35,6 +37,30 @@ pub fn newer_qemu(news: News<'_>) -> Result<Option<PathBuf>> {
     Ok(Some(folder.join("root")))
 }
 
+/// The tree of [`newer_qemu`] with a libvirt of the same time: libvirt before 11 gives `migrate` a word that QEMU 11.1 does not take any more (`detach`).
+/// Nothing where the host's QEMU is new enough: its libvirt is, too.
+pub fn newer_libvirt(news: News<'_>) -> Result<Option<PathBuf>> {
+    let Some(tree) = newer_qemu(news)? else { return Ok(None) };
+    let folder = asset("libvirt", LIBVIRT_RECIPE, news, |to| {
+        news("libvirt: Debian 13's backports have a newer libvirt than this host (30 MB)");
+        let root = to.join("root");
+        run("cp", &["-a", text(&tree)?, text(&root)?])?;
+        install(&root, LIBVIRT)?;
+        let files = ["usr/sbin/libvirtd", "usr/bin/virsh"];
+        Ok(files.map(|file| Path::new("root").join(file)).into())
+    });
+    Ok(Some(folder.context("a tree with a newer libvirt cannot be made")?.join("root")))
+}
+
+/// Installs packages of the backports in a tree that has their list.
+fn install(root: &Path, packages: &str) -> Result<()> {
+    let script = format!(
+        "export DEBIAN_FRONTEND=noninteractive; apt-get -qq update && \
+         apt-get -qq -y --no-install-recommends -t trixie-backports install {packages} && apt-get clean"
+    );
+    run("chroot", &[text(root)?, "/bin/sh", "-c", &script]).map(drop)
+}
+
 fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     news("qemu: Debian 13's backports have a newer QEMU than this host (338 MB)");
     let root = to.join("root");
@@ -44,11 +70,7 @@ fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     fs::write(root.join("etc/apt/sources.list"), sources)?;
     let _ = fs::remove_file(root.join("etc/resolv.conf"));
     fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("copy /etc/resolv.conf")?;
-    let script = format!(
-        "export DEBIAN_FRONTEND=noninteractive; apt-get -qq update && \
-         apt-get -qq -y --no-install-recommends -t trixie-backports install {PACKAGES} && apt-get clean"
-    );
-    run("chroot", &[text(&root)?, "/bin/sh", "-c", &script])?;
+    install(&root, PACKAGES)?;
     let files = [
         "usr/bin/qemu-system-x86_64",
         "usr/bin/qemu-storage-daemon",
