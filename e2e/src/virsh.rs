@@ -7,6 +7,7 @@ use crate::l2::L2;
 use crate::libvirt::{HERE, HOST, configuration};
 use crate::sides::Side;
 use crate::travel::VM;
+use crate::version::Version;
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
@@ -100,8 +101,8 @@ impl<'a> Virsh<'a> {
     pub fn create(&self, side: &Side<'_>) -> Result<L2<'a>> {
         let folder = self.l1.shared("libvirt")?;
         let printed = side.daemon.text(&format!(
-            "libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {}/emulator",
-            self.daemon
+            "libvirt-xml nic0 --memory {MEMORY}M --accel kvm --qemu {HERE}/emulator --qemu-version {}",
+            Version::Newer.number()?
         ))?;
         ensure!(printed.contains(&self.daemon), "the socket is not in {}: {printed}", self.daemon);
         let mut domain = printed.replace(&format!("{}/", self.daemon), &format!("{HERE}/"));
