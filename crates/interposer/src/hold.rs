@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use ioplane_vcpu::kvm::{HoldPage, StopWord};
+use ioplane_vcpu::kvm::{HoldPage, VcpuStop};
 
 /// How often a vCPU looks, a millisecond apart at least, until it comes back although nobody has said so: whoever asked for it may be gone. First while it is
 /// not known for what it is wanted, then while it is kept. QEMU waits for it meanwhile.
@@ -40,7 +40,7 @@ pub(crate) fn run(
     // A processor that was not started yet is none that is inside.
     if result == -libc::EINTR || result == -libc::EAGAIN {
         let word = page.stop_word();
-        let waits = result == -libc::EINTR && word != StopWord::Free && wanted();
+        let waits = result == -libc::EINTR && word != VcpuStop::Free && wanted();
         if waits {
             page.keep();
         }
@@ -56,14 +56,14 @@ pub(crate) fn run(
 }
 
 /// Waits until the vCPU, which does since the word was `before`, may go back to its VMM.
-fn stay(page: &HoldPage, before: StopWord, pause: impl Fn()) {
+fn stay(page: &HoldPage, before: VcpuStop, pause: impl Fn()) {
     let (mut asked, mut kept) = (ASKED, KEPT);
     loop {
         let word = page.stop_word();
         if !word.keeps_since(before) {
             return;
         }
-        let left = if word == StopWord::Kept { &mut kept } else { &mut asked };
+        let left = if word == VcpuStop::Kept { &mut kept } else { &mut asked };
         if *left == 0 {
             page.give_up(word);
             return;
@@ -149,11 +149,11 @@ mod tests {
     #[test]
     fn one_that_is_wanted_back_is_kept_until_it_is_let_go() {
         let page = HoldPage::default();
-        let asked = StopWord::Free.next();
+        let asked = VcpuStop::Free.next();
         page.set_stop_word(asked);
         let says = |look| match look {
-            5 => page.set_stop_word(StopWord::Kept),
-            9 => page.set_stop_word(StopWord::Free),
+            5 => page.set_stop_word(VcpuStop::Kept),
+            9 => page.set_stop_word(VcpuStop::Free),
             _ => {}
         };
         assert_eq!(comes_back(&page, -libc::EINTR, true, says), 9);
@@ -175,17 +175,17 @@ mod tests {
     #[test]
     fn whoever_asked_may_be_gone() {
         let page = HoldPage::default();
-        page.set_stop_word(StopWord::Free.next());
+        page.set_stop_word(VcpuStop::Free.next());
         assert_eq!(comes_back(&page, -libc::EINTR, true, |_| ()), ASKED);
-        assert_eq!(page.stop_word(), StopWord::Free, "the next one is not kept");
-        page.set_stop_word(StopWord::Free.next());
+        assert_eq!(page.stop_word(), VcpuStop::Free, "the next one is not kept");
+        page.set_stop_word(VcpuStop::Free.next());
         let says = |look| {
             if look == 7 {
-                page.set_stop_word(StopWord::Kept);
+                page.set_stop_word(VcpuStop::Kept);
             }
         };
         assert_eq!(comes_back(&page, -libc::EINTR, true, says), 7 + KEPT);
-        assert_eq!(page.stop_word(), StopWord::Free);
+        assert_eq!(page.stop_word(), VcpuStop::Free);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use daemon::Said;
 use daemon::moving::{LATCH, Library, SET, World, function};
-use ioplane_vcpu::kvm::StopWord;
+use ioplane_vcpu::kvm::VcpuStop;
 
 /// The library is the process's, and so are all QEMUs of this test.
 fn alone() -> MutexGuard<'static, ()> {
@@ -238,7 +238,7 @@ fn attends_libvirt(world: &World) -> JoinHandle<Said> {
     let said = std::thread::spawn(world.here.later(&args));
     let library = world.near().library.upgrade().unwrap();
     world.here.until(|| {
-        said.is_finished() || (!world.near().guarded && matches!(library.says().stop, StopWord::Asked(4..)))
+        said.is_finished() || (!world.near().guarded && matches!(library.says().stop, VcpuStop::Asked(4..)))
     });
     said
 }
@@ -280,7 +280,7 @@ fn a_nic_goes_along_when_nobody_waits_before_the_switch_over() {
     }
     assert_eq!(function(&world.there)["stage"], "running");
     let report = library.says();
-    assert_eq!((report.held, report.stop, report.kept), (false, StopWord::Free, 0));
+    assert_eq!((report.held, report.stop, report.kept), (false, VcpuStop::Free, 0));
     let driven = |command: &str| {
         let asks = |asked: &[String]| asked.iter().any(|asked| asked == command);
         asks(&world.near().asked) || asks(&world.far().asked)
@@ -309,7 +309,7 @@ fn what_nobody_can_keep_is_refused_before_it_is_migrated() {
     // Nobody waits: there is nothing to keep.
     let (code, said) = world.here.http("PUT", "/v1/pci/nic0/stop", "{\"stop\": \"keep\"}");
     assert!(code == 409 && said.to_string().contains("wants no vCPU back"), "{said}");
-    assert_eq!(library.says().stop, StopWord::Free);
+    assert_eq!(library.says().stop, VcpuStop::Free);
 
     let world = World::over_tls(|port| port);
     let args = libvirt_args(&world);
@@ -325,7 +325,7 @@ fn a_host_that_does_not_fit_is_found_out_while_the_guest_is_here() {
     let said = migrates_by_libvirt(&world);
     world.is_as_before(&said, "another version");
     assert!(said.err.contains("and the one there is 10.1"), "{}", said.err);
-    assert!(!library.says().held && library.says().stop == StopWord::Free);
+    assert!(!library.says().held && library.says().stop == VcpuStop::Free);
     assert!(world.near().asked.iter().any(|asked| asked == "migrate_cancel"));
 }
 
@@ -342,7 +342,7 @@ fn a_qemu_that_does_not_wait_for_its_vcpus_keeps_the_guest() {
     let said = attended.join().unwrap();
     world.is_as_before(&said, "it was not kept");
     assert!(said.err.contains("before the functions were at rest"), "{}", said.err);
-    assert!(!library.says().held && library.says().stop == StopWord::Free);
+    assert!(!library.says().held && library.says().stop == VcpuStop::Free);
 }
 
 #[test]
@@ -353,14 +353,14 @@ fn an_attendance_that_is_killed_while_a_vcpu_is_kept_is_brought_to_its_end() {
         let args = libvirt_args(&world);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut child = world.here.begin(&args, Some(("IOPLANE_MOVE_KILL", moment)));
-        world.here.until(|| !world.near().guarded && matches!(library.says().stop, StopWord::Asked(4..)));
+        world.here.until(|| !world.near().guarded && matches!(library.says().stop, VcpuStop::Asked(4..)));
         migrates(&world);
         assert!(!child.wait().unwrap().success(), "{moment}");
-        assert_eq!((library.says().stop, library.says().kept), (StopWord::Kept, 1), "{moment}");
+        assert_eq!((library.says().stop, library.says().kept), (VcpuStop::Kept, 1), "{moment}");
         assert_eq!(world.near().state, "finish-migrate", "{moment}: QEMU waits");
         let said = world.recovers();
         assert_eq!(said.code, 0, "{moment}: {}{}", said.out, said.err);
         assert!(!world.has_one_owner(moment), "{moment}");
-        assert!(!library.says().held && library.says().stop == StopWord::Free, "{moment}");
+        assert!(!library.says().held && library.says().stop == VcpuStop::Free, "{moment}");
     }
 }

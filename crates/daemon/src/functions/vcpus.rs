@@ -6,7 +6,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ioplane_api::request::StopWord;
-use ioplane_vcpu::kvm::{ClusterPage, HoldReport, StopWord as Word};
+use ioplane_vcpu::kvm::{ClusterPage, HoldReport, VcpuStop as Word};
 
 use super::Card;
 use crate::refusal::Refusal;

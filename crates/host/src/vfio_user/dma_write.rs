@@ -157,7 +157,8 @@ pub(super) enum DmaOrder {
 }
 
 impl DmaOrder {
-    /// As [`DmaWrites::carry_out`].
+    /// Has the client of `connection` do it, in messages with at most `transfer` bytes of data each, and tells whoever waits for it. The device reaches
+    /// `map`; `known` is where the client looks for data, once that is known. An error ends the connection.
     pub fn carry_out(
         self,
         connection: &mut Connection,
@@ -165,48 +166,44 @@ impl DmaOrder {
         map: Arc<GuestMap>,
         known: &mut Option<DmaLayout>,
     ) -> Result<(), ClientFault> {
+        let access = |deadline| Writing::new(connection, transfer, map, deadline);
         match self {
-            DmaOrder::Write(writes) => writes.carry_out(connection, transfer, map, known),
-            DmaOrder::Read(read) => read.carry_out(connection, transfer, map, known),
+            DmaOrder::Write(DmaWrites { writes, deadline, reply }) => {
+                carried_out(access(deadline), reply, |access| access.all(&writes, known))
+            }
+            DmaOrder::Read(DmaRead { address, len, deadline, reply }) => {
+                carried_out(access(deadline), reply, |access| access.read(address, len, known))
+            }
         }
     }
 
     /// There is nobody to do it.
     pub fn refuse(self) {
         match self {
-            DmaOrder::Write(writes) => writes.refuse(),
+            DmaOrder::Write(writes) => drop(writes.reply.send(Err(DmaWriteError::NoClient))),
             DmaOrder::Read(read) => drop(read.reply.send(Err(DmaWriteError::NoClient))),
         }
     }
 }
 
-impl DmaRead {
-    fn carry_out(
-        self,
-        connection: &mut Connection,
-        transfer: usize,
-        map: Arc<GuestMap>,
-        known: &mut Option<DmaLayout>,
-    ) -> Result<(), ClientFault> {
-        if self.reply.is_closed() {
-            return Ok(());
-        }
-        let mut reading = Writing::new(connection, transfer, map, self.deadline);
-        let done = reading.read(self.address, self.len, known);
-        reading.connection.give_up_answers();
-        let (answer, outcome) = told(done);
-        let _ = self.reply.send(answer);
-        outcome
+/// Does that, and tells whoever waits for it, unless nobody does. An error ends the connection.
+fn carried_out<T>(
+    mut access: Writing<'_>,
+    reply: oneshot::Sender<Result<T, DmaWriteError>>,
+    work: impl FnOnce(&mut Writing<'_>) -> Result<T, Ended>,
+) -> Result<(), ClientFault> {
+    if reply.is_closed() {
+        return Ok(());
     }
-}
-
-/// What whoever waits hears, and whether the connection goes on.
-fn told<T>(done: Result<T, Ended>) -> (Result<T, DmaWriteError>, Result<(), ClientFault>) {
-    match done {
+    let done = work(&mut access);
+    access.connection.give_up_answers();
+    let (answer, outcome) = match done {
         Ok(done) => (Ok(done), Ok(())),
         Err(Ended::Write(error)) => (Err(error), Ok(())),
         Err(Ended::Connection(fault)) => (Err(DmaWriteError::NoClient), Err(fault)),
-    }
+    };
+    let _ = reply.send(answer);
+    outcome
 }
 
 /// Why it has come to an end before its time.
@@ -219,33 +216,6 @@ enum Ended {
 impl From<ClientFault> for Ended {
     fn from(fault: ClientFault) -> Ended {
         Ended::Connection(fault)
-    }
-}
-
-impl DmaWrites {
-    /// Has the client of `connection` write, in messages with at most `transfer` bytes of data each, and tells whoever waits for it. The device
-    /// reaches `map`; `known` is where the client looks for data, once that is known. An error ends the connection.
-    pub fn carry_out(
-        self,
-        connection: &mut Connection,
-        transfer: usize,
-        map: Arc<GuestMap>,
-        known: &mut Option<DmaLayout>,
-    ) -> Result<(), ClientFault> {
-        if self.reply.is_closed() {
-            return Ok(());
-        }
-        let mut writing = Writing::new(connection, transfer, map, self.deadline);
-        let done = writing.all(&self.writes, known);
-        writing.connection.give_up_answers();
-        let (answer, outcome) = told(done.map(|()| writing.written));
-        let _ = self.reply.send(answer);
-        outcome
-    }
-
-    /// There is nobody to write.
-    pub fn refuse(self) {
-        let _ = self.reply.send(Err(DmaWriteError::NoClient));
     }
 }
 
@@ -320,7 +290,7 @@ impl<'a> Writing<'a> {
         }
     }
 
-    fn all(&mut self, writes: &[DmaWrite], known: &mut Option<DmaLayout>) -> Result<(), Ended> {
+    fn all(&mut self, writes: &[DmaWrite], known: &mut Option<DmaLayout>) -> Result<DmaWritten, Ended> {
         let layout = self.found_out(writes, known)?;
         let mut bytes = vec![0; self.piece];
         for write in writes {
@@ -349,7 +319,7 @@ impl<'a> Writing<'a> {
         while !self.asked.is_empty() {
             self.answer()?;
         }
-        Ok(())
+        Ok(self.written)
     }
 
     fn send(&mut self, layout: DmaLayout, address: u64, data: &[u8]) -> Result<(), Ended> {

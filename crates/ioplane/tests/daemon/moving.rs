@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use ioplane_testkit::vfio_user::VfioUserClient;
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, HoldReport, StopWord};
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, HoldReport, VcpuStop};
 use rustix::fs::MemfdFlags;
 use serde_json::{Value, json};
 
@@ -121,7 +121,7 @@ impl Qemu {
     /// Its vCPU is wanted back for the switch-over: whether it waits.
     fn is_kept(&self) -> bool {
         let Some(library) = self.library.upgrade() else { return false };
-        let waits = library.says().stop != StopWord::Free;
+        let waits = library.says().stop != VcpuStop::Free;
         library.set_kept(waits.into());
         waits
     }

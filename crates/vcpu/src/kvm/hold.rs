@@ -21,7 +21,7 @@ pub struct HoldPage {
     held: AtomicU32,
     /// vCPUs in the guest, or whose exits are being handled: those whose last KVM_RUN has not returned EINTR.
     inside: AtomicU32,
-    /// Written by others: what becomes of a vCPU that is wanted back, a [`StopWord`].
+    /// Written by others: what becomes of a vCPU that is wanted back, a [`VcpuStop`].
     stop: AtomicU32,
     /// vCPUs that are wanted back and wait.
     kept: AtomicU32,
@@ -29,7 +29,7 @@ pub struct HoldPage {
 
 /// What becomes of a vCPU that its VMM wants back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopWord {
+pub enum VcpuStop {
     /// It comes back.
     Free,
     /// It waits until this is something else.
@@ -38,40 +38,40 @@ pub enum StopWord {
     Asked(u32),
 }
 
-impl StopWord {
+impl VcpuStop {
     /// What others have written may be any number.
-    pub fn of(word: u32) -> StopWord {
+    pub fn of(word: u32) -> VcpuStop {
         match word {
-            0 => StopWord::Free,
-            1 => StopWord::Kept,
-            number => StopWord::Asked(number),
+            0 => VcpuStop::Free,
+            1 => VcpuStop::Kept,
+            number => VcpuStop::Asked(number),
         }
     }
 
     /// As it is written.
     pub fn word(self) -> u32 {
         match self {
-            StopWord::Free => 0,
-            StopWord::Kept => 1,
-            StopWord::Asked(number) => number,
+            VcpuStop::Free => 0,
+            VcpuStop::Kept => 1,
+            VcpuStop::Asked(number) => number,
         }
     }
 
     /// Asked once more.
-    pub fn next(self) -> StopWord {
+    pub fn next(self) -> VcpuStop {
         match self {
-            StopWord::Asked(number) if number < u32::MAX => StopWord::Asked(number + 1),
-            _ => StopWord::Asked(2),
+            VcpuStop::Asked(number) if number < u32::MAX => VcpuStop::Asked(number + 1),
+            _ => VcpuStop::Asked(2),
         }
     }
 
     /// Whether a vCPU that waits since this was `before` goes on waiting: one that was there before it was asked last is known not to be kept.
-    pub fn keeps_since(self, before: StopWord) -> bool {
+    pub fn keeps_since(self, before: VcpuStop) -> bool {
         match (before, self) {
-            (_, StopWord::Free) => false,
-            (StopWord::Asked(before), StopWord::Asked(now)) => now.wrapping_sub(before) < 2,
-            (_, StopWord::Kept) => true,
-            (_, StopWord::Asked(_)) => false,
+            (_, VcpuStop::Free) => false,
+            (VcpuStop::Asked(before), VcpuStop::Asked(now)) => now.wrapping_sub(before) < 2,
+            (_, VcpuStop::Kept) => true,
+            (_, VcpuStop::Asked(_)) => false,
         }
     }
 }
@@ -84,7 +84,7 @@ pub struct HoldReport {
     /// vCPUs that are in the guest, or were last seen to come from there with something to do.
     pub inside: u32,
     /// What becomes of those that are wanted back.
-    pub stop: StopWord,
+    pub stop: VcpuStop,
     /// vCPUs that are wanted back and wait.
     pub kept: u32,
 }
@@ -120,18 +120,18 @@ impl HoldPage {
     }
 
     /// What becomes of a vCPU that is wanted back.
-    pub fn stop_word(&self) -> StopWord {
-        StopWord::of(self.stop.load(Ordering::SeqCst))
+    pub fn stop_word(&self) -> VcpuStop {
+        VcpuStop::of(self.stop.load(Ordering::SeqCst))
     }
 
     /// Says so, in this process.
-    pub fn set_stop_word(&self, word: StopWord) {
+    pub fn set_stop_word(&self, word: VcpuStop) {
         self.stop.store(word.word(), Ordering::SeqCst);
     }
 
     /// Nobody has said anything else than `word` for too long: whoever did may be gone.
-    pub fn give_up(&self, word: StopWord) {
-        let free = StopWord::Free.word();
+    pub fn give_up(&self, word: VcpuStop) {
+        let free = VcpuStop::Free.word();
         let _ = self.stop.compare_exchange(word.word(), free, Ordering::SeqCst, Ordering::SeqCst);
     }
 
@@ -155,7 +155,7 @@ impl HoldPage {
         HoldReport {
             held: word(HELD_AT) != 0,
             inside: word(offset_of!(HoldPage, inside)),
-            stop: StopWord::of(word(STOP_AT)),
+            stop: VcpuStop::of(word(STOP_AT)),
             kept: word(offset_of!(HoldPage, kept)),
         }
     }
@@ -167,28 +167,28 @@ mod tests {
 
     #[test]
     fn one_that_waits_is_let_go_when_it_was_asked_twice_since() {
-        let first = StopWord::Free.next();
+        let first = VcpuStop::Free.next();
         let (second, third) = (first.next(), first.next().next());
         assert!(first.keeps_since(first) && second.keeps_since(first) && !third.keeps_since(first));
         assert!(third.keeps_since(second));
-        assert!(StopWord::Kept.keeps_since(first) && StopWord::Kept.keeps_since(StopWord::Kept));
-        assert!(!StopWord::Free.keeps_since(first) && !StopWord::Free.keeps_since(StopWord::Kept));
+        assert!(VcpuStop::Kept.keeps_since(first) && VcpuStop::Kept.keeps_since(VcpuStop::Kept));
+        assert!(!VcpuStop::Free.keeps_since(first) && !VcpuStop::Free.keeps_since(VcpuStop::Kept));
         // A hand-over that has not come about, and the next attendance.
-        assert!(!first.keeps_since(StopWord::Kept));
-        assert_eq!(StopWord::Kept.next(), first);
-        assert_eq!(StopWord::Asked(u32::MAX).next(), StopWord::Asked(2));
+        assert!(!first.keeps_since(VcpuStop::Kept));
+        assert_eq!(VcpuStop::Kept.next(), first);
+        assert_eq!(VcpuStop::Asked(u32::MAX).next(), VcpuStop::Asked(2));
         for word in [0, 1, 2, 7, u32::MAX] {
-            assert_eq!(StopWord::of(word).word(), word);
+            assert_eq!(VcpuStop::of(word).word(), word);
         }
     }
 
     #[test]
     fn what_is_given_up_is_only_what_nobody_has_changed() {
         let page = HoldPage::default();
-        page.set_stop_word(StopWord::Kept);
-        page.give_up(StopWord::Asked(2));
-        assert_eq!(page.stop_word(), StopWord::Kept);
-        page.give_up(StopWord::Kept);
-        assert_eq!(page.stop_word(), StopWord::Free);
+        page.set_stop_word(VcpuStop::Kept);
+        page.give_up(VcpuStop::Asked(2));
+        assert_eq!(page.stop_word(), VcpuStop::Kept);
+        page.give_up(VcpuStop::Kept);
+        assert_eq!(page.stop_word(), VcpuStop::Free);
     }
 }

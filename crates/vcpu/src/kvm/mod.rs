@@ -27,7 +27,7 @@ pub use counters::{
 };
 pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
-pub use hold::{HoldPage, HoldReport, StopWord};
+pub use hold::{HoldPage, HoldReport, VcpuStop};
 pub use kernel::Kernel;
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, ClusterSwitch, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;

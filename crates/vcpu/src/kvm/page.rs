@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::clamp::page::{ClampPage, ClampReport, HZ_AT};
 use super::counters::{BatchCounts, ClusterCounts, ClusterSite, VcpuCounters};
-use super::hold::{HELD_AT, HoldPage, HoldReport, STOP_AT, StopWord};
+use super::hold::{HELD_AT, HoldPage, HoldReport, STOP_AT, VcpuStop};
 
 /// How the file is called where descriptors are listed.
 pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
@@ -175,7 +175,7 @@ impl ClusterPage {
     }
 
     /// Says what becomes of the vCPUs of the process that has this file when it wants them back.
-    pub fn set_stop(file: &File, word: StopWord) -> io::Result<()> {
+    pub fn set_stop(file: &File, word: VcpuStop) -> io::Result<()> {
         read_header(file)?;
         let at = offset_of!(ClusterPage, hold) + STOP_AT;
         file.write_all_at(&word.word().to_ne_bytes(), at as u64)
