@@ -1,4 +1,4 @@
-//! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `ioplane_coop.c`.
+//! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `igbvf_coop.c`.
 
 use ioplane_nic::silicon::Chip;
 use ioplane_nic::vf82576::Chip82576;
