@@ -7,6 +7,10 @@
  * the list in the page, resets another one, writes back the registers of the list, counts up `moves`, and gives the lock back. So nobody is
  * inside an operation set when `moves` changes, and nobody enters one before the replay: it needs no other lock against NAPI, the handlers
  * and xmit. Those never wait: what they could not do is done by the worker. Who may sleep waits, and replays himself if need be.
+ *
+ * Whoever has trapped a write to a register may post it, so that it arrives after the lock was given back. Operation sets and replays therefore
+ * end with a read. What xmit, NAPI and handlers write (tails, masks, throttles) may be lost: a replay brings that anew. It begins with a read,
+ * before which nothing that was posted reaches the other function.
  */
 #include <linux/atomic.h>
 #include <linux/delay.h>
@@ -245,6 +249,7 @@ static void coop_work(struct work_struct *work)
 	taken = coop_take(coop);
 	if (taken) {
 		coop_resume(coop);
+		coop->driver->flush(coop->adapter);
 		__ioplane_coop_leave(coop);
 	} else {
 		coop_wait(coop);
@@ -267,6 +272,7 @@ void __ioplane_coop_begin(struct ioplane_coop *coop)
 
 void __ioplane_coop_end(struct ioplane_coop *coop)
 {
+	coop->driver->flush(coop->adapter);
 	__ioplane_coop_leave(coop);
 	mutex_unlock(&coop->turn);
 }

@@ -66,6 +66,8 @@ struct ioplane_coop_driver {
 	void (*filters)(void *adapter);
 	/* Enables interrupts, and raises all of them once. */
 	void (*raise)(void *adapter);
+	/* Reads a register: what was written before has arrived. */
+	void (*flush)(void *adapter);
 	/* Touches what the device has written and the driver has not seen. false: it cannot tell all of it. */
 	bool (*mark)(void *adapter);
 };

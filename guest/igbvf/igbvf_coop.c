@@ -308,6 +308,14 @@ static bool coop_mark(void *of)
 	return true;
 }
 
+static void coop_flush(void *of)
+{
+	struct igbvf_adapter *adapter = of;
+	struct e1000_hw *hw = &adapter->hw;
+
+	e1e_flush();
+}
+
 static const struct ioplane_coop_driver coop_driver = {
 	.counters	= coop_counters,
 	.counters_len	= ARRAY_SIZE(coop_counters),
@@ -317,6 +325,7 @@ static const struct ioplane_coop_driver coop_driver = {
 	.reset		= coop_reset,
 	.filters	= coop_filters,
 	.raise		= coop_raise,
+	.flush		= coop_flush,
 	.mark		= coop_mark,
 };
 

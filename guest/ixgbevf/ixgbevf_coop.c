@@ -388,6 +388,13 @@ static bool coop_mark(void *of)
 	return true;
 }
 
+static void coop_flush(void *of)
+{
+	struct ixgbevf_adapter *adapter = of;
+
+	IXGBE_WRITE_FLUSH(&adapter->hw);
+}
+
 static const struct ioplane_coop_driver coop_driver = {
 	.counters	= coop_counters,
 	.counters_len	= ARRAY_SIZE(coop_counters),
@@ -397,6 +404,7 @@ static const struct ioplane_coop_driver coop_driver = {
 	.reset		= coop_reset,
 	.filters	= coop_filters,
 	.raise		= coop_raise,
+	.flush		= coop_flush,
 	.mark		= coop_mark,
 };
 
