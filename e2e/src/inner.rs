@@ -4,7 +4,7 @@ use crate::daemon::binary;
 use crate::l1::{Job, L1};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -63,6 +63,21 @@ impl Inner<'_> {
     pub fn json_within(&self, words: &str, limit: Duration) -> Result<Value> {
         let said = self.text_within(&format!("{words} --json"), limit)?;
         serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
+    }
+
+    /// How often a driver that cooperates was told that its function is another one, once it has brought back the last one.
+    pub fn brought_back(&self, function: &str) -> Result<u64> {
+        let end = Instant::now() + MINUTE;
+        loop {
+            let shown = self.json(&format!("pci show {function}"))?;
+            let driver = &shown["cooperation"];
+            if driver["announced"] == true && driver["replayed"] == driver["moves"] {
+                ensure!(shown["model"].is_null() && shown["mode"] == "cooperating", "{shown:#}");
+                return driver["moves"].as_u64().with_context(|| shown.to_string());
+            }
+            ensure!(Instant::now() < end, "the driver does not bring its function back: {shown:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Register accesses of a function's guest that have come to it; each is an exit.

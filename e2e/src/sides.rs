@@ -135,10 +135,11 @@ impl<'a> Side<'a> {
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
         let Side { functions, mode, physical, .. } = self;
-        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in.
-        let adopt = match *physical {
-            _ if *mode == "virtual" => String::new(),
-            UPLINK => format!(" --uplink {UPLINK}"),
+        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in. For a driver that
+        // cooperates nothing is sent.
+        let adopt = match (*physical, *mode) {
+            (_, "virtual") | (UPLINK, "cooperating") => String::new(),
+            (UPLINK, _) => format!(" --uplink {UPLINK}"),
             _ => format!(" --adopt {ADOPT}"),
         };
         // A driver that cooperates needs nobody to see what it does.

@@ -21,6 +21,7 @@ mod plot;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use ioplane_e2e::assets::CoopDriver;
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
 use std::path::PathBuf;
@@ -120,7 +121,7 @@ fn main() -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&envelope_of("migrate", &figures)?)?);
     } else {
-        print!("{}", table(&measured, &figures));
+        print!("{}", table(&figures));
     }
     Ok(())
 }
@@ -143,8 +144,8 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let stops = stops.filter(|_| options.wants(Part::Pages));
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
         let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
-            for log in stops {
-                let stop = course.compared(log).context("memories compared")?;
+            for (number, log) in stops.enumerate() {
+                let stop = course.compared(number, log).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
                 memories.push(stop);
             }
@@ -158,17 +159,11 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         note("virtio", done);
     }
     if options.wants(Part::Failover) {
-        for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
-            let mut moves = Vec::new();
-            let way = (options.rate, options.moves());
-            let done = place::pair_addresses(&l1)
-                .and_then(|()| course(&l1, &both, kind, way, &mut moves, say, |_| Ok(())));
-            let tried = done.map(|()| moves).map_err(|error| format!("{error:#}"));
-            if let Err(error) = &tried {
-                say(&format!("{kind:?}: {error}"));
-            }
-            measured.failover.push((kind, tried));
-        }
+        let way = (options.rate, options.moves());
+        let done = place::pair_addresses(&l1).and_then(|()| {
+            course(&l1, &both, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
+        });
+        note("failover", done);
     }
     if options.wants(Part::Cost) {
         let seconds = if options.quick { 60 } else { 900 };
@@ -176,7 +171,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let runtime = cost::runtime(&l1, &both[0], Moves::ByTable, limit);
         say(&format!("while nothing moves: {runtime:?}"));
         measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
-        let module = l1.host.cooperating_igbvf(&say);
+        let module = l1.host.cooperating(CoopDriver::Igbvf, &say);
         let cooperating = module.and_then(|module| {
             both[0].cooperates()?;
             cost::runtime(&l1, &both[0], Moves::ByDriver(&module), limit)
