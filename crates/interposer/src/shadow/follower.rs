@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use kvm_bindings::{KVM_MEM_GUEST_MEMFD, KVM_MEM_READONLY, kvm_userspace_memory_region};
 
-/// Bytes of a page.
-pub(super) const PAGE: u64 = 4096;
+pub(super) use crate::marker::PAGE;
+
 /// Marker pages that are followed at a time, in all VMs of the process.
 const MOST: usize = 16;
 /// Requests in a row that come to nothing before an entry rests until the VMM changes its slots.
@@ -234,7 +234,7 @@ impl<R: Registers> Follower<R> {
 }
 
 /// The other address space is that of system management mode, where every read exits.
-fn other_space(region: &kvm_userspace_memory_region) -> bool {
+pub(crate) fn other_space(region: &kvm_userspace_memory_region) -> bool {
     region.slot >> 16 != 0
 }
 
