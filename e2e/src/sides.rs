@@ -41,7 +41,7 @@ pub struct Side<'a> {
     pub name: &'static str,
     /// Addresses of the functions: `nic0`, `nic1` and so on.
     pub functions: Vec<String>,
-    /// How it is added: `--mode`.
+    /// How it is added: `--mode`, and what follows that.
     pub mode: &'static str,
     /// Interface of the card.
     pub physical: &'static str,
