@@ -103,7 +103,16 @@ impl Drop for Trapped {
 }
 
 /// The task that lends a function's pages. It ends with this.
-pub(super) struct Lender(mpsc::UnboundedSender<Ask>);
+pub(super) struct Lender {
+    asks: mpsc::UnboundedSender<Ask>,
+    bound: SocketPath,
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        self.bound.clear();
+    }
+}
 
 impl Lender {
     /// Begins to listen beside `served`. Inside of a runtime.
@@ -129,11 +138,8 @@ impl Lender {
         let (asks, asked) = mpsc::unbounded_channel();
         let own = asks.downgrade();
         let lending = Lending { function, line: None, loan: None, held: 0, number: 0, own };
-        tokio::spawn(async move {
-            lending.run(listener, asked).await;
-            drop(bound);
-        });
-        Lender(asks)
+        tokio::spawn(lending.run(listener, asked));
+        Lender { asks, bound }
     }
 
     /// Takes back what is lent. Nothing is lent as long as the result is there.
@@ -144,7 +150,7 @@ impl Lender {
     pub(super) async fn take_back(&self) -> Result<Trapped, String> {
         let (reply, answer) = oneshot::channel();
         let late = || "its registers were not given back in time".to_owned();
-        self.0.send(Ask::Back(reply)).map_err(|_| late())?;
+        self.asks.send(Ask::Back(reply)).map_err(|_| late())?;
         timeout(PATIENCE, answer).await.ok().and_then(Result::ok).unwrap_or_else(|| Err(late()))
     }
 }
