@@ -9,13 +9,15 @@ use ioplane_e2e::{L1, L2, Version};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which function is compared with one that is handed over as it is.
 #[derive(Clone, Copy, Debug)]
 pub enum Moves<'m> {
-    /// By a table, with its stock driver.
+    /// By a table, with its stock driver; all registers are trapped.
     ByTable,
+    /// The same, with registers that the library in QEMU has mapped.
+    Mapped,
     /// By the driver, this module: it has both functions.
     ByDriver(&'m Path),
 }
@@ -60,18 +62,27 @@ fn raise(l1: &L1, guest: &L2<'_>, load: &str) -> Result<()> {
 pub fn runtime(l1: &L1, side: &Side<'_>, moves: Moves<'_>, limit: Duration) -> Result<Runtime> {
     let name = match moves {
         Moves::ByTable => "cost",
+        Moves::Mapped => "cost-mapped",
         Moves::ByDriver(_) => "cost-driver",
     };
-    let guest =
-        l1.debian_by(Version::Newer, name, &side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?, "")?;
+    let before = if let Moves::Mapped = moves { l1.interposed()? } else { String::new() };
+    let args = side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?;
+    let guest = l1.debian_after(&before, Version::Newer, name, &args, "")?;
     let load = match moves {
-        Moves::ByTable => "modprobe igbvf",
+        Moves::ByTable | Moves::Mapped => "modprobe igbvf",
         Moves::ByDriver(module) => {
             std::fs::copy(module, guest.folder().join("igbvf.ko"))?;
             "insmod /folder/igbvf.ko"
         }
     };
     raise(l1, &guest, load).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
+    let end = Instant::now() + MINUTE;
+    while let Moves::Mapped = moves
+        && side.daemon.json("pci show nic0")?["mapped_pages"].as_u64().unwrap_or(0) == 0
+    {
+        ensure!(Instant::now() < end, "nothing is mapped: {}", side.daemon.said());
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let begun = (side.daemon.accesses("nic0")?, side.daemon.accesses(ORIGINAL)?);
     let mut batches = 0_u32;
     let compared = alternate(BOUND, limit, |movable| {

@@ -20,6 +20,8 @@ pub struct Measured {
     pub failover: Vec<(Kind, Result<Vec<Moved>, String>)>,
     pub stops: Vec<Stop>,
     pub runtime: Option<Result<Runtime, String>>,
+    /// The same with registers that are mapped.
+    pub mapped: Option<Result<Runtime, String>>,
     /// The same with a driver that cooperates.
     pub cooperating: Option<Result<Runtime, String>>,
     /// Parts that ended with an error.
@@ -164,6 +166,7 @@ impl Measured {
             None => (null(key, NOT_RUN), Value::Null),
         };
         let (percent, runtime) = cost("runtime_cost_percent", &self.runtime);
+        let (mapped_percent, mapped) = cost("mapped_cost_percent", &self.mapped);
         let (cooperating_percent, cooperating) = cost("cooperating_cost_percent", &self.cooperating);
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
         let tried: Map<String, Value> = self
@@ -188,6 +191,8 @@ impl Measured {
             "failover_used": pair.map(|(kind, _)| format!("{kind:?}")),
             "runtime_cost_percent": percent,
             "runtime": runtime,
+            "mapped_cost_percent": mapped_percent,
+            "mapped": mapped,
             "cooperating_cost_percent": cooperating_percent,
             "cooperating": cooperating,
             "pages_missed": pages_missed,
@@ -253,6 +258,7 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
         "migrations",
         "memories",
         "runtime",
+        "mapped",
         "cooperating",
         "not_measured",
     ] {
