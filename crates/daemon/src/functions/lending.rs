@@ -186,7 +186,7 @@ impl Line {
                 Err(_) => return None,
             }
         }
-        let bytes = std::mem::take(got).try_into().ok()?;
+        let bytes: [u8; PageMessage::BYTES] = std::mem::take(got).try_into().ok()?;
         PageMessage::read(&bytes)
     }
 

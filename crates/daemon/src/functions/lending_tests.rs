@@ -151,6 +151,7 @@ fn what_a_library_took_along_is_mapped_until_its_vmm_leaves() {
         let again = stage.connect().await;
         assert!(timeout(3 * LOOK, told(&again)).await.is_err());
         assert!(stage.lender.take_back().await.is_err());
+        assert_eq!(told(&again).await, Some((PageMessage::Take { number: 1 }, false)));
         // Another VMM has come, and whoever was there for the first one is turned away.
         stage.function.connections.store(1, SeqCst);
         stage.function.lent.store(0, SeqCst);

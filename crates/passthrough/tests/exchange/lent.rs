@@ -98,11 +98,11 @@ fn pages_are_lent_to_whoever_drives_the_function<C: Moved>() {
 fn a_guest_with_mapped_registers_goes_on_with_another_function<C: Moved>() {
     let mut guest = Guest::<C>::lending();
     let mut number = 0;
+    // Those of an 82599 lie between its rings' registers: they go on by an offset, so they are trapped after a move.
+    let counters_apart = C::LAYOUT.counters[0].low < PAGE;
     for round in 0..5 {
         let pages = guest.maps();
-        // Counters of an 82599 lie between its rings' registers: they go on by an offset, so they are trapped after a move.
-        let counters = C::LAYOUT.counters[0].low / PAGE;
-        assert_eq!(pages, if round == 0 || counters == 0 { ALL } else { 0b1000 });
+        assert_eq!(pages, if round == 0 || counters_apart { ALL } else { 0b1000 });
         for _ in 0..7 {
             guest.traffic(number);
             number += 1;
@@ -115,9 +115,10 @@ fn a_guest_with_mapped_registers_goes_on_with_another_function<C: Moved>() {
     }
     // A driver that resets the function looks at counters anew, and has all pages again.
     guest.maps();
-    assert_eq!(guest.mapped == ALL, !guest.device.could_lend_more());
-    guest.unmaps();
+    assert!(!guest.device.could_lend_more());
     guest.resets();
+    assert_eq!(guest.device.could_lend_more(), !counters_apart);
+    guest.unmaps();
     assert_eq!(guest.maps(), ALL);
     guest.traffic(number);
     guest.is_whole(number + 1);
