@@ -77,8 +77,7 @@ fn a_guest_with_mapped_registers_moves_there_and_back_under_traffic() -> Result<
 
     news("to a QEMU without the library");
     let waits = there.waits(&l1, "second")?;
-    let (second, report) =
-        arrives(&here, first, ["first", "second"], &there, waits).with_context(said)?;
+    let (second, report) = arrives(&here, first, ["first", "second"], &there, waits).with_context(said)?;
     traffic.goes_on(BETWEEN).with_context(|| words("second"))?;
     let without = cost(&there.daemon, &traffic)?;
     ensure!(mapped(&there.daemon)? == 0, "nobody maps them");
@@ -143,8 +142,7 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     until_mapped(&daemon, PAGES).with_context(context)?;
     let mut costs = vec![pinged(&guest, &daemon).with_context(context)?];
     news("moves under traffic");
-    let job = guest
-        .start(&format!("exec /folder/busybox ping -i 0.2 -s 1000 -c {PINGS} -W 30 {PEER_IP}"))?;
+    let job = guest.start(&format!("exec /folder/busybox ping -i 0.2 -s 1000 -c {PINGS} -W 30 {PEER_IP}"))?;
     for at in 0..MOVES {
         std::thread::sleep(Duration::from_secs(1));
         moved(&daemon, &functions[(at + 1) % functions.len()]).with_context(context)?;

@@ -14,7 +14,9 @@ use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_model::DirectModel;
 use ioplane_moving::{Guarded, Movable, MovingError, Surroundings};
-use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, LentPages, LentPagesError, PAGE, Touch, Wire, WireError};
+use ioplane_pci::{
+    Bar, BarMap, Identity, Irq, Irqs, LentPages, LentPagesError, PAGE, Touch, Wire, WireError,
+};
 
 use crate::set_up::SetUp;
 use crate::wires::Wires;
@@ -112,11 +114,7 @@ impl<H: Hardware> Migratable<H> {
     }
 
     /// The same, which lends pages to whoever connects to `socket`.
-    pub fn lending(
-        hardware: H,
-        model: &'static DirectModel,
-        socket: &Path,
-    ) -> Result<Self, MigratableError> {
+    pub fn lending(hardware: H, model: &'static DirectModel, socket: &Path) -> Result<Self, MigratableError> {
         let registers = hardware.bars().bar(model.model.bar).map_or(0, |bar| bar.size);
         let marker = LentPages::new(registers, socket)?;
         let mut lending = Self::new(hardware, model)?;

@@ -224,7 +224,8 @@ fn set_up_of(body: &mut Body) -> SetUp {
 impl Card {
     /// Which function of the host it is, if another one's registers can be brought to where its are.
     pub(super) fn may_be_exchanged(&self) -> Result<(PciAddress, Way), Refusal> {
-        if let SourceSpec::Host { mode: ModeWord::Cooperating, mapped: true, .. } = self.note().read().now.source
+        if let SourceSpec::Host { mode: ModeWord::Cooperating, mapped: true, .. } =
+            self.note().read().now.source
         {
             return Err(refuse(&self.name(), &CarryError::Mapped));
         }

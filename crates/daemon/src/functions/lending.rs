@@ -29,7 +29,6 @@ use super::Card;
 use super::body::Body;
 use crate::access::SocketAccess;
 use crate::refusal::Refusal;
-use crate::served::ServedKind;
 
 /// Between two looks whether pages may be lent.
 const LOOK: Duration = Duration::from_millis(250);

@@ -38,7 +38,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ServedFunction {
     /// One that is served, and written down.
-    pub fn new(
+    pub(super) fn new(
         handle: Handle<Body>,
         note: StateRecord<Card>,
         after: Vec<After>,

@@ -148,7 +148,9 @@ fn descriptor(header: &libc::msghdr) -> Option<OwnedFd> {
 /// Sends a message. Whoever has gone is not told.
 pub(super) fn send(socket: c_int, bytes: &[u8]) {
     // SAFETY: bytes that are there. A message is far smaller than what a socket takes, so it goes as a whole.
-    unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    unsafe {
+        libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
 }
 
 #[cfg(test)]

@@ -157,11 +157,7 @@ fn settle(mut follower: MutexGuard<'_, Follower<Arc<Line>, DevicePages>>, well: 
 
 /// A call of the VMM that sets a slot, with what has to be done around it. Calls of others that change slots wait meanwhile: whoever calls has a lock for
 /// those of vCPUs.
-pub(crate) fn around(
-    vm: c_int,
-    region: &kvm_userspace_memory_region,
-    made: impl FnOnce() -> c_int,
-) -> c_int {
+pub(crate) fn around(vm: c_int, region: &kvm_userspace_memory_region, made: impl FnOnce() -> c_int) -> c_int {
     if OFF.load(Ordering::Relaxed) {
         return made();
     }

@@ -356,9 +356,10 @@ mod tests {
         let (trapped, idle, used) = (of(Value::Null), of(json!(0)), of(json!(3)));
         is_same(&trapped, &trapped).unwrap();
         is_same(&used, &idle).unwrap();
-        for (here, there, said) in
-            [(&used, &trapped, "with --mapped here, and without it"), (&trapped, &idle, "without --mapped here, and with it")]
-        {
+        for (here, there, said) in [
+            (&used, &trapped, "with --mapped here, and without it"),
+            (&trapped, &idle, "without --mapped here, and with it"),
+        ] {
             let refused = format!("{:#}", is_same(here, there).unwrap_err());
             assert!(refused.contains(said), "{refused}");
         }

@@ -50,6 +50,13 @@ impl<C: Moved> Guest<C> {
     /// The driver begins anew, with rings that it has emptied.
     fn resets(&mut self) {
         (self.rx_next, self.tx_next) = (0, 0);
+        // A reset of an 82599 leaves queues as they are.
+        for control in [rx::<C>(Control), tx::<C>(Control)] {
+            self.write(control, 0);
+        }
+        for _ in 0..16 {
+            vf(&self.now).step();
+        }
         self.bring_up();
     }
 
@@ -74,7 +81,11 @@ fn pages_are_lent_to_whoever_drives_the_function<C: Moved>() {
     let mut device = admitted_lending(hardware, &Arc::new(GuestMap::anonymous(1 << 20).expect("memory")));
     let bar = device.bars().bar(0).expect("registers").clone();
     let areas: Vec<_> = bar.pages().iter().map(|pages| (pages.offset, pages.len)).collect();
-    assert_eq!((bar.size, areas), (2 * BAR_SIZE, vec![(BAR_SIZE, PAGE)]), "a VMM maps nothing but the marker");
+    assert_eq!(
+        (bar.size, areas),
+        (2 * BAR_SIZE, vec![(BAR_SIZE, PAGE)]),
+        "a VMM maps nothing but the marker"
+    );
     assert!(device.lend().is_none(), "nobody drives it");
     let mut guest = Guest::<C>::lending();
     assert_eq!(guest.maps(), ALL);
