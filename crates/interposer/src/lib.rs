@@ -26,6 +26,7 @@ mod marker;
 mod shadow;
 mod shared;
 mod signals;
+mod slots;
 mod symbols;
 mod vcpus;
 

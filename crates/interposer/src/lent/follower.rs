@@ -6,6 +6,7 @@ use kvm_bindings::{KVM_MEM_GUEST_MEMFD, KVM_MEM_READONLY, kvm_userspace_memory_r
 
 use crate::marker::PAGE;
 use crate::shadow::other_space;
+use crate::slots::SlotNumbers;
 
 /// Marker pages that are followed at a time, in all VMs of the process.
 const MOST: usize = 16;
@@ -116,15 +117,14 @@ impl<L: Link, R: Run> Entry<L, R> {
 #[derive(Debug)]
 pub(super) struct Follower<L, R> {
     entries: Vec<Entry<L, R>>,
-    /// The highest number that each VMM has given a slot of its VM. Ours are above it.
-    highest: Vec<(c_int, u32)>,
+    numbers: SlotNumbers,
     /// The last link's.
     ids: u64,
 }
 
 impl<L: Link, R: Run> Follower<L, R> {
     pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), highest: Vec::new(), ids: 0 }
+        Self { entries: Vec::new(), numbers: SlotNumbers::new(), ids: 0 }
     }
 
     /// How many marker pages there are.
@@ -143,10 +143,7 @@ impl<L: Link, R: Run> Follower<L, R> {
         if other_space(region) {
             return;
         }
-        match self.highest.iter_mut().find(|(known, _)| *known == vm) {
-            Some((_, highest)) => *highest = region.slot.max(*highest),
-            None => self.highest.push((vm, region.slot)),
-        }
+        self.numbers.used(vm, region.slot);
         for entry in self.entries.iter_mut().filter(|entry| entry.vm == vm) {
             let number_taken = entry.slots().any(|slot| slot == region.slot);
             if number_taken || region.memory_size > 0 && entry.overlaps(region) {
@@ -264,12 +261,11 @@ impl<L: Link, R: Run> Follower<L, R> {
 
     /// A number that neither the VMM nor a shadow page uses.
     fn free_number(&self, host: &impl Host<Link = L, Run = R>, vm: c_int) -> Option<u32> {
-        let of_vmm = self.highest.iter().find(|(known, _)| *known == vm).map_or(0, |(_, highest)| *highest);
         let taken = |number: &u32| {
             self.entries.iter().any(|entry| entry.vm == vm && entry.slots().any(|slot| slot == *number))
         };
         let end = host.slots(vm).saturating_sub(RESERVED);
-        let first = of_vmm.saturating_add(1).max(end.saturating_sub(SLOTS));
+        let first = self.numbers.above(vm).max(end.saturating_sub(SLOTS));
         (first..end).rev().find(|number| !taken(number))
     }
 
@@ -283,7 +279,7 @@ impl<L: Link, R: Run> Follower<L, R> {
             }
             link.end();
         }
-        self.highest.retain(|(known, _)| *known != vm);
+        self.numbers.forget(vm);
     }
 
     /// Takes all away: nothing is followed any more.

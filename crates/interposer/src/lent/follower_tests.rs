@@ -2,6 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::*;
+use crate::slots::played::{PlayedSlots, region};
 
 const VM: c_int = 9;
 const REGISTERS: u64 = 0x4000;
@@ -59,26 +60,13 @@ impl Run for Pages {
 struct Machine {
     device: Rc<Device>,
     links: Cell<u64>,
-    slots: RefCell<Vec<(u32, u64, u64)>>,
+    slots: PlayedSlots,
 }
 
 impl Machine {
-    fn put(&self, slot: u32, address: u64, size: u64) -> bool {
-        let mut slots = self.slots.borrow_mut();
-        let before = slots.clone();
-        slots.retain(|(number, _, _)| *number != slot);
-        let free = slots.iter().all(|(_, at, len)| address + size <= *at || at + len <= address);
-        if size > 0 && free {
-            slots.push((slot, address, size));
-        } else if size > 0 {
-            *slots = before;
-        }
-        size == 0 || free
-    }
-
     /// Where ours are: slots of the VMM have low numbers.
     fn ours(&self) -> Vec<(u32, u64, u64)> {
-        self.slots.borrow().iter().filter(|slot| slot.0 > 400).copied().collect()
+        self.slots.above(400)
     }
 }
 
@@ -100,23 +88,13 @@ impl Host for Machine {
     }
 
     fn show(&self, _vm: c_int, slot: u32, address: u64, run: &Pages) -> bool {
-        self.put(slot, address, run.2 * PAGE)
+        self.slots.put(slot, address, run.2 * PAGE)
     }
 
     fn hide(&self, _vm: c_int, slot: u32, address: u64, run: &Pages) {
         let at = (slot, address, run.2 * PAGE);
-        assert!(self.slots.borrow().contains(&at), "hides what is not there: {at:x?}");
-        self.put(slot, 0, 0);
-    }
-}
-
-fn region(slot: u32, address: u64, size: u64, host: u64) -> kvm_userspace_memory_region {
-    kvm_userspace_memory_region {
-        slot,
-        flags: 0,
-        guest_phys_addr: address,
-        memory_size: size,
-        userspace_addr: host,
+        assert!(self.slots.above(0).contains(&at), "hides what is not there: {at:x?}");
+        self.slots.put(slot, 0, 0);
     }
 }
 
@@ -126,7 +104,7 @@ type Tested = Follower<Rc<Device>, Pages>;
 fn sets(follower: &mut Tested, machine: &Machine, region: &kvm_userspace_memory_region) {
     follower.before(machine, VM, region);
     assert!(
-        machine.put(region.slot, region.guest_phys_addr, region.memory_size),
+        machine.slots.put(region.slot, region.guest_phys_addr, region.memory_size),
         "KVM refuses {region:x?} beside {:x?}",
         machine.slots
     );
@@ -177,7 +155,7 @@ fn they_go_with_their_marker() {
     assert_eq!(machine.device.mapped.get(), 0);
     // Elsewhere, by another slot: another connection.
     let before = machine.links.get();
-    machine.put(3, 0, 0);
+    machine.slots.put(3, 0, 0);
     sets(&mut follower, &machine, &region(5, MARKER + 0x8000, PAGE, MAPPED));
     assert!(machine.links.get() > before && !machine.device.ended.get());
     assert!(lends(&mut follower, &machine, 1, &[(1, 3)]));
@@ -218,10 +196,10 @@ fn all_are_shown_or_none() {
     let (mut follower, machine) = (Follower::new(), Machine::default());
     sets(&mut follower, &machine, &region(3, MARKER, PAGE, MAPPED));
     // KVM has something there that is not known here.
-    machine.put(9, BAR + 3 * PAGE, PAGE);
+    machine.slots.put(9, BAR + 3 * PAGE, PAGE);
     assert!(lends(&mut follower, &machine, 1, &[(1, 1), (3, 1)]));
     assert_eq!(machine.ours(), []);
-    machine.put(9, 0, 0);
+    machine.slots.put(9, 0, 0);
     sets(&mut follower, &machine, &region(8, BAR - PAGE, PAGE, 0x6000));
     assert_eq!(machine.ours().len(), 2);
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ioplane_device::Quiescent;
+use ioplane_device::{Device, Quiescent};
 use ioplane_memory::GuestMap;
 use ioplane_nic::silicon::QueueRegister::*;
 use ioplane_nic::silicon::spec::*;
@@ -181,7 +181,7 @@ fn no_step_is_made_while_pages_are_lent<C: Moved>() {
     guest.is_whole(2);
     // A guest that has had pages may have driven the function, whatever the daemon has seen since its last reset.
     let mut quiescent = Quiescent::new(guest.device);
-    quiescent.with(|device, proof| ioplane_device::Device::reset(device, proof));
+    quiescent.with(Device::reset);
     let mut device = quiescent.into_device();
     device.pages_are_back();
     assert!(matches!(device.may_load(), Err(CarryError::Driven)));
