@@ -243,19 +243,39 @@ fn said(silicon: &Silicon, daemons: &[&Inner<'_>]) -> String {
     )
 }
 
-/// One daemon: the other function takes the place of the guest's, again and again.
+/// Waits until the guest has so many pages of registers mapped.
+fn until_mapped(daemon: &Inner<'_>, pages: u64) -> Result<()> {
+    let end = Instant::now() + MINUTE;
+    while daemon.json("pci show nic0")?["mapped_pages"] != pages {
+        ensure!(Instant::now() < end, "{pages} pages are not mapped: {:#}", daemon.json("pci show nic0")?);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Trapped accesses per echo.
+fn cost(daemon: &Inner<'_>, traffic: &Traffic<'_>) -> Result<f64> {
+    let before = daemon.accesses("nic0")?;
+    traffic.goes_on(BETWEEN)?;
+    Ok((daemon.accesses("nic0")? - before) as f64 / BETWEEN as f64)
+}
+
+/// One daemon: the other function takes the place of the guest's, again and again. The library in QEMU maps registers: those of queues until the first
+/// move, and again once the driver has reset the function.
 fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     let l1 = &silicon.l1;
     let daemon = l1.serve("nested", "")?;
     refused(&daemon)?;
     let [one, other] = FUNCTIONS;
-    daemon.text(&format!("pci add nic0 --host {one} --mode migratable --uplink {UPLINK}"))?;
+    daemon.text(&format!("pci add nic0 --host {one} --mode migratable --mapped --uplink {UPLINK}"))?;
     let context = || said(silicon, &[&daemon]);
     // Two processors: two queues each way, and frames that are shared out to them.
     let args = format!("-smp 2 {}", daemon.guest_args(&["nic0"], 256)?);
-    let guest = l1.debian_by(Version::Newer, "nested", &args, "").with_context(context)?;
+    let library = l1.interposed()?;
+    let guest = l1.debian_after(&library, Version::Newer, "nested", &args, "").with_context(context)?;
     news("the guest is up");
     raise(&guest).with_context(context)?;
+    until_mapped(&daemon, 3).with_context(context)?;
     let got = guest.ping(PEER_IP, 50, 1000)?;
     ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
     let queues = guest.run("ls -d /sys/bus/pci/drivers/ixgbevf/*/net/*/queues/rx-* | wc -l")?;
@@ -274,6 +294,7 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     news("moves under traffic");
     let traffic = silicon.traffic(RATE, 65536)?;
     traffic.goes_on(BETWEEN).with_context(context)?;
+    let mapped = cost(&daemon, &traffic).with_context(context)?;
     for to in [other, one, other, one] {
         let report = daemon.json(&move_to(to)).with_context(context)?;
         eprintln!("{report}");
@@ -281,6 +302,9 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
         ensure!(report.get("complaint").is_none(), "{report}");
         traffic.goes_on(BETWEEN).with_context(context)?;
     }
+    // Page 3 has no register.
+    until_mapped(&daemon, 1).with_context(context)?;
+    let trapped = cost(&daemon, &traffic).with_context(context)?;
     let driven = traffic.end().with_context(context)?;
     eprintln!("{}", serde_json::to_string(&driven)?);
     one_stretch_each(&driven, 4).with_context(context)?;
@@ -291,6 +315,13 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
         guest.run("cat /sys/bus/pci/drivers/ixgbevf/*/net/*/statistics/tx_packets")?.trim().parse()?;
     let read = silicon.is_unbroken()?;
     ensure!(read[0].sent + read[1].sent == sent && read[1].sent > 0, "the driver has sent {sent}: {read:?}");
+    let interface = "/folder/busybox ip link set $(ls /sys/bus/pci/drivers/ixgbevf/*/net)";
+    guest.run(&format!("{interface} down; {interface} up"))?;
+    until_mapped(&daemon, 3).with_context(context)?;
+    raise(&guest).with_context(context)?;
+    eprintln!("trapped accesses per echo: {mapped} mapped, {trapped} after moves");
+    ensure!(mapped < trapped, "{mapped} mapped, {trapped} after moves");
+    silicon.is_unbroken()?;
     let faults = daemon.json("pci show nic0")?["hardware_faults"].clone();
     ensure!(faults == json!({}), "{faults}");
     guest.kill()?;
