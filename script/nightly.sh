@@ -9,7 +9,7 @@ nightly_stages=(alone differential fuzz invariants race shipped crash power neig
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
-nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e vf_mishaps attended two_hosts ixgbevf)
+nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e vf_mishaps attended two_hosts ixgbevf ixgbevf_coop)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -90,7 +90,7 @@ nightly_moves() {
         echo "round $round"
         stage_e2e vf_move && stage_e2e vf_mishaps && stage_e2e attended && stage_e2e coop_move || return 1
     done
-    stage_e2e mediated_move && stage_e2e e1000e && stage_e2e ixgbevf
+    stage_e2e mediated_move && stage_e2e e1000e && stage_e2e ixgbevf && stage_e2e ixgbevf_coop
 }
 
 # The same between two kernels over their network, by the certificates of both.

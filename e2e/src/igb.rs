@@ -135,9 +135,14 @@ const RAISE: &str =
 impl L2<'_> {
     /// Loads igbvf, gives the only virtual function its address and raises it; the other end answers when this returns.
     pub fn raise_igbvf(&self) -> Result<()> {
+        self.raise_vf("igbvf", "modprobe igbvf")
+    }
+
+    /// The same of this driver, which `load` loads.
+    pub fn raise_vf(&self, driver: &str, load: &str) -> Result<()> {
         let script = format!(
-            "set -e; modprobe igbvf; bb=/folder/busybox
-             name=$(ls /sys/bus/pci/drivers/igbvf/*/net)
+            "set -e; {load}; bb=/folder/busybox
+             name=$(ls /sys/bus/pci/drivers/{driver}/*/net)
              $bb ip addr replace {GUEST_IP}/24 dev $name; $bb ip link set $name up
              for try in 1 2 3 4 5 6 7 8 9 10; do
                  $bb ping -q -c 1 -W 2 {PEER_IP} >/dev/null && exit 0

@@ -4,7 +4,7 @@ use crate::daemon::binary;
 use crate::l1::{Job, L1};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -65,12 +65,42 @@ impl Inner<'_> {
         serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
     }
 
+    /// How often a driver that cooperates was told that its function is another one, once it has brought back the last one.
+    pub fn brought_back(&self, function: &str) -> Result<u64> {
+        let end = Instant::now() + MINUTE;
+        loop {
+            let shown = self.json(&format!("pci show {function}"))?;
+            let driver = &shown["cooperation"];
+            if driver["announced"] == true && driver["replayed"] == driver["moves"] {
+                ensure!(shown["model"].is_null() && shown["mode"] == "cooperating", "{shown:#}");
+                return driver["moves"].as_u64().with_context(|| shown.to_string());
+            }
+            ensure!(Instant::now() < end, "the driver does not bring its function back: {shown:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Register accesses of a function's guest that have come to it; each is an exit.
     pub fn accesses(&self, function: &str) -> Result<u64> {
         let shown = self.json(&format!("pci show {function}"))?;
         let count = |way: &str| shown["traffic"][way].as_u64();
         let both = count("reads").zip(count("writes"));
         both.map(|(reads, writes)| reads + writes).with_context(|| shown.to_string())
+    }
+
+    /// How many pages of a function's registers its guest has mapped. One that has no time just now says nothing.
+    pub fn mapped_pages(&self, function: &str) -> Result<u64> {
+        Ok(self.json(&format!("pci show {function}"))?["mapped_pages"].as_u64().unwrap_or(0))
+    }
+
+    /// Waits until so many are.
+    pub fn until_mapped(&self, function: &str, pages: u64) -> Result<()> {
+        let end = Instant::now() + MINUTE;
+        while self.mapped_pages(function)? != pages {
+            ensure!(Instant::now() < end, "{pages} pages of {function} are not mapped: {}", self.said());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     /// Starts `ioplane WORDS`.

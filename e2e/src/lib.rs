@@ -22,6 +22,7 @@ pub mod assets;
 pub mod batching;
 pub mod clamped;
 pub mod clustering;
+pub mod coop;
 pub mod daemon;
 pub mod exchange;
 pub mod high;

@@ -2,6 +2,7 @@
 //! function writes and without it. The steps are those of `ioplane move vm` (docs/decisions/0078-a-vm-moves-with-its-functions.md), one by one;
 //! then the guest goes on where it was.
 
+use crate::igb::GUEST_IP;
 use crate::l1::L1;
 use crate::l2::L2;
 use crate::migration::guest_memory;
@@ -32,8 +33,12 @@ const SLOWLY: u64 = 8 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Differs {
     pub page: u64,
+    /// Offset of the first byte that differs.
+    pub at: usize,
     /// From the first byte that differs to the last.
     pub bytes: usize,
+    /// Nothing but checksums of frames that the guest has sent ([`only_sums`]).
+    pub sums: bool,
 }
 
 /// Two memories.
@@ -48,10 +53,13 @@ pub struct Compared {
 pub struct Stop {
     pub log: bool,
     pub pages: u64,
-    /// Pages that differ, but for the clock.
+    /// Pages that differ, but for the clock and for checksums.
     pub missed: u64,
     /// KVM's wall clock: a page of which at most 12 bytes differ.
     pub clocks: u64,
+    /// Pages of frames that the guest has sent, whose checksums alone differ: QEMU's igb writes them into the guest's buffer
+    /// (`net_tx_pkt_do_sw_csum`), which silicon does not, and nobody reads them there.
+    pub sums: u64,
     /// Pages that were sent once more since the function had written them.
     pub sent: Option<u64>,
     /// Which ones differ: the first of them.
@@ -60,11 +68,13 @@ pub struct Stop {
 
 impl Stop {
     fn of(compared: &Compared, rested: &Value) -> Stop {
-        let clocks = compared.differ.iter().filter(|page| page.bytes <= CLOCK).count().min(1) as u64;
+        let clocks =
+            compared.differ.iter().filter(|page| page.bytes <= CLOCK && !page.sums).count().min(1) as u64;
         let sent = rested["pages_sent"].as_u64();
-        let missed = compared.differ.len() as u64 - clocks;
+        let sums = compared.differ.iter().filter(|page| page.sums).count() as u64;
+        let missed = compared.differ.len() as u64 - clocks - sums;
         let differ = compared.differ.iter().take(MOST).cloned().collect();
-        Stop { log: sent.is_some(), pages: compared.pages, missed, clocks, sent, differ }
+        Stop { log: sent.is_some(), pages: compared.pages, missed, clocks, sums, sent, differ }
     }
 }
 
@@ -138,12 +148,39 @@ fn compared(ours: &File, theirs: &File) -> Result<Compared> {
             if a != b {
                 let others = || (0..a.len()).filter(|byte| a[*byte] != b[*byte]);
                 let (first, last) = (others().next().unwrap_or(0), others().next_back().unwrap_or(0));
-                let bytes = last + 1 - first;
-                compared.differ.push(Differs { page: at / PAGE as u64 + number as u64, bytes });
+                let page = at / PAGE as u64 + number as u64;
+                let (bytes, sums) = (last + 1 - first, only_sums(a, b));
+                compared.differ.push(Differs { page, at: first, bytes, sums });
             }
         }
     }
     Ok(compared)
+}
+
+/// Whether two pages differ in nothing but checksums of UDP and TCP in frames of the guest's, IPv4 without options.
+fn only_sums(ours: &[u8], theirs: &[u8]) -> bool {
+    let Ok(guest) = GUEST_IP.parse::<std::net::Ipv4Addr>() else { return false };
+    // Protocol, and where in its header the sum is.
+    let is_sum = |at: usize| {
+        [(17, 6), (6, 16)].iter().any(|(protocol, sum)| {
+            let Some(frame) = at.checked_sub(sum + 20 + 14) else { return false };
+            let header = &ours[frame + 12..];
+            header.starts_with(&[8, 0, 0x45]) && header[11] == *protocol && header[14..18] == guest.octets()
+        })
+    };
+    let mut at = 0;
+    while at < ours.len() {
+        if ours[at] == theirs[at] {
+            at += 1;
+        } else if is_sum(at) {
+            at += 2;
+        } else if at > 0 && is_sum(at - 1) {
+            at += 1;
+        } else {
+            return false;
+        }
+    }
+    true
 }
 
 /// The memories of two guests: in L1 if both are in the same one, else here by copies of them.
@@ -239,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_clock_is_no_missed_page() {
-        let page = |bytes| Differs { page: 7, bytes };
+        let page = |bytes| Differs { page: 7, at: 0, bytes, sums: false };
         let stop = |differ| Stop::of(&Compared { pages: 10, differ }, &json!({ "pages_sent": 3 }));
         let counts = |stop: Stop| (stop.missed, stop.clocks);
         assert_eq!(counts(stop(vec![])), (0, 0));
@@ -247,5 +284,32 @@ mod tests {
         // There is one.
         assert_eq!(counts(stop(vec![page(12), page(2), page(60)])), (2, 1));
         assert!(!Stop::of(&Compared { pages: 1, differ: vec![] }, &json!({})).log);
+        let sums = stop(vec![page(12), Differs { sums: true, ..page(2) }]);
+        assert_eq!((sums.missed, sums.clocks, sums.sums), (0, 1, 1));
+    }
+
+    #[test]
+    fn a_checksum_in_a_frame_that_was_sent_is_told_from_other_bytes() {
+        let mut ours = [0; PAGE];
+        for (frame, protocol) in [(0x42, 17), (0x842, 6)] {
+            ours[frame + 12..frame + 15].copy_from_slice(&[8, 0, 0x45]);
+            ours[frame + 23] = protocol;
+            ours[frame + 26..frame + 30].copy_from_slice(&[10, 0, 20, 2]);
+        }
+        let with = |changes: &[(usize, u8)]| {
+            let mut theirs = ours;
+            changes.iter().for_each(|(at, byte)| theirs[*at] ^= byte);
+            only_sums(&ours, &theirs)
+        };
+        let (udp, tcp) = (0x42 + 14 + 20 + 6, 0x842 + 14 + 20 + 16);
+        assert!(with(&[(udp, 1), (udp + 1, 1), (tcp, 9)]));
+        assert!(with(&[(tcp + 1, 9)]), "half of one");
+        assert!(!with(&[(udp, 1), (udp + 2, 1)]), "the data behind it");
+        assert!(!with(&[(tcp - 10, 1)]) && !with(&[(0, 1)]) && !with(&[(PAGE - 1, 1)]));
+        // A frame of somebody else's, which the device has written.
+        ours[0x42 + 29] = 1;
+        let mut theirs = ours;
+        theirs[udp] ^= 1;
+        assert!(!only_sums(&ours, &theirs));
     }
 }

@@ -135,10 +135,11 @@ impl<'a> Side<'a> {
     /// Takes the functions from L1.
     pub fn add(&self) -> Result<()> {
         let Side { functions, mode, physical, .. } = self;
-        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in.
-        let adopt = match *physical {
-            _ if *mode == "virtual" => String::new(),
-            UPLINK => format!(" --uplink {UPLINK}"),
+        // Of a card that is mediated the physical function knows nothing, and none is there where an interface stands in. For a driver that
+        // cooperates nothing is sent.
+        let adopt = match (*physical, *mode) {
+            (_, "virtual") | (UPLINK, "cooperating") => String::new(),
+            (UPLINK, _) => format!(" --uplink {UPLINK}"),
             _ => format!(" --adopt {ADOPT}"),
         };
         // A driver that cooperates needs nobody to see what it does.
@@ -211,6 +212,13 @@ pub(crate) fn identity(name: &str) -> String {
 /// Traffic of the peer with the guest.
 pub fn start_traffic(l1: &L1) -> Result<Traffic<'_>> {
     Traffic::start(l1, GUEST_IP, RATE, STREAM)
+}
+
+/// Register accesses per echo that reach the daemon.
+pub fn trapped_per_echo(daemon: &Inner<'_>, traffic: &Traffic<'_>, echoes: u64) -> Result<f64> {
+    let before = daemon.accesses("nic0")?;
+    traffic.goes_on(echoes)?;
+    Ok((daemon.accesses("nic0")? - before) as f64 / echoes as f64)
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.

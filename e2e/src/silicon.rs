@@ -10,6 +10,7 @@
 
 use crate::assets::News;
 use crate::igb::{GUEST_IP, PEER_IP};
+use crate::inner::Inner;
 use crate::l1::{L1, Shape};
 use crate::process::{Process, scratch, tail};
 use crate::sides::Side;
@@ -45,6 +46,8 @@ pub struct Reading {
     pub received: u64,
     /// Frames that it has sent.
     pub sent: u64,
+    /// Those of them that the cable did not take.
+    pub unsent: u64,
 }
 
 /// The port, its cable and the L1 that has its functions.
@@ -124,10 +127,10 @@ impl Silicon {
         Ok(Silicon { l1, network, ends: [cable, uplink], process, folder })
     }
 
-    /// Two daemons in L1, each with one of the functions.
-    pub fn sides(&self) -> Result<[Side<'_>; 2]> {
+    /// Two daemons in L1, each with one of the functions in this mode.
+    pub fn sides(&self, mode: &'static str) -> Result<[Side<'_>; 2]> {
         let [one, other] = FUNCTIONS.map(|function| vec![function.to_owned()]);
-        let side = |name, functions| Side::of(&self.l1, [name, UPLINK], functions, "migratable", None);
+        let side = |name, functions| Side::of(&self.l1, [name, UPLINK], functions, mode, None);
         Ok([side("here", one)?, side("there", other)?])
     }
 
@@ -161,8 +164,19 @@ impl Silicon {
         Ok(())
     }
 
-    /// What the port has printed.
-    pub fn said(&self) -> String {
-        self.process.said()
+    /// What both ends have to say when something has gone wrong.
+    pub fn said(&self, daemons: &[&Inner<'_>]) -> String {
+        let daemons: Vec<String> = daemons.iter().map(|daemon| daemon.said()).collect();
+        let kernel = self.l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default();
+        format!(
+            "{:#x?}\n{}\nioplane said:\n{}\nL1:\n{kernel}",
+            self.read(),
+            self.process.said(),
+            daemons.join("\n")
+        )
     }
 }
+
+/// What the guest's kernel and interface say that would differ if its driver had noticed.
+pub const NOTICED: &str = "cd /sys/bus/pci/drivers/ixgbevf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors; \
+     dmesg | grep -ciE 'ixgbevf.*(reset|hang|link is|not cleared|not brought back|refuse)|NETDEV WATCHDOG|transmit queue|DMAR|AER:|irq .*nobody'; true";

@@ -1,6 +1,7 @@
 //! What `ioplane-stream` says of the traffic between a guest and whoever is at the other end of its cable.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Datagrams of one direction, by their numbers.
@@ -57,6 +58,19 @@ pub struct Driven {
     pub datagrams: Series,
     #[serde(default)]
     pub tcp_bytes: Series,
+    /// Datagrams that the kernel there had meanwhile and handed to nobody, by the names of its counters ([`refused`]).
+    #[serde(default)]
+    pub refused: BTreeMap<String, u64>,
+}
+
+/// What the kernel has counted of datagrams that nobody got or that did not leave: of `/proc/net/snmp`, the counters of UDP that are not zero.
+pub fn refused(snmp: &str) -> BTreeMap<String, u64> {
+    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let entry = |(name, value): (&str, &str)| Some((name.to_owned(), value.parse().ok()?));
+    let all = names.split_whitespace().zip(values.split_whitespace()).filter_map(entry);
+    all.filter(|(name, value)| !["InDatagrams", "OutDatagrams"].contains(&name.as_str()) && *value > 0)
+        .collect()
 }
 
 /// How much came in each [`Series::STEP`] since the beginning. What comes after the last step is not in it.
@@ -159,6 +173,14 @@ pub fn byte(at: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_refuses_is_read() {
+        let said = "Tcp: RtoMin\nTcp: 200\nUdp: InDatagrams NoPorts InErrors OutDatagrams InCsumErrors\nUdp: 7 0 3 9 3\nUdpLite: InErrors\nUdpLite: 1\n";
+        let counted = [("InErrors".to_owned(), 3), ("InCsumErrors".to_owned(), 3)];
+        assert_eq!(refused(said), BTreeMap::from(counted));
+        assert_eq!(refused(""), BTreeMap::new());
+    }
 
     #[test]
     fn numbers_are_counted() {

@@ -2,7 +2,8 @@
 //! to another one under traffic, while the guest runs; nothing on our side knows what the function is.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::assets::Host;
+use ioplane_e2e::assets::{CoopDriver, Host};
+use ioplane_e2e::coop::moves_inside_operations;
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::l2::L2;
 use ioplane_e2e::nics::Pings;
@@ -15,6 +16,8 @@ const GUEST: &str = "cooperates";
 /// Pings that are under way while functions change, and how often they do.
 const PINGS: u32 = 150;
 const MOVES: u32 = 4;
+/// Moves inside of operations.
+const INSIDE: usize = 20;
 
 /// `ethtool -S`, by its system call.
 const ETHTOOL: &str = r#"
@@ -71,19 +74,10 @@ impl Moves<'_> {
         self.done += 1;
         ensure!(report["state_bytes"].as_u64().is_some_and(|bytes| bytes <= 64), "{report}");
         ensure!(report.get("complaint").is_none_or(Value::is_null), "{report}");
-        let end = Instant::now() + MINUTE;
-        loop {
-            let shown = shown(self.daemon)?;
-            ensure!(shown["host"] == **to && shown["mode"] == "cooperating", "{shown:#}");
-            ensure!(shown["model"].is_null(), "it has no model: {shown:#}");
-            let driver = &shown["cooperation"];
-            ensure!(driver["announced"] == true && driver["moves"] == self.done, "{driver}");
-            if driver["replayed"] == self.done {
-                return Ok(());
-            }
-            ensure!(Instant::now() < end, "the driver does not bring its function back: {driver}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        ensure!(self.daemon.brought_back("nic0")? == u64::from(self.done), "{report}");
+        let shown = self.daemon.json("pci show nic0")?;
+        ensure!(shown["host"] == **to, "{shown:#}");
+        Ok(())
     }
 }
 
@@ -134,7 +128,7 @@ fn the_original_is_refused(guest: &L2<'_>, daemon: &Inner<'_>, other: &str) -> R
 fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let module = Host::prepare(&news)?.cooperating_igbvf(&news)?;
+    let module = Host::prepare(&news)?.cooperating(CoopDriver::Igbvf, &news)?;
     let (l1, functions) = L1::boot_with_igb(1536, 2, &news)?;
     let daemon = l1.serve("cooperating", "")?;
     daemon.text(&format!("pci add nic0 --host {} --mode cooperating", functions[0]))?;
@@ -164,6 +158,10 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
         (100..100_000).contains(&more(0)) && (100..100_000).contains(&more(1)),
         "counters fell, or stand still"
     );
+    news("moves inside of what the driver does");
+    let both = [functions[0].as_str(), functions[1].as_str()];
+    let rounds = moves_inside_operations(&guest, &daemon, both, "igbvf", INSIDE).with_context(context)?;
+    eprintln!("{INSIDE} moves in {rounds} rounds of operations");
     guest.kill()?;
     daemon.text("pci remove nic0 --force")?;
     daemon.stop()?;

@@ -2,7 +2,7 @@
 //! it runs under TCP and UDP. Nothing on our side knows what the function is: the driver brings it back. The stage is that of `vf_move`.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::assets::Host;
+use ioplane_e2e::assets::{CoopDriver, Host};
 use ioplane_e2e::sides::{Side, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
@@ -16,21 +16,6 @@ const BETWEEN: u64 = 100;
 /// What the guest tells of its driver when something has gone wrong.
 const STACKS: &str = "for task in /proc/[0-9]*; do case \"$(cat $task/stack)\" in *igbvf*|*coop*) cat $task/comm $task/stack;; esac; done; \
      echo l >/proc/sysrq-trigger; dmesg | tail -n 90; cat /proc/net/snmp; grep eth /proc/interrupts";
-
-/// How often the driver was told that its function is another one, once it has brought back the last one.
-fn brought_back(side: &Side<'_>) -> Result<u64> {
-    let end = Instant::now() + MINUTE;
-    loop {
-        let shown = side.daemon.json("pci show nic0")?;
-        let driver = &shown["cooperation"];
-        if driver["announced"] == true && driver["replayed"] == driver["moves"] {
-            ensure!(shown["model"].is_null() && shown["mode"] == "cooperating", "{shown:#}");
-            return driver["moves"].as_u64().with_context(|| shown.to_string());
-        }
-        ensure!(Instant::now() < end, "the driver does not bring its function back: {shown:#}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// When a move is made impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +37,7 @@ fn fails<'a>(
 ) -> Result<()> {
     let second = format!("after-{mishap:?}").to_lowercase();
     let destination = l1.awaits_traveller(&second, &there.args()?)?;
-    let before = brought_back(here)?;
+    let before = here.daemon.brought_back("nic0")?;
     let rested = || here.daemon.said().matches("stands still").count();
     let rests = rested();
     let moving = here.daemon.start(&here.command(there, name, &second))?;
@@ -85,7 +70,7 @@ fn fails<'a>(
     traffic.goes_on(BETWEEN).with_context(|| format!("after {mishap:?}: {}", ended.output))?;
     let still = here.daemon.json("pci show nic0")?;
     ensure!(still["connected"] == true && still["stage"] == "running", "{still:#}");
-    ensure!(brought_back(here)? > before, "it was not at rest");
+    ensure!(here.daemon.brought_back("nic0")? > before, "it was not at rest");
     // One whose daemon is gone, or that was told to, has ended by itself.
     let _ = destination.kill();
     if mishap == Mishap::Daemon {
@@ -121,7 +106,7 @@ fn told(driven: &Driven, moves: &[Value], unseen: i64) {
 fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let module = Host::prepare(&news)?.cooperating_igbvf(&news)?;
+    let module = Host::prepare(&news)?.cooperating(CoopDriver::Igbvf, &news)?;
     let (l1, cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
     let [here, mut there] = Side::both(&l1, cards, "cooperating")?;
     let first = l1.traveller("first", &here.args()?)?;
@@ -136,7 +121,7 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     std::fs::copy(module, first.folder().join("igbvf.ko"))?;
     first.run("insmod /folder/igbvf.ko").with_context(|| said(&here, &there))?;
     first.raise_igbvf().and_then(|()| first.depart()).with_context(|| said(&here, &there))?;
-    ensure!(brought_back(&here)? == 0, "it was not moved yet");
+    ensure!(here.daemon.brought_back("nic0")? == 0, "it was not moved yet");
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;
     news("moves under traffic");
@@ -150,12 +135,12 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
     ensure!(trapped < BETWEEN, "{trapped} register accesses were trapped in the time of {BETWEEN} echoes");
     let (second, there_report) = moves(&l1, &here, first, ["first", "second"], &there)
         .with_context(|| context(&here, &there, "second"))?;
-    brought_back(&there).with_context(|| context(&here, &there, "second"))?;
+    there.daemon.brought_back("nic0").with_context(|| context(&here, &there, "second"))?;
     traffic.goes_on(BETWEEN).with_context(|| context(&here, &there, "second"))?;
     news("and back");
     let (third, back_report) = moves(&l1, &there, second, ["second", "third"], &here)
         .with_context(|| context(&here, &there, "third"))?;
-    brought_back(&here).with_context(|| context(&here, &there, "third"))?;
+    here.daemon.brought_back("nic0").with_context(|| context(&here, &there, "third"))?;
     traffic.goes_on(BETWEEN).with_context(|| context(&here, &there, "third"))?;
     let driven = traffic.end().with_context(|| context(&here, &there, "third"))?;
     let unseen_after = unseen(&l1, &third, "third")?;

@@ -4,12 +4,12 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
 use ioplane_e2e::nics::Pings;
 use ioplane_e2e::process::built;
-use ioplane_e2e::sides::{compares, moves, right as one_stretch_each, told};
-use ioplane_e2e::silicon::{FUNCTIONS, MAC, Reading, Silicon};
+use ioplane_e2e::sides::{compares, moves, right as one_stretch_each, told, trapped_per_echo};
+use ioplane_e2e::silicon::{FUNCTIONS, MAC, NOTICED, Reading, Silicon};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::travel::PORT;
 use ioplane_e2e::uplink::UPLINK;
-use ioplane_e2e::{Inner, L1, L2, Traffic, Version};
+use ioplane_e2e::{Inner, L1, Traffic, Version};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -137,14 +137,7 @@ fn the_driver_of_linux_breaks_no_rule_of_the_silicon() -> Result<()> {
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let silicon = Silicon::boot(2048, &news)?;
     let l1 = &silicon.l1;
-    let said = || {
-        format!(
-            "{:#x?}\n{}\n{}",
-            silicon.read(),
-            silicon.said(),
-            l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default()
-        )
-    };
+    let said = || silicon.said(&[]);
     bind(l1).with_context(said)?;
     news("the driver has its link");
     pinged(l1, 100, 1000).with_context(said)?;
@@ -199,24 +192,6 @@ fn the_driver_of_linux_breaks_no_rule_of_the_silicon() -> Result<()> {
     Ok(())
 }
 
-/// Loads the driver in the guest and raises its function; the other end answers when this returns.
-fn raise(guest: &L2<'_>) -> Result<()> {
-    let script = format!(
-        "set -e; modprobe ixgbevf; bb=/folder/busybox
-         name=$(ls /sys/bus/pci/drivers/ixgbevf/*/net)
-         $bb ip addr replace {GUEST_IP}/24 dev $name; $bb ip link set $name up
-         for try in 1 2 3 4 5 6 7 8 9 10; do
-             $bb ping -q -c 1 -W 2 {PEER_IP} >/dev/null && exit 0
-         done
-         echo {PEER_IP} does not answer; $bb ip addr; dmesg | tail -n 20; exit 1"
-    );
-    guest.run(&script).map(drop).context("raise the virtual function in the guest")
-}
-
-/// What the guest's kernel and interface say that would differ if the driver had noticed.
-const NOTICED: &str = "cd /sys/bus/pci/drivers/ixgbevf/*/net/*; cat carrier_changes statistics/tx_errors statistics/tx_dropped statistics/rx_errors; \
-     dmesg | grep -ciE 'ixgbevf.*(reset|hang|link is|not cleared)|NETDEV WATCHDOG|transmit queue|DMAR|AER:|irq .*nobody'; true";
-
 /// Without a physical function on this host somebody has to be named who sends frames.
 fn refused(daemon: &Inner<'_>) -> Result<()> {
     let add = format!("pci add nic0 --host {} --mode migratable", FUNCTIONS[0]);
@@ -231,35 +206,6 @@ fn refused(daemon: &Inner<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What both ends have to say when something has gone wrong.
-fn said(silicon: &Silicon, daemons: &[&Inner<'_>]) -> String {
-    let daemons: Vec<String> = daemons.iter().map(|daemon| daemon.said()).collect();
-    let kernel = silicon.l1.run("dmesg | tail -n 20", MINUTE).unwrap_or_default();
-    format!(
-        "{:#x?}\n{}\nioplane said:\n{}\nL1:\n{kernel}",
-        silicon.read(),
-        silicon.said(),
-        daemons.join("\n")
-    )
-}
-
-/// Waits until the guest has so many pages of registers mapped.
-fn until_mapped(daemon: &Inner<'_>, pages: u64) -> Result<()> {
-    let end = Instant::now() + MINUTE;
-    while daemon.json("pci show nic0")?["mapped_pages"] != pages {
-        ensure!(Instant::now() < end, "{pages} pages are not mapped: {:#}", daemon.json("pci show nic0")?);
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
-}
-
-/// Trapped accesses per echo.
-fn cost(daemon: &Inner<'_>, traffic: &Traffic<'_>) -> Result<f64> {
-    let before = daemon.accesses("nic0")?;
-    traffic.goes_on(BETWEEN)?;
-    Ok((daemon.accesses("nic0")? - before) as f64 / BETWEEN as f64)
-}
-
 /// One daemon: the other function takes the place of the guest's, again and again. The library in QEMU maps registers: those of queues until the first
 /// move, and again once the driver has reset the function.
 fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
@@ -268,14 +214,14 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     refused(&daemon)?;
     let [one, other] = FUNCTIONS;
     daemon.text(&format!("pci add nic0 --host {one} --mode migratable --mapped --uplink {UPLINK}"))?;
-    let context = || said(silicon, &[&daemon]);
+    let context = || silicon.said(&[&daemon]);
     // Two processors: two queues each way, and frames that are shared out to them.
     let args = format!("-smp 2 {}", daemon.guest_args(&["nic0"], 256)?);
     let library = l1.interposed()?;
     let guest = l1.debian_after(&library, Version::Newer, "nested", &args, "").with_context(context)?;
     news("the guest is up");
-    raise(&guest).with_context(context)?;
-    until_mapped(&daemon, 3).with_context(context)?;
+    guest.raise_vf("ixgbevf", "modprobe ixgbevf").with_context(context)?;
+    daemon.until_mapped("nic0", 3).with_context(context)?;
     let got = guest.ping(PEER_IP, 50, 1000)?;
     ensure!(got == Pings { sent: 50, received: 50 }, "{got:?}");
     let queues = guest.run("ls -d /sys/bus/pci/drivers/ixgbevf/*/net/*/queues/rx-* | wc -l")?;
@@ -294,7 +240,7 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     news("moves under traffic");
     let traffic = silicon.traffic(RATE, 65536)?;
     traffic.goes_on(BETWEEN).with_context(context)?;
-    let mapped = cost(&daemon, &traffic).with_context(context)?;
+    let mapped = trapped_per_echo(&daemon, &traffic, BETWEEN).with_context(context)?;
     for to in [other, one, other, one] {
         let report = daemon.json(&move_to(to)).with_context(context)?;
         eprintln!("{report}");
@@ -303,13 +249,10 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
         traffic.goes_on(BETWEEN).with_context(context)?;
     }
     // Page 3 has no register.
-    until_mapped(&daemon, 1).with_context(context)?;
-    let trapped = cost(&daemon, &traffic).with_context(context)?;
+    daemon.until_mapped("nic0", 1).with_context(context)?;
+    let trapped = trapped_per_echo(&daemon, &traffic, BETWEEN).with_context(context)?;
     let driven = traffic.end().with_context(context)?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    one_stretch_each(&driven, 4).with_context(context)?;
-    let after = guest.run(NOTICED)?;
-    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
     // What the driver has sent has left, once.
     let sent: u64 =
         guest.run("cat /sys/bus/pci/drivers/ixgbevf/*/net/*/statistics/tx_packets")?.trim().parse()?;
@@ -317,8 +260,8 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     ensure!(read[0].sent + read[1].sent == sent && read[1].sent > 0, "the driver has sent {sent}: {read:?}");
     let interface = "/folder/busybox ip link set $(ls /sys/bus/pci/drivers/ixgbevf/*/net)";
     guest.run(&format!("{interface} down; {interface} up"))?;
-    until_mapped(&daemon, 3).with_context(context)?;
-    raise(&guest).with_context(context)?;
+    daemon.until_mapped("nic0", 3).with_context(context)?;
+    guest.raise_vf("ixgbevf", "modprobe ixgbevf").with_context(context)?;
     eprintln!("trapped accesses per echo: {mapped} mapped, {trapped} after moves");
     ensure!(mapped < trapped, "{mapped} mapped, {trapped} after moves");
     silicon.is_unbroken()?;
@@ -332,10 +275,10 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
 /// Two daemons, as two hosts have them: the guest moves there and back with its memory, and no page of that is missed.
 fn moves_between_daemons(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
     let l1 = &silicon.l1;
-    let [here, there] = silicon.sides()?;
-    let context = || said(silicon, &[&here.daemon, &there.daemon]);
+    let [here, there] = silicon.sides("migratable")?;
+    let context = || silicon.said(&[&here.daemon, &there.daemon]);
     let first = l1.traveller("first", &here.args()?).with_context(context)?;
-    raise(&first).and_then(|()| first.depart()).with_context(context)?;
+    first.raise_vf("ixgbevf", "modprobe ixgbevf").and_then(|()| first.depart()).with_context(context)?;
     let before = l1.ask("first", NOTICED)?;
     news("to another daemon under traffic");
     let traffic = silicon.traffic(RATE, 65536)?;

@@ -4,8 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::nics::Pings;
-use ioplane_e2e::sides::{Side, arrives, compares, last_words, noticed, right, start_traffic, told, unseen};
-use ioplane_e2e::{Inner, L1, L2, Traffic, Version};
+use ioplane_e2e::sides::{
+    Side, arrives, compares, last_words, noticed, right, start_traffic, told, trapped_per_echo, unseen,
+};
+use ioplane_e2e::{Inner, L1, L2, Version};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -26,34 +28,6 @@ const TRAPPED: f64 = 1.0;
 /// Pages 1 to 3.
 const PAGES: u64 = 3;
 
-fn mapped(daemon: &Inner<'_>) -> Result<u64> {
-    let shown = daemon.json("pci show nic0")?;
-    // One that has no time just now says nothing.
-    Ok(shown["mapped_pages"].as_u64().unwrap_or(0))
-}
-
-/// Waits until so many pages are mapped.
-fn until_mapped(daemon: &Inner<'_>, pages: u64) -> Result<()> {
-    let end = Instant::now() + MINUTE;
-    while mapped(daemon)? != pages {
-        ensure!(
-            Instant::now() < end,
-            "{pages} pages are not mapped: {:#}\n{}",
-            daemon.json("pci show nic0")?,
-            daemon.said()
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
-}
-
-/// Trapped accesses per echo.
-fn cost(daemon: &Inner<'_>, traffic: &Traffic<'_>) -> Result<f64> {
-    let before = daemon.accesses("nic0")?;
-    traffic.goes_on(COUNTED)?;
-    Ok((daemon.accesses("nic0")? - before) as f64 / COUNTED as f64)
-}
-
 #[test]
 fn a_guest_with_mapped_registers_moves_there_and_back_under_traffic() -> Result<()> {
     let begun = Instant::now();
@@ -64,30 +38,30 @@ fn a_guest_with_mapped_registers_moves_there_and_back_under_traffic() -> Result<
     let first = l1.traveller_by(&library, "first", &here.args()?)?;
     news("the guest is up");
     let said = || format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said());
-    ensure!(mapped(&here.daemon)? == 0, "nobody drives it yet");
+    ensure!(here.daemon.mapped_pages("nic0")? == 0, "nobody drives it yet");
     first.raise_igbvf().and_then(|()| first.depart()).with_context(said)?;
-    until_mapped(&here.daemon, PAGES).with_context(|| first.said())?;
+    here.daemon.until_mapped("nic0", PAGES).with_context(|| first.said())?;
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;
     let traffic = start_traffic(&l1)?;
     let words = |qemu: &str| format!("{}\n{}", last_words(&l1, qemu, [&here, &there]), said());
     traffic.goes_on(BETWEEN).with_context(|| words("first"))?;
-    let at_first = cost(&here.daemon, &traffic)?;
-    ensure!(mapped(&here.daemon)? == PAGES, "they stay mapped");
+    let at_first = trapped_per_echo(&here.daemon, &traffic, COUNTED)?;
+    ensure!(here.daemon.mapped_pages("nic0")? == PAGES, "they stay mapped");
 
     news("to a QEMU without the library");
     let waits = there.waits(&l1, "second")?;
     let (second, report) = arrives(&here, first, ["first", "second"], &there, waits).with_context(said)?;
     traffic.goes_on(BETWEEN).with_context(|| words("second"))?;
-    let without = cost(&there.daemon, &traffic)?;
-    ensure!(mapped(&there.daemon)? == 0, "nobody maps them");
+    let without = trapped_per_echo(&there.daemon, &traffic, COUNTED)?;
+    ensure!(there.daemon.mapped_pages("nic0")? == 0, "nobody maps them");
 
     news("back, to one with it");
     let waits = l1.awaits_traveller_by(&library, "third", &here.args()?, &here.incoming("third"))?;
     let (third, back) = arrives(&there, second, ["second", "third"], &here, waits).with_context(said)?;
-    until_mapped(&here.daemon, PAGES).with_context(|| third.said())?;
+    here.daemon.until_mapped("nic0", PAGES).with_context(|| third.said())?;
     traffic.goes_on(BETWEEN).with_context(|| words("third"))?;
-    let after_moves = cost(&here.daemon, &traffic)?;
+    let after_moves = trapped_per_echo(&here.daemon, &traffic, COUNTED)?;
     let driven = traffic.end().with_context(|| words("third"))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
     told("vf82576", &driven, &[&report, &back]);
@@ -104,7 +78,7 @@ fn a_guest_with_mapped_registers_moves_there_and_back_under_traffic() -> Result<
         ensure!(faults == json!({}), "{faults}");
     }
     news("memories are compared");
-    until_mapped(&here.daemon, PAGES)?;
+    here.daemon.until_mapped("nic0", PAGES)?;
     compares(&l1, (&third, "third"), &here, "compared", &there, || start_traffic(&l1))?;
     third.kill()?;
     news("done");
@@ -139,14 +113,14 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     news("the guest is up");
     let context = || format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said());
     guest.raise_igbvf().with_context(context)?;
-    until_mapped(&daemon, PAGES).with_context(context)?;
+    daemon.until_mapped("nic0", PAGES).with_context(context)?;
     let mut costs = vec![pinged(&guest, &daemon).with_context(context)?];
     news("moves under traffic");
     let job = guest.start(&format!("exec /folder/busybox ping -i 0.2 -s 1000 -c {PINGS} -W 30 {PEER_IP}"))?;
     for at in 0..MOVES {
         std::thread::sleep(Duration::from_secs(1));
         moved(&daemon, &functions[(at + 1) % functions.len()]).with_context(context)?;
-        until_mapped(&daemon, PAGES).with_context(context)?;
+        daemon.until_mapped("nic0", PAGES).with_context(context)?;
     }
     let said = guest.finish(job, "pings")?;
     let got = Pings::of(&said)?;
@@ -159,7 +133,7 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     news("the guest resets its function, and begins anew");
     guest.run("set -e; modprobe -r igbvf; echo 1 >/sys/bus/pci/devices/$(basename $(dirname $(grep -l 0x10ca /sys/bus/pci/devices/*/device)))/reset; modprobe igbvf")?;
     guest.raise_igbvf().with_context(context)?;
-    until_mapped(&daemon, PAGES).with_context(context)?;
+    daemon.until_mapped("nic0", PAGES).with_context(context)?;
     let again = pinged(&guest, &daemon).with_context(context)?;
     ensure!(again < MAPPED, "{again}");
     news("given back under a guest that has pages mapped");

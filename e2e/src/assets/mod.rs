@@ -6,7 +6,7 @@
 //!        |--> batch: the modules of guest/batch for that kernel
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
-//!        |--> igbvf: the module of guest/igbvf for that kernel
+//!        |--> coop: the modules of guest/igbvf and guest/ixgbevf for that kernel
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
 //!   database: this host's PostgreSQL and a database, a root disk for the guest's kernel
 //!   linux32-PAGING: vmlinuz, initrd.img of a 32-bit guest of L1, from packages alone
@@ -18,10 +18,10 @@
 //! differ or `IOPLANE_VERIFY_ASSETS` is set; what does not fit is built again.
 
 mod batch;
+mod coop;
 mod database;
 mod disk;
 mod generic;
-mod igbvf;
 mod initrd;
 mod kernel;
 mod l1;
@@ -31,6 +31,7 @@ mod program;
 mod tree;
 
 pub use batch::BATCH_MODULES;
+pub use coop::CoopDriver;
 pub use database::database;
 pub use kernel::Kernel;
 pub use l1::Host;

@@ -58,7 +58,7 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
         ),
         CarryError::NoDriver | CarryError::Page(_) => Refusal::conflict(
             text,
-            "load the igbvf of guest/igbvf in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
+            "load the changed driver (guest/igbvf, guest/ixgbevf) in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
         ),
         CarryError::Mapped => Refusal::conflict(text, STAYS),
         CarryError::NotSetUp(_) => Refusal::conflict(

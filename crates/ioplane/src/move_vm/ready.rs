@@ -74,7 +74,7 @@ pub(super) fn may_leave(function: &FunctionReport) -> Result<()> {
         refused(
             format!("PCI function {name} is moved by its guest's driver: {why}"),
             format!(
-                "load the igbvf of guest/igbvf in the guest and raise its interface, or add {name} with --mode migratable; see `ioplane pci show {name}`"
+                "load the changed driver (guest/igbvf, guest/ixgbevf) in the guest and raise its interface, or add {name} with --mode migratable; see `ioplane pci show {name}`"
             ),
         )
     })

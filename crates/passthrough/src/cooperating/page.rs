@@ -1,5 +1,5 @@
 //! The page that a cooperating driver shares with us: its bytes, and what of them is believed. All of it is a guest's word. The driver's
-//! side of the same format is `guest/igbvf/ioplane_coop.h`; a test holds the two against each other.
+//! side of the same format is `guest/coop/ioplane_coop.h`; a test holds the two against each other.
 //!
 //! ```text
 //!   00  magic     04  format    08  lock      0c  moves     10  replayed  14  flags     18  entries   1c  (0)   20 .. 3f  (0)
@@ -365,7 +365,7 @@ mod tests {
     /// What the C header of the driver says under these names.
     #[test]
     fn the_driver_has_the_same_format() {
-        let header = include_str!("../../../../guest/igbvf/ioplane_coop.h");
+        let header = include_str!("../../../../guest/coop/ioplane_coop.h");
         let says = |name: &str, value: u64| {
             let line =
                 header.lines().find(|line| line.starts_with(&format!("#define IOPLANE_COOP_{name}\t")));

@@ -230,6 +230,7 @@ impl<H: Hardware> Cooperating<H> {
             page.unlock();
         }
         self.expected = None;
+        self.stale = true;
         self.signal();
     }
 

@@ -1,4 +1,4 @@
-//! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `ioplane_coop.c`.
+//! A driver that cooperates: igbvf as `guest/igbvf` changes it. The names of its steps are igbvf's, and those of `igbvf_coop.c`.
 
 use ioplane_nic::silicon::Chip;
 use ioplane_nic::vf82576::Chip82576;
@@ -203,6 +203,14 @@ impl Driver {
         panic!("the lock is never free");
     }
 
+    /// The same; what it has written has arrived.
+    fn end(&mut self) {
+        if self.announced() {
+            self.world.read(STATUS);
+        }
+        self.leave();
+    }
+
     /// The worker.
     fn work_later(&mut self) {
         let lock = self.word(LOCK);
@@ -225,7 +233,7 @@ impl Driver {
             self.world.write(EIMS, 7);
             self.world.write(EICS, 7);
         }
-        self.leave();
+        self.end();
     }
 
     /// What the function has written and nobody has seen is written to, so that it is sent.
@@ -247,6 +255,7 @@ impl Driver {
     fn replay(&mut self) {
         self.replays += 1;
         let copied = self.word(FLAGS) & (COPIED | MARKED) == COPIED;
+        self.latched |= self.world.read(V2PMAILBOX) & READ_TO_CLEAR;
         let answer = self.say(&[MESSAGE_RESET]);
         let [a, b, c, d] = answer[1].to_le_bytes();
         let [e, f, ..] = answer[2].to_le_bytes();
@@ -404,7 +413,7 @@ impl Driver {
         self.world.write(EIMS, 7);
         (self.up, self.world.injecting) = (true, true);
         self.announce_held();
-        self.leave();
+        self.end();
     }
 
     /// The first time nobody knows of the lock, and it is not held.
@@ -430,7 +439,7 @@ impl Driver {
         self.world.write(EIMC, !0);
         self.world.write(EIAC, 0);
         self.reset(false);
-        self.leave();
+        self.end();
         let (rx, tx) = (self.rx.count(), self.tx.count());
         self.resize(rx, tx);
     }
@@ -506,7 +515,7 @@ impl Driver {
     pub fn counted(&mut self, counter: u64) -> (u32, u64) {
         self.begin();
         let register = self.world.read(counter);
-        self.leave();
+        self.end();
         let entry = self.list().iter().position(|entry| *entry == SharedEntry::Counter { offset: counter });
         let at = ENTRIES + 16 * entry.expect("a counter") as u64 + 8;
         (register, u64::from_le_bytes(self.world.load(at)))

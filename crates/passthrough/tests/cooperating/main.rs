@@ -26,12 +26,13 @@ fn run(plan: Plan) -> World {
 }
 
 /// Before every access and every tick of a driver that does all that it can do.
-fn moved_at_every_point(elsewhere: bool, stands: bool, mapped: bool) {
-    let still = run(Plan::default());
+fn moved_at_every_point(plan: Plan) {
+    let (elsewhere, stands) = (plan.elsewhere, plan.stands);
+    let still = run(Plan { posts: plan.posts, ..Plan::default() });
     let (mut moves, mut waited, mut missed, mut state) = (0, 0, 0, 0);
     let mut accesses = 0;
     for at in 1..=still.points {
-        let world = run(Plan { at: [at].into(), elsewhere, stands, mapped });
+        let world = run(Plan { at: [at].into(), ..plan.clone() });
         moves += world.moves;
         waited += u64::from(world.waited > 0);
         missed += world.missed.len();
@@ -48,24 +49,31 @@ fn moved_at_every_point(elsewhere: bool, stands: bool, mapped: bool) {
     assert!(state <= 64, "{state}");
     // What came a moment before and the driver had not seen is lost where memory was copied while no processor ran, and nowhere else.
     assert!(
-        if elsewhere && stands { missed > 0 && missed as u64 <= 3 * moves } else { missed == 0 },
+        if elsewhere && stands { missed > 0 && missed as u64 <= 4 * moves } else { missed == 0 },
         "{missed}"
     );
 }
 
 #[test]
 fn a_driver_goes_on_with_another_function_wherever_it_was() {
-    moved_at_every_point(false, false, false);
+    moved_at_every_point(Plan::default());
 }
 
 #[test]
 fn a_driver_goes_on_with_a_function_of_another_host_wherever_it_was() {
-    moved_at_every_point(true, false, false);
+    moved_at_every_point(Plan { elsewhere: true, ..Plan::default() });
 }
 
 #[test]
 fn a_driver_whose_registers_are_mapped_goes_on_with_a_function_of_another_host_wherever_it_was() {
-    moved_at_every_point(true, false, true);
+    moved_at_every_point(Plan { elsewhere: true, mapped: true, ..Plan::default() });
+}
+
+/// What was posted before the lock was given back arrives when the function is another one.
+#[test]
+fn what_a_vmm_has_posted_reaches_no_other_function() {
+    moved_at_every_point(Plan { posts: true, ..Plan::default() });
+    moved_at_every_point(Plan { posts: true, elsewhere: true, ..Plan::default() });
 }
 
 /// Whoever keeps the hardware's descriptor keeps the next client out.
@@ -94,14 +102,15 @@ fn a_function_whose_registers_are_mapped_stays_under_its_vmm() {
 
 #[test]
 fn what_its_driver_has_not_seen_is_lost_if_the_guest_stands_still() {
-    moved_at_every_point(true, true, false);
+    moved_at_every_point(Plan { elsewhere: true, stands: true, ..Plan::default() });
 }
 
 #[test]
 fn a_driver_is_moved_often() {
     for seed in 0..40 {
         let at = (0..200).map(|turn| seed + turn * (23 + seed)).collect();
-        let plan = Plan { at, elsewhere: seed % 3 == 0, stands: seed % 2 == 0, mapped: false };
+        let plan =
+            Plan { at, elsewhere: seed % 3 == 0, stands: seed % 2 == 0, mapped: false, posts: seed % 5 == 0 };
         let world = run(plan);
         assert!(world.moves >= 10, "{} moves", world.moves);
     }
@@ -208,10 +217,11 @@ fn hostile_pages_harm_nobody_else() {
     while !world.device.rest().expect("a page") {
         vf(&world.vf).step();
     }
-    // At rest a guest that does not wait is denied, and cannot give its function memory back.
+    // At rest a guest that does not wait is denied, and cannot give its function memory back. What it writes may have been posted before.
     assert_eq!(world.read(STATUS), !0);
     world.write(TX + TAIL, 3);
-    assert_eq!(world.device.faults().accesses, 2);
+    assert_eq!(world.device.faults().accesses, 1);
+    assert_eq!(vf(&world.vf).violations(), []);
     world.config(ioplane_pci::spec::COMMAND, &6_u16.to_le_bytes());
     // The page is taken away: the guest has no function to go on with, until it resets it.
     world.store(PAGE, &[0; 4]);

@@ -28,6 +28,8 @@ pub struct Plan {
     pub stands: bool,
     /// The guest's accesses to registers go past whoever moves the function, but for the first page.
     pub mapped: bool,
+    /// Its VMM does not wait for what it writes to registers: that arrives before the next access that it waits for, and else when nothing is moved.
+    pub posts: bool,
 }
 
 /// What is under way.
@@ -46,6 +48,8 @@ pub struct World {
     plan: Plan,
     pub points: u64,
     moving: Option<Moving>,
+    /// Writes that have not arrived.
+    posted: Vec<(u64, u32)>,
     pub moves: u64,
     /// Looks at a driver that had the lock.
     pub waited: u64,
@@ -104,6 +108,7 @@ impl World {
             plan,
             points: 0,
             moving: None,
+            posted: Vec::new(),
             moves: 0,
             waited: 0,
             injecting: false,
@@ -130,10 +135,12 @@ impl World {
     }
 
     pub fn config(&mut self, offset: usize, bytes: &[u8]) {
+        self.arrives();
         self.device.access(RegisterAddress::Config(offset as u64), Access::Write(bytes));
     }
 
     pub fn read_config(&mut self, offset: usize) -> u32 {
+        self.arrives();
         let mut bytes = [0; 4];
         self.device.access(RegisterAddress::Config(offset as u64), Access::Read(&mut bytes));
         u32::from_le_bytes(bytes)
@@ -141,6 +148,7 @@ impl World {
 
     pub fn read(&mut self, offset: u64) -> u32 {
         self.point();
+        self.arrives();
         let mut bytes = [0; 4];
         match self.goes_past(offset) {
             true => vf(&self.vf).read(offset, &mut bytes),
@@ -151,10 +159,20 @@ impl World {
 
     pub fn write(&mut self, offset: u64, value: u32) {
         self.point();
-        let bytes = value.to_le_bytes();
         match self.goes_past(offset) {
-            true => vf(&self.vf).write(offset, &bytes),
-            false => drop(self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&bytes))),
+            true => vf(&self.vf).write(offset, &value.to_le_bytes()),
+            false => self.posted.push((offset, value)),
+        }
+        if !self.plan.posts {
+            self.arrives();
+        }
+    }
+
+    /// What was posted.
+    fn arrives(&mut self) {
+        for (offset, value) in std::mem::take(&mut self.posted) {
+            let bytes = value.to_le_bytes();
+            self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&bytes));
         }
     }
 
@@ -199,6 +217,9 @@ impl World {
     /// Time passes.
     pub fn tick(&mut self) {
         self.point();
+        if self.moving.is_none() {
+            self.arrives();
+        }
         if self.injecting {
             self.inject();
         }
@@ -317,6 +338,8 @@ impl World {
         (self.device, self.view) = (there, GuestView::new(map));
         self.view.write(0, &copy).expect("memory");
         self.leave_behind(other.clone());
+        // Another VMM.
+        self.posted.clear();
         (self.vectors, self.seen) = Default::default();
         self.set_up();
         self.device.load_carried(&carried).expect("taken");
@@ -327,6 +350,7 @@ impl World {
 
     /// What must hold at the end of any run.
     pub fn finish(&mut self, received: &[u32], sent: u32) {
+        self.arrives();
         self.violations.extend(vf(&self.vf).violations());
         assert_eq!(self.violations, [], "rules of the silicon that were broken");
         let accepted: Vec<u32> =

@@ -34,6 +34,8 @@ pub struct SiliconReading {
     pub received: u64,
     /// Frames that it has sent.
     pub sent: u64,
+    /// Those of them that the cable did not take.
+    pub unsent: u64,
 }
 
 /// One function, as the port and its owner share it.
@@ -42,6 +44,7 @@ pub(super) struct Shared {
     pub(super) accesses: AtomicU64,
     received: AtomicU64,
     sent: AtomicU64,
+    unsent: AtomicU64,
 }
 
 impl Shared {
@@ -81,7 +84,8 @@ impl SiliconPort {
         let cable = tap_of_frames(cable).map_err(io::Error::other)?;
         let shared = |vf| {
             let none = AtomicU64::default;
-            Arc::new(Shared { vf: Mutex::new(vf), accesses: none(), received: none(), sent: none() })
+            let [accesses, received, sent, unsent] = [none(), none(), none(), none()];
+            Arc::new(Shared { vf: Mutex::new(vf), accesses, received, sent, unsent })
         };
         let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let functions = functions.into_iter().map(shared).collect();
@@ -115,6 +119,7 @@ impl SiliconPort {
                 accesses: count(&shared.accesses),
                 received: count(&shared.received),
                 sent: count(&shared.sent),
+                unsent: count(&shared.unsent),
             }
         };
         self.inner.functions.iter().map(read).collect()
@@ -178,7 +183,9 @@ impl Inner {
             shared.sent.fetch_add(frames.len() as u64, Ordering::Relaxed);
             for frame in frames {
                 // One that the cable has no room for is lost, as at the next switch.
-                let _ = rustix::io::write(&self.cable, &frame);
+                if rustix::io::write(&self.cable, &frame).is_err() {
+                    shared.unsent.fetch_add(1, Ordering::Relaxed);
+                }
                 self.deliver(&frame, Some(number));
             }
         }

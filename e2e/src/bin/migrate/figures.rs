@@ -2,7 +2,6 @@
 
 use crate::cost::Runtime;
 use crate::moves::{Moved, middle};
-use crate::place::Kind;
 use ioplane_e2e::memories::Stop;
 use ioplane_figures::compare::interval;
 use ioplane_figures::goals::UNRESOLVED;
@@ -16,8 +15,8 @@ pub struct Measured {
     pub model: Option<Value>,
     pub vf: Vec<Moved>,
     pub virtio: Vec<Moved>,
-    /// Pairs, or why there is none.
-    pub failover: Vec<(Kind, Result<Vec<Moved>, String>)>,
+    /// QEMU's pair.
+    pub failover: Vec<Moved>,
     pub stops: Vec<Stop>,
     pub runtime: Option<Result<Runtime, String>>,
     /// The same with registers that are mapped.
@@ -35,17 +34,6 @@ const NOT_RUN: &str = "this part was not run";
 const NO_TIME: &str = "a model of the silicon has no time, and no 82599 is emulated";
 
 impl Measured {
-    /// The pair that there is: of virtual functions if possible.
-    pub fn pair(&self) -> Option<(Kind, &[Moved])> {
-        let had = |(kind, tried): &'_ (Kind, Result<Vec<Moved>, String>)| match tried {
-            Ok(moves) if !moves.is_empty() => Some(*kind),
-            _ => None,
-        };
-        let kind = self.failover.iter().find_map(had)?;
-        let tried = &self.failover.iter().find(|(own, _)| *own == kind)?.1;
-        Some((kind, tried.as_deref().ok()?))
-    }
-
     /// By key; what is null stands in `not_measured` with its reason.
     pub fn figures(&self) -> Value {
         let mut missing = Map::new();
@@ -102,15 +90,12 @@ impl Measured {
         let gaps = |moves: &[Moved]| moves.iter().map(|moved| moved.gap_ms).collect::<Vec<f64>>();
         let own: Vec<f64> =
             self.vf.iter().map(|moved| moved.gap_ms - moved.device_ms().unwrap_or(0.0)).collect();
-        let pair = self.pair();
-        let paired = pair.map_or(Vec::new(), |(_, moves)| gaps(moves));
-        let why = self.failover.iter().find_map(|(_, tried)| tried.as_ref().err().map(String::as_str));
-        let virtio = gaps(&self.virtio);
+        let (virtio, paired) = (gaps(&self.virtio), gaps(&self.failover));
         let mut pairs = Map::new();
         for (key, of, to, why) in [
             ("downtime_vs_virtio", &gaps(&self.vf), &virtio, NOT_RUN),
             ("downtime_less_device_vs_virtio", &own, &virtio, NOT_RUN),
-            ("downtime_vs_failover", &gaps(&self.vf), &paired, why.unwrap_or(NOT_RUN)),
+            ("downtime_vs_failover", &gaps(&self.vf), &paired, NOT_RUN),
         ] {
             let (ratio, seen) =
                 against(of, to).unwrap_or_else(|| (null(&format!("vf82576.{key}"), why), Value::Null));
@@ -169,17 +154,6 @@ impl Measured {
         let (mapped_percent, mapped) = cost("mapped_cost_percent", &self.mapped);
         let (cooperating_percent, cooperating) = cost("cooperating_cost_percent", &self.cooperating);
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
-        let tried: Map<String, Value> = self
-            .failover
-            .iter()
-            .map(|(kind, tried)| {
-                let said = match tried {
-                    Ok(moves) => times(moves),
-                    Err(error) => json!({ "error": error }),
-                };
-                (format!("{kind:?}"), said)
-            })
-            .collect();
         for (part, error) in &self.failed {
             missing.insert(part.clone(), json!(error));
         }
@@ -187,8 +161,7 @@ impl Measured {
             "vf82576": vf82576,
             "vf82599": vf82599,
             "virtio": times(&self.virtio),
-            "failover": tried,
-            "failover_used": pair.map(|(kind, _)| format!("{kind:?}")),
+            "failover": times(&self.failover),
             "runtime_cost_percent": percent,
             "runtime": runtime,
             "mapped_cost_percent": mapped_percent,
@@ -216,7 +189,7 @@ fn against(of: &[f64], to: &[f64]) -> Option<(Value, Value)> {
 }
 
 /// For people.
-pub fn table(measured: &Measured, figures: &Value) -> String {
+pub fn table(figures: &Value) -> String {
     let mut text = String::from("| figure | 82576 | 82599 |\n|---|---|---|\n");
     let (one, other) = (&figures["vf82576"], &figures["vf82599"]);
     for key in [
@@ -245,12 +218,7 @@ pub fn table(measured: &Measured, figures: &Value) -> String {
     };
     text += &row("virtual function", &one["traffic"]);
     text += &row("virtio-net", &figures["virtio"]);
-    for (kind, tried) in &measured.failover {
-        text += &match tried {
-            Ok(_) => row(&format!("{kind:?}"), &figures["failover"][format!("{kind:?}")]),
-            Err(error) => format!("| {kind:?} | {error} |\n"),
-        };
-    }
+    text += &row("QEMU's pair", &figures["failover"]);
     for key in [
         "runtime_cost_percent",
         "pages_missed",

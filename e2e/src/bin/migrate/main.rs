@@ -21,6 +21,7 @@ mod plot;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use ioplane_e2e::assets::CoopDriver;
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
 use std::path::PathBuf;
@@ -120,7 +121,7 @@ fn main() -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&envelope_of("migrate", &figures)?)?);
     } else {
-        print!("{}", table(&measured, &figures));
+        print!("{}", table(&figures));
     }
     Ok(())
 }
@@ -158,17 +159,11 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         note("virtio", done);
     }
     if options.wants(Part::Failover) {
-        for kind in [Kind::FailoverVf, Kind::FailoverEmulated] {
-            let mut moves = Vec::new();
-            let way = (options.rate, options.moves());
-            let done = place::pair_addresses(&l1)
-                .and_then(|()| course(&l1, &both, kind, way, &mut moves, say, |_| Ok(())));
-            let tried = done.map(|()| moves).map_err(|error| format!("{error:#}"));
-            if let Err(error) = &tried {
-                say(&format!("{kind:?}: {error}"));
-            }
-            measured.failover.push((kind, tried));
-        }
+        let way = (options.rate, options.moves());
+        let done = place::pair_addresses(&l1).and_then(|()| {
+            course(&l1, &both, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
+        });
+        note("failover", done);
     }
     if options.wants(Part::Cost) {
         let seconds = if options.quick { 60 } else { 900 };
@@ -180,7 +175,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
             both[0].maps("migratable").and_then(|()| cost::runtime(&l1, &both[0], Moves::Mapped, limit));
         say(&format!("while nothing moves, with registers that are mapped: {mapped:?}"));
         measured.mapped = Some(mapped.map_err(|error| format!("{error:#}")));
-        let module = l1.host.cooperating_igbvf(&say);
+        let module = l1.host.cooperating(CoopDriver::Igbvf, &say);
         let cooperating = module.and_then(|module| {
             both[0].maps("cooperating")?;
             cost::runtime(&l1, &both[0], Moves::ByDriver(&module), limit)

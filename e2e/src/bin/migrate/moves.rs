@@ -155,7 +155,7 @@ impl<'a> Course<'a> {
         let destination = self.awaited()?;
         let traffic = Traffic::start(self.l1, GUEST_IP, self.rate, BYTES)?;
         traffic.goes_on(AROUND)?;
-        let pair = matches!(self.kind, Kind::FailoverVf | Kind::FailoverEmulated);
+        let pair = self.kind == Kind::FailoverVf;
         let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
         let runs = moved.and_then(|report| {
             let state = destination.qmp("query-status", &json!({}))?;

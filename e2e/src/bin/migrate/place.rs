@@ -2,8 +2,7 @@
 //!
 //! ```text
 //!   far: 10.0.20.1/24 (a bridge that learns) -- peer14 -- hub -- card A, card B: virtual functions 0 and 1 of each
-//!                                            |-- up0, up1: the switches of the daemons `here` and `there`, with the NIC `vnic`
-//!                                            `-- spare0, spare1: TAPs of QEMU's own
+//!                                            `-- up0, up1: the switches of the daemons `here` and `there`, with the NIC `vnic`
 //! ```
 
 use crate::MINUTE;
@@ -29,7 +28,6 @@ pub struct Side<'a> {
     pub daemon: Inner<'a>,
     pub name: &'static str,
     functions: VirtualFunctions,
-    spare: String,
 }
 
 /// What a guest has as its NIC.
@@ -41,8 +39,6 @@ pub enum Kind {
     Virtio,
     /// That one as the standby of a pair, whose first NIC is unplugged: a virtual function over vfio-user, as it is.
     FailoverVf,
-    /// The same with a NIC that QEMU emulates.
-    FailoverEmulated,
 }
 
 impl Kind {
@@ -51,7 +47,6 @@ impl Kind {
             Kind::Vf => "vf",
             Kind::Virtio => "virtio",
             Kind::FailoverVf => "pair",
-            Kind::FailoverEmulated => "mixed",
         }
     }
 
@@ -62,7 +57,6 @@ impl Kind {
             Kind::Virtio => ("virtio_net", "ls /sys/bus/virtio/drivers/virtio_net/*/net"),
             // The first one of a pair comes when the driver of the other has said that it knows of pairs.
             Kind::FailoverVf => ("igbvf net_failover virtio_net", PAIR),
-            Kind::FailoverEmulated => ("igb net_failover virtio_net", PAIR),
         };
         let script = format!(
             "modprobe -a {modules}; bb=/folder/busybox
@@ -99,14 +93,6 @@ impl Side<'_> {
                 let driver = r#""driver":"vfio-user-pci","#;
                 let first = format!(r#"{driver}"bus":"behind","failover_pair_id":"ioplane-vnic","#);
                 replaced(args, driver, &first)?
-            }
-            Kind::FailoverEmulated => {
-                let args = standby(self.daemon.guest_args(&["vnic"], MEMORY)?)?;
-                let tap = &self.spare;
-                format!(
-                    "{args} -netdev tap,id=spare,ifname={tap},script=no,downscript=no \
-                     -device igb,id=first,bus=behind,netdev=spare,mac={MAC},failover_pair_id=ioplane-vnic,romfile="
-                )
             }
         };
         Ok(format!("{MACHINE} {args}"))
@@ -154,16 +140,14 @@ pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 
         let daemon = l1.serve(name, "")?;
         daemon.text(&format!("switch add lan --uplink up{number}"))?;
         daemon.text(&format!("nic add vnic --switch lan --mac {MAC}"))?;
-        let spare = format!("spare{number}");
         l1.run(
             &format!(
-                "set -e; ip tuntap add dev {spare} mode tap
-                 for one in up{number} {spare}; do
-                     echo 1 >/proc/sys/net/ipv6/conf/$one/disable_ipv6; ip link set $one master {FAR} up; done"
+                "set -e; echo 1 >/proc/sys/net/ipv6/conf/up{number}/disable_ipv6
+                 ip link set up{number} master {FAR} up"
             ),
             MINUTE,
         )?;
-        let side = Side { daemon, name, functions, spare };
+        let side = Side { daemon, name, functions };
         side.add_functions()?;
         sides.push(side);
     }

@@ -14,7 +14,7 @@ fn typical(moves: &[Moved]) -> Option<&OverTime> {
 
 /// A line for each guest that has moved. Nothing if none has.
 pub fn plot(measured: &Measured) -> Option<String> {
-    let pair = measured.pair().map_or(&[][..], |(_, moves)| moves);
+    let pair = &measured.failover[..];
     let kinds =
         [("virtual function", &measured.vf[..]), ("virtio-net", &measured.virtio[..]), ("QEMU's pair", pair)];
     let guests: Vec<_> = kinds.iter().filter_map(|(name, moves)| Some((*name, typical(moves)?))).collect();

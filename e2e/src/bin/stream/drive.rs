@@ -2,7 +2,8 @@
 
 use crate::{SIZE, number, receive, send};
 use anyhow::{Context, Result, bail};
-use ioplane_e2e::streams::{Answered, Driven, Gap, Numbers, Series};
+use ioplane_e2e::streams::{Answered, Driven, Gap, Numbers, Series, refused};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
@@ -51,6 +52,7 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
     let stream = connect(to, bytes.max(2))?;
     let begun_s = uptime()?;
+    let before = kernel_refused();
     let (begun, ended, over) = (Instant::now(), AtomicBool::new(false), AtomicBool::new(false));
     let (sent, answered) = (AtomicU64::new(0), AtomicU64::new(0));
     let (mut tcp_gap, mut tcp_bytes) = (Gap::default(), Series::default());
@@ -104,10 +106,31 @@ pub fn drive(to: SocketAddr, rate: u64, bytes: u64, until: &Path) -> Result<()> 
     }
     let Came { numbers, gaps, over_time: datagrams } = came;
     let back = numbers.counted(echoed);
-    let driven =
-        Driven { begun_s, sent, there, back, gaps, bytes_there, bytes_back, tcp_gap, datagrams, tcp_bytes };
+    let mut refused = kernel_refused();
+    for (name, value) in &mut refused {
+        *value = value.saturating_sub(before.get(name).copied().unwrap_or(0));
+    }
+    refused.retain(|_, value| *value > 0);
+    let driven = Driven {
+        begun_s,
+        sent,
+        there,
+        back,
+        gaps,
+        bytes_there,
+        bytes_back,
+        tcp_gap,
+        datagrams,
+        tcp_bytes,
+        refused,
+    };
     println!("{}", serde_json::to_string(&driven)?);
     Ok(())
+}
+
+/// What the kernel here has handed to nobody.
+fn kernel_refused() -> BTreeMap<String, u64> {
+    refused(&std::fs::read_to_string("/proc/net/snmp").unwrap_or_default())
 }
 
 /// Seconds since this machine has booted.
