@@ -258,6 +258,9 @@ fn changes_functions(silicon: &Silicon, news: &dyn Fn(&str)) -> Result<()> {
         guest.run("cat /sys/bus/pci/drivers/ixgbevf/*/net/*/statistics/tx_packets")?.trim().parse()?;
     let read = silicon.is_unbroken()?;
     ensure!(read[0].sent + read[1].sent == sent && read[1].sent > 0, "the driver has sent {sent}: {read:?}");
+    one_stretch_each(&driven, 4).with_context(context)?;
+    let after = guest.run(NOTICED)?;
+    ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
     let interface = "/folder/busybox ip link set $(ls /sys/bus/pci/drivers/ixgbevf/*/net)";
     guest.run(&format!("{interface} down; {interface} up"))?;
     daemon.until_mapped("nic0", 3).with_context(context)?;
