@@ -21,10 +21,12 @@ const PINGS: u32 = 100;
 const MOVES: usize = 2;
 const GUEST: &str = "moved";
 const QMP: &str = "/tmp/moved.qmp";
-/// Trapped accesses per echo, or per ping. With pages mapped they are those of igbvf's watchdog, which looks at page 0 every two seconds of the guest, however
+/// Trapped accesses per echo. With pages mapped they are those of igbvf's watchdog, which looks at page 0 every two seconds of the guest with ten accesses, however
 /// slow the stage; without, each frame and each interrupt costs some.
 const MAPPED: f64 = 0.5;
 const TRAPPED: f64 = 1.0;
+/// The same per ping, which takes longer; without mapped pages there are 4.7.
+const MAPPED_PING: f64 = 2.0;
 /// Pages 1 to 3.
 const PAGES: u64 = 3;
 
@@ -127,7 +129,7 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     ensure!(!said.contains("DUP") && got.sent == PINGS && got.received + 2 >= PINGS, "{said}\n{}", context());
     costs.push(pinged(&guest, &daemon).with_context(context)?);
     eprintln!("trapped accesses per ping: {costs:?}");
-    ensure!(costs.iter().all(|cost| *cost < MAPPED), "{costs:?}");
+    ensure!(costs.iter().all(|cost| *cost < MAPPED_PING), "{costs:?}");
     let faults = daemon.json("pci show nic0")?["hardware_faults"].clone();
     ensure!(faults == json!({}), "{faults}");
     news("the guest resets its function, and begins anew");
@@ -135,7 +137,7 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     guest.raise_igbvf().with_context(context)?;
     daemon.until_mapped("nic0", PAGES).with_context(context)?;
     let again = pinged(&guest, &daemon).with_context(context)?;
-    ensure!(again < MAPPED, "{again}");
+    ensure!(again < MAPPED_PING, "{again}");
     news("given back under a guest that has pages mapped");
     daemon.text("pci remove nic0 --force")?;
     for address in &functions {
