@@ -144,8 +144,8 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let stops = stops.filter(|_| options.wants(Part::Pages));
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
         let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
-            for log in stops {
-                let stop = course.compared(log).context("memories compared")?;
+            for (number, log) in stops.enumerate() {
+                let stop = course.compared(number, log).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
                 memories.push(stop);
             }

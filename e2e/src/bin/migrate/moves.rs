@@ -187,8 +187,8 @@ impl<'a> Course<'a> {
     }
 
     /// Its memory, compared with a copy at the other side. It stays where it is.
-    pub fn compared(&self, log: bool) -> Result<Stop> {
-        let next = format!("compared{}{}", u8::from(log), self.kind.word());
+    pub fn compared(&self, number: usize, log: bool) -> Result<Stop> {
+        let next = format!("compared{number}{}", self.kind.word());
         let there = self.l1.awaits_traveller(&next, &self.there().args(self.kind)?)?;
         let (guest, control) = ((self.guest()?, self.qemu()), self.here().control());
         let traffic = || Traffic::start(self.l1, GUEST_IP, self.rate, BYTES);
