@@ -88,6 +88,21 @@ impl Inner<'_> {
         both.map(|(reads, writes)| reads + writes).with_context(|| shown.to_string())
     }
 
+    /// How many pages of a function's registers its guest has mapped. One that has no time just now says nothing.
+    pub fn mapped_pages(&self, function: &str) -> Result<u64> {
+        Ok(self.json(&format!("pci show {function}"))?["mapped_pages"].as_u64().unwrap_or(0))
+    }
+
+    /// Waits until so many are.
+    pub fn until_mapped(&self, function: &str, pages: u64) -> Result<()> {
+        let end = Instant::now() + MINUTE;
+        while self.mapped_pages(function)? != pages {
+            ensure!(Instant::now() < end, "{pages} pages of {function} are not mapped: {}", self.said());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Starts `ioplane WORDS`.
     pub fn start(&self, words: &str) -> Result<Job<'_>> {
         self.l1.start(&format!("exec {}", self.command(words)?))

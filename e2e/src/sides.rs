@@ -41,7 +41,7 @@ pub struct Side<'a> {
     pub name: &'static str,
     /// Addresses of the functions: `nic0`, `nic1` and so on.
     pub functions: Vec<String>,
-    /// How it is added: `--mode`.
+    /// How it is added: `--mode`, and what follows that.
     pub mode: &'static str,
     /// Interface of the card.
     pub physical: &'static str,
@@ -212,6 +212,13 @@ pub(crate) fn identity(name: &str) -> String {
 /// Traffic of the peer with the guest.
 pub fn start_traffic(l1: &L1) -> Result<Traffic<'_>> {
     Traffic::start(l1, GUEST_IP, RATE, STREAM)
+}
+
+/// Register accesses per echo that reach the daemon.
+pub fn trapped_per_echo(daemon: &Inner<'_>, traffic: &Traffic<'_>, echoes: u64) -> Result<f64> {
+    let before = daemon.accesses("nic0")?;
+    traffic.goes_on(echoes)?;
+    Ok((daemon.accesses("nic0")? - before) as f64 / echoes as f64)
 }
 
 /// What the guest's kernel and interface say that would differ if the driver had noticed: changes of the link, resets, complaints.

@@ -47,7 +47,12 @@ fn ways(name: &str) -> String {
 impl L1 {
     /// Boots a guest that can leave; more arguments for QEMU.
     pub fn traveller(&self, name: &str, args: &str) -> Result<L2<'_>> {
-        let guest = self.debian_by(Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
+        self.traveller_by("", name, args)
+    }
+
+    /// The same with words before the command, as [`L1::interposed`] gives them.
+    pub fn traveller_by(&self, before: &str, name: &str, args: &str) -> Result<L2<'_>> {
+        let guest = self.debian_after(before, Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
         // fq_codel drops what waits for long, and here everything does.
         guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
         Ok(guest)

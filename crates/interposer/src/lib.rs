@@ -9,7 +9,7 @@
 //!
 //! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone, as for programs other than QEMU unless it is `on`. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
 //! its interrupts by a cluster. `IOPLANE_EXITS_BATCH=on` has CPUID offer batches to guests (docs/decisions/0042); `only` does, and begins without clusters. `IOPLANE_EXITS_CLAMP` is the most ticks per second of a guest's
-//! PIT (docs/decisions/0059). `IOPLANE_EXITS_SHADOW=off` leaves all registers of devices to exits (docs/decisions/0065).
+//! PIT (docs/decisions/0059). `IOPLANE_EXITS_SHADOW=off` leaves all registers of devices to exits (docs/decisions/0065, 0088).
 //!
 //! KVM_RUN waits while the vCPUs are held (docs/decisions/0085).
 //!
@@ -21,9 +21,12 @@ mod clamp;
 mod clock;
 mod hold;
 mod kernel;
+mod lent;
+mod marker;
 mod shadow;
 mod shared;
 mod signals;
+mod slots;
 mod symbols;
 mod vcpus;
 
@@ -139,6 +142,13 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: us
         return -1;
     }
     result
+}
+
+/// Registers of a device are mapped into a VM's guest, or no longer: the interpreter leaves accesses there to KVM.
+fn device_range(vm: c_int, address: u64, length: u64, removed: bool) {
+    if !OFF.load(Ordering::Relaxed) {
+        interposer().device_range(vm, address, length, removed);
+    }
 }
 
 /// A call of KVM's, which may be answered by the interpreter.

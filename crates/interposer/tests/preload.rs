@@ -77,6 +77,7 @@ fn what_runs_in_the_child() {
         }
         Ok("vmm") => vmm::run(),
         Ok("timer") => vmm::timer::run(),
+        Ok("pages") => vmm::pages::run(),
         _ => {}
     }
 }
@@ -333,6 +334,16 @@ fn a_timer_is_clamped_and_comes_back_and_the_vmm_sees_the_guests() {
     match said.lines().find_map(|line| line.strip_prefix("no KVM: ")) {
         Some(why) => eprintln!("SKIPPED (cannot be had here): a PIT of KVM: {why}"),
         None => assert!(said.lines().any(|line| line == "clamped"), "{said}"),
+    }
+}
+
+/// A real KVM's slots, of this host.
+#[test]
+fn pages_that_a_device_lends_are_slots_of_kvm_until_they_are_taken() {
+    let said = succeeds("pages", &[("IOPLANE_EXITS_SHADOW", "on")]);
+    match said.lines().find_map(|line| line.strip_prefix("no KVM: ")) {
+        Some(why) => eprintln!("SKIPPED (cannot be had here): slots of KVM: {why}"),
+        None => assert!(said.lines().any(|line| line == "pages lent"), "{said}"),
     }
 }
 

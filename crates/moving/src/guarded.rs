@@ -43,6 +43,10 @@ pub struct Guarded<H> {
     rules: Vec<Rule>,
     accesses: u64,
     forbidden: u64,
+    /// The guest has registers mapped, and writes past this.
+    mapped: bool,
+    /// It has had since the last reset: what was last written to a queue is not known.
+    unseen: bool,
 }
 
 impl<H: Hardware> Guarded<H> {
@@ -64,6 +68,8 @@ impl<H: Hardware> Guarded<H> {
             rules: plan.rings.iter().map(rule).collect(),
             accesses: 0,
             forbidden: 0,
+            mapped: false,
+            unseen: false,
         })
     }
 
@@ -82,7 +88,29 @@ impl<H: Hardware> Guarded<H> {
         self.hardware
     }
 
+    /// The guest writes past this from here on, or no longer. Whether a queue is on is asked of the hardware from then on, until a reset.
+    pub fn set_mapped(&mut self, mapped: bool) {
+        self.mapped = mapped;
+        self.unseen |= mapped;
+    }
+
+    /// What was written past this is looked at, before a tail is judged.
+    fn look(&mut self, offset: u64) -> Result<(), HardwareError> {
+        let Some(at) = self.rules.iter().position(|rule| rule.tail == offset).filter(|_| self.unseen) else {
+            return Ok(());
+        };
+        let Rule { control, enable, .. } = self.rules[at];
+        let mut word = [0; 4];
+        self.accesses += 1;
+        self.hardware.read(self.bar, control, &mut word)?;
+        let on = u32::from_le_bytes(word) & enable != 0;
+        // It may have been on: its tail is ignored, as the silicon does.
+        self.rules[at].switched = if on { Switched::On } else { Switched::Off };
+        Ok(())
+    }
+
     fn off(&mut self) {
+        self.unseen = self.mapped;
         self.rules.iter_mut().for_each(|rule| rule.switched = Switched::Never);
     }
 
@@ -141,6 +169,7 @@ impl<H: Hardware> Hardware for Guarded<H> {
         if bar == self.bar
             && let Ok(word) = <[u8; 4]>::try_from(bytes)
         {
+            self.look(offset)?;
             match self.rule(offset, u32::from_le_bytes(word)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
@@ -191,6 +220,7 @@ impl<H: Hardware> Hardware for Guarded<H> {
     }
 
     fn close(&mut self) {
+        self.mapped = false;
         self.off();
         self.hardware.close();
     }

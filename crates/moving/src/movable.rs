@@ -59,6 +59,8 @@ pub struct Movable<H: Hardware> {
     ending: Vec<bool>,
     /// The guest had the rings' pages until now, and may just have told one to end.
     unsure: bool,
+    /// Pages that need not be trapped may be mapped.
+    maps: bool,
     pub(crate) copying: Option<Copying>,
     pub(crate) phase: Phase,
     /// Messages that replays have sent by the mailbox.
@@ -86,6 +88,7 @@ impl<H: Hardware> Movable<H> {
             unread: true,
             ending: vec![false; plan.rings.len()],
             unsure: false,
+            maps: false,
             copying: None,
             phase: Phase::Running,
             messages: 0,
@@ -119,6 +122,31 @@ impl<H: Hardware> Movable<H> {
             }
             Some(PageRule::Trapped) | None => true,
         }
+    }
+
+    /// Which pages of the first 64 need not be trapped now: bit 0 is page 0. None while the function does not run.
+    pub fn mappable(&self) -> u64 {
+        if !matches!(self.phase, Phase::Running) {
+            return 0;
+        }
+        let pages = (0..self.plan.table.pages.len().min(64)).filter(|page| !self.trapped(*page));
+        pages.fold(0, |all, page| all | 1 << page)
+    }
+
+    /// Which pages of the first 64 need not be trapped in a function that nobody copies or has moved.
+    pub fn mappable_at_best(&self) -> u64 {
+        let rules = self.plan.table.pages.iter().take(64).enumerate();
+        rules.fold(0, |all, (page, rule)| if *rule == PageRule::Trapped { all } else { all | 1 << page })
+    }
+
+    /// From here on pages may be mapped: a reset by the driver does what [`Movable::counters_anew`] does, before a counter can be read.
+    pub fn maps(&mut self) {
+        self.maps = true;
+    }
+
+    /// The guest no longer maps any page. What it wrote there is in the hardware; but it may just have told a queue to end.
+    pub fn pages_are_back(&mut self) {
+        self.unsure = true;
     }
 
     /// What is in the way of a change of hands, of what is trapped: region and state.
@@ -254,6 +282,9 @@ impl<H: Hardware> Movable<H> {
         };
         if moves.reset() {
             self.begin_anew();
+            if self.maps {
+                self.counters_anew();
+            }
         }
     }
 

@@ -30,6 +30,6 @@ pub use direct::{
     Carried, Carry, CarryError, DirectFaults, ExchangeError, Exchanged, Motion, Passthrough, Prepared,
     Replayed,
 };
-pub use migratable::Migratable;
+pub use migratable::{Lent, Migratable, MigratableError};
 pub use monitor::Monitor;
 pub use set_up::SetUp;

@@ -1,18 +1,22 @@
 //! Hardware that can be brought to where it was on another function: what a guest that drives it itself does to its registers goes
 //! through a [`Movable`], which keeps what cannot be read back.
 //!
-//! All pages of registers are trapped. A page that a VMM has mapped stays the first function's for as long as that VMM runs: after an
-//! exchange its guest would drive the function that it has left. So no descriptor of the hardware leaves us either.
+//! A VMM is offered no page of registers. One that it has mapped stays the first function's for as long as that VMM runs: after an exchange its guest
+//! would drive the function that it has left. A library in the VMM's process can be [lent](Migratable::lend) pages that need not be trapped; they are
+//! taken back before any step of a move. Without that no descriptor of the hardware leaves us.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_model::DirectModel;
 use ioplane_moving::{Guarded, Movable, MovingError, Surroundings};
-use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+use ioplane_pci::{
+    Bar, BarMap, Identity, Irq, Irqs, LentPages, LentPagesError, PAGE, Touch, Wire, WireError,
+};
 
 use crate::set_up::SetUp;
 use crate::wires::Wires;
@@ -29,6 +33,46 @@ pub struct Migratable<H: Hardware> {
     pub(crate) driven: bool,
     /// How it has to be set up before a state that was loaded is brought back.
     pub(crate) expected: Option<SetUp>,
+    /// By what a library in the VMM's process finds the registers, if pages of them may be lent.
+    marker: Option<LentPages>,
+    /// Pages that are lent: bit 0 is page 0.
+    lent: u64,
+}
+
+/// Pages that are lent, and by what they are mapped.
+#[derive(Debug)]
+pub struct Lent {
+    /// The function. Whoever has it can do everything to it that a guest of a function that is passed through can.
+    pub file: Arc<OwnedFd>,
+    /// Where the BAR begins there, in bytes.
+    pub at: u64,
+    /// The pages of the BAR: bit 0 is page 0.
+    pub pages: u64,
+    /// No more will ever be lent of this function.
+    pub all: bool,
+}
+
+/// The BARs that a VMM sees: all pages of registers are trapped.
+fn offered(bars: &BarMap, bar: u8, marker: Option<&LentPages>) -> Result<BarMap, LentPagesError> {
+    let trapped = bars.trapped();
+    let Some(marker) = marker else { return Ok(trapped) };
+    let mut offered = BarMap::new();
+    for (index, own) in trapped.iter() {
+        let own = if index == bar { marker.offered_by(own)? } else { own.clone() };
+        offered = offered.with(index, own);
+    }
+    Ok(offered)
+}
+
+/// Why a function cannot be one that moves.
+#[derive(Debug, thiserror::Error)]
+pub enum MigratableError {
+    /// Its table.
+    #[error(transparent)]
+    Moving(#[from] MovingError),
+    /// Its pages.
+    #[error(transparent)]
+    Pages(#[from] LentPagesError),
 }
 
 /// What a failed access of a guest is to whoever passes it on.
@@ -40,6 +84,14 @@ fn below(function: &str, error: MovingError) -> HardwareError {
             doing: "access its registers".to_owned(),
             source: io::Error::other(other.to_string()),
         },
+    }
+}
+
+fn not_offered(function: &str, error: &LentPagesError) -> HardwareError {
+    HardwareError::Os {
+        function: function.to_owned(),
+        doing: "offer its registers".to_owned(),
+        source: io::Error::other(error.to_string()),
     }
 }
 
@@ -56,7 +108,72 @@ impl<H: Hardware> Migratable<H> {
             memory: Vec::new(),
             driven: false,
             expected: None,
+            marker: None,
+            lent: 0,
         })
+    }
+
+    /// The same, which lends pages to whoever connects to `socket`.
+    pub fn lending(hardware: H, model: &'static DirectModel, socket: &Path) -> Result<Self, MigratableError> {
+        let registers = hardware.bars().bar(model.model.bar).map_or(0, |bar| bar.size);
+        let marker = LentPages::new(registers, socket)?;
+        let mut lending = Self::new(hardware, model)?;
+        lending.mark(Some(marker))?;
+        Ok(lending)
+    }
+
+    /// Another function, to take the place of this one: the same is offered.
+    pub(crate) fn another(&self, hardware: H) -> Result<Self, MovingError> {
+        let mut another = Self::new(hardware, self.model)?;
+        let marked = another.mark(self.marker.clone());
+        marked.map_err(|error| not_offered(another.hardware().name(), &error))?;
+        Ok(another)
+    }
+
+    fn mark(&mut self, marker: Option<LentPages>) -> Result<(), LentPagesError> {
+        self.bars = offered(self.hardware().bars(), self.model.model.bar, marker.as_ref())?;
+        self.marker = marker;
+        if self.marker.is_some() {
+            self.movable.maps();
+        }
+        Ok(())
+    }
+
+    /// Which pages are lent, if any may be: bit 0 is page 0.
+    pub fn lent(&self) -> Option<u64> {
+        self.marker.as_ref().map(|_| self.lent)
+    }
+
+    /// Lends the pages that need not be trapped now, or says that there are none: it was not driven since its last reset, it is copied or stands still,
+    /// or some are lent. The guest uses them past us until [`Migratable::pages_are_back`].
+    pub fn lend(&mut self) -> Option<Lent> {
+        if self.marker.is_none() || self.lent != 0 || !self.driven || self.movable.is_copying() {
+            return None;
+        }
+        let bar = self.hardware().bars().bar(self.model.model.bar)?.clone();
+        let (file, at, mapped) = hardware_pages(&bar)?;
+        let pages = self.movable.mappable() & mapped;
+        if pages == 0 {
+            return None;
+        }
+        self.lent = pages;
+        self.movable.hardware().set_mapped(true);
+        Some(Lent { file, at, pages, all: pages == self.movable.mappable_at_best() & mapped })
+    }
+
+    /// Whether more pages could be lent than are.
+    pub fn could_lend_more(&self) -> bool {
+        self.lent != 0 && self.movable.mappable() & !self.lent != 0
+    }
+
+    /// Nothing that was lent is mapped any more.
+    pub fn pages_are_back(&mut self) {
+        if std::mem::take(&mut self.lent) != 0 {
+            // Nobody saw what the guest did.
+            self.driven = true;
+            self.movable.hardware().set_mapped(false);
+            self.movable.pages_are_back();
+        }
     }
 
     /// Its model.
@@ -206,6 +323,8 @@ impl<H: Hardware> Hardware for Migratable<H> {
     }
 
     fn close(&mut self) {
+        // Whoever keeps a mapping keeps the function from being opened for the next one.
+        self.lent = 0;
         self.wires.clear();
         self.memory.clear();
         // It would keep the memory of the guest that has left.
@@ -215,8 +334,10 @@ impl<H: Hardware> Hardware for Migratable<H> {
 
     fn reopen(&mut self) -> Result<(), HardwareError> {
         self.movable.hardware().reopen()?;
-        self.bars = self.hardware().bars().trapped();
-        Ok(())
+        // What its last client has written into its file the next one's library does not see.
+        let marker = self.marker.as_ref().map(LentPages::renewed).transpose();
+        let marked = marker.and_then(|marker| self.mark(marker));
+        marked.map_err(|error| not_offered(self.hardware().name(), &error))
     }
 
     fn reset(&mut self) -> Result<bool, HardwareError> {
@@ -226,6 +347,22 @@ impl<H: Hardware> Hardware for Migratable<H> {
         }
         Ok(reset)
     }
+}
+
+/// What of a BAR the hardware lets one map of its first 64 pages: the file, where the BAR begins there, and the pages.
+fn hardware_pages(bar: &Bar) -> Option<(Arc<OwnedFd>, u64, u64)> {
+    let mapped = || bar.pages().iter().filter(|pages| pages.touch == Touch::Mapped);
+    let first = mapped().next()?;
+    let at = first.at.checked_sub(first.offset)?;
+    let same = |pages: &&ioplane_pci::Pages| {
+        Arc::ptr_eq(&pages.file, &first.file) && pages.at.checked_sub(pages.offset) == Some(at)
+    };
+    let mut all = 0;
+    for pages in mapped().filter(same) {
+        let (from, to) = (pages.offset / PAGE, (pages.offset + pages.len) / PAGE);
+        all |= (from..to.min(64)).fold(0, |all, page| all | 1 << page);
+    }
+    Some((first.file.clone(), at, all))
 }
 
 impl<H: Hardware> Migratable<H> {

@@ -17,6 +17,7 @@ mod bars;
 mod config;
 mod function;
 mod intx;
+pub mod lent_pages;
 pub mod register_file;
 pub mod spec;
 mod vectors;
@@ -25,6 +26,7 @@ pub use bars::{Bar, BarMap, PageError, Pages, Space, Touch};
 pub use config::{Capability, ConfigChange, ConfigSpace, Identity};
 pub use function::{AnyFunction, Function, Irq, Irqs, NotReady, Wire, WireError};
 pub use intx::Line;
+pub use lent_pages::{LentPages, LentPagesError, PageMessage};
 pub use register_file::RegisterFile;
 pub use vectors::Vectors;
 

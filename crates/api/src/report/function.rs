@@ -140,6 +140,10 @@ pub struct FunctionReport {
     /// What its guest's driver has announced, of one that is added to cooperate.
     #[serde(default)]
     pub cooperation: Option<CooperationReport>,
+    /// Pages of its registers that its guest uses without an exit just now, of a migratable one that was added with `mapped`: none while it is moved,
+    /// and none without the library in QEMU.
+    #[serde(default)]
+    pub mapped_pages: Option<u64>,
     /// What its physical function has for it, of one that can be moved.
     #[serde(default)]
     pub physical: Option<PhysicalReport>,

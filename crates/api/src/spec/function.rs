@@ -139,7 +139,8 @@ pub enum SourceSpec {
         /// What a VM that moves here brings along although the physical function of this host allows less.
         #[serde(default, skip_serializing_if = "AdoptSpec::is_empty")]
         adopt: AdoptSpec,
-        /// A VMM may map its registers, all but the first page: of a function whose driver cooperates.
+        /// Registers that need not be trapped may be mapped into the guest, of a function that moves: by the library in QEMU, or by the VMM itself
+        /// where the guest's driver cooperates.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         mapped: bool,
         /// The interface of this host that stands in for that of its physical function, where this host has none.
@@ -241,8 +242,9 @@ form! {
         /// they allow more than the settings here: some of mac, vlan, spoofchk, trust, rate, state, query_rss, or all [default: none]
         [long, value_name = "SETTINGS", conflicts_with = "emulate"]
         adopt: AdoptSpec,
-        /// Let the VMM map the registers of a cooperating function, all but the first page, so that its guest's accesses do not exit. It moves to another
-        /// host with its VM, and not to another function of this one
+        /// Let registers of a migratable or cooperating function be mapped, so that its guest's accesses do not exit. migratable: by the library in
+        /// QEMU (`ioplane run`), until the function is moved. cooperating: by the VMM, all but the first page; it moves to another host with its VM,
+        /// and not to another function of this one
         [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
         mapped: bool,
         /// An interface of this host on the network of a migratable function whose physical function is not this host's, as in a VM that has virtual
@@ -324,7 +326,7 @@ impl FunctionForm {
         let moved = [Migratable, Cooperating];
         only("on_fault", self.on_fault.is_some(), "a function that is passed through as it is", &[Virtual]);
         only("adopt", self.adopt.is_some(), "a function that does not move with its settings", &moved);
-        only("mapped", self.mapped.is_some(), "a function whose driver does not cooperate", &[Cooperating]);
+        only("mapped", self.mapped.is_some(), "a function that does not move", &moved);
         only(
             "uplink",
             self.uplink.is_some(),
@@ -545,8 +547,8 @@ mod tests {
                 "adopt says nothing about a function that does not move with its settings",
             ),
             (
-                r#"{"host": "00:05.0", "mode": "migratable", "mapped": true}"#,
-                "mapped says nothing about a function whose driver does not cooperate",
+                r#"{"host": "00:05.0", "mode": "passthrough", "mapped": true}"#,
+                "mapped says nothing about a function that does not move",
             ),
             (
                 r#"{"host": "00:05.0", "mode": "migratable", "uplink": "../up0"}"#,
@@ -573,6 +575,7 @@ mod tests {
             r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "adopt": "all"}"#,
             r#"{"host": "00:05.0", "mode": "cooperating", "mapped": true}"#,
+            r#"{"host": "00:05.0", "mode": "migratable", "mapped": true}"#,
             r#"{"host": "00:05.0", "mode": "migratable", "uplink": "up0"}"#,
             r#"{"emulate": "ne2000", "switch": "lan"}"#,
             r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,

@@ -20,7 +20,7 @@ use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{ChipCounts, Drops};
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
 use ioplane_passthrough::{
-    Carry, CarryError, Cooperating, Cooperation, DirectFaults, ExchangeError, Exchanged, Migratable,
+    Carry, CarryError, Cooperating, Cooperation, DirectFaults, ExchangeError, Exchanged, Lent, Migratable,
     Passthrough, Prepared,
 };
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
@@ -97,6 +97,26 @@ impl Body {
         }
     }
 
+    /// Lends pages of its registers to its VMM, if they may be. See [`Migratable::lend`].
+    pub fn lend(&mut self) -> Option<Lent> {
+        match self {
+            Body::Migratable(direct, _) => direct.lend(),
+            _ => None,
+        }
+    }
+
+    /// Whether more pages could be lent than are.
+    pub fn could_lend_more(&self) -> bool {
+        matches!(self, Body::Migratable(direct, _) if direct.could_lend_more())
+    }
+
+    /// Nothing that was lent is mapped any more.
+    pub fn pages_are_back(&mut self) {
+        if let Body::Migratable(direct, _) = self {
+            direct.pages_are_back();
+        }
+    }
+
     /// Gets another function ready to take the place of one whose driver cooperates. See [`Passthrough::prepare`].
     pub fn prepare(&mut self, other: Vfio) -> Result<Prepared<Vfio>, ExchangeError> {
         self.cooperating()?.prepare(other)
@@ -156,6 +176,7 @@ impl Body {
                 report.model = Some(hardware.model().model.name.to_owned());
                 report.hardware_faults = hardware_faults(direct.faults(), hardware.hardware().forbidden());
                 report.not_reset = direct.not_reset().map(ToString::to_string);
+                report.mapped_pages = hardware.lent().map(|pages| u64::from(pages.count_ones()));
             }
             Body::Cooperating(direct, _) => {
                 report.hardware_faults = hardware_faults(direct.faults(), 0);

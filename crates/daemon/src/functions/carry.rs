@@ -224,7 +224,9 @@ fn set_up_of(body: &mut Body) -> SetUp {
 impl Card {
     /// Which function of the host it is, if another one's registers can be brought to where its are.
     pub(super) fn may_be_exchanged(&self) -> Result<(PciAddress, Way), Refusal> {
-        if let SourceSpec::Host { mapped: true, .. } = self.note().read().now.source {
+        if let SourceSpec::Host { mode: ModeWord::Cooperating, mapped: true, .. } =
+            self.note().read().now.source
+        {
             return Err(refuse(&self.name(), &CarryError::Mapped));
         }
         match self.way() {
@@ -313,6 +315,7 @@ impl Card {
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.has_guest()?;
+        let _trapped = self.trapped().await?;
         self.mark(Some(MoveStep::AtRest))?;
         let rested = match way {
             Way::Direct(_) | Way::Cooperating(_) => self.rest_direct(begun + patience).await,
@@ -374,6 +377,7 @@ impl Card {
         let way = self.way()?;
         let _changing = self.changes()?;
         self.served.keep_unsent(PageSet::new());
+        let _trapped = self.trapped().await?;
         match way {
             Way::Direct(_) | Way::Cooperating(_) => self.step(|direct| direct.begin_log()).await,
             Way::Saved => {

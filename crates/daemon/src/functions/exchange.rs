@@ -128,6 +128,7 @@ impl Card {
         };
         let (from, way) = self.may_move(&form)?;
         let (asked, to) = (form.clone(), form.to);
+        let _trapped = self.trapped().await?;
         let taken = way.clone();
         let Taken { lease, vfio, mut there, mut back } =
             blocking(move || take(taken, &asked, &leases)).await?;

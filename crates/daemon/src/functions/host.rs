@@ -10,7 +10,7 @@ use ioplane_hardware::{HardwareError, Keeper, Lease, LeaseError, PhysicalFunctio
 use ioplane_model::{DirectModel, StateModel};
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
-use ioplane_passthrough::{Cooperating, Migratable, Passthrough};
+use ioplane_passthrough::{Cooperating, Migratable, MigratableError, Passthrough};
 use ioplane_pci::Identity;
 
 use super::around::FramesFrom;
@@ -105,10 +105,20 @@ fn migratable(
     name: &str,
     vfio: Vfio,
     model: &'static DirectModel,
+    pages: Option<&Path>,
     keeper: Arc<Keeper>,
 ) -> Result<Body, Refusal> {
-    let hardware = Migratable::new(vfio, model)
-        .map_err(|error| Refusal::failed(error.to_string(), "add it with --mode passthrough"))?;
+    let hardware = match pages {
+        Some(socket) => Migratable::lending(vfio, model, socket),
+        None => Migratable::new(vfio, model).map_err(MigratableError::Moving),
+    };
+    let hardware = hardware.map_err(|error| {
+        let remedy = match error {
+            MigratableError::Moving(_) => "add it with --mode passthrough",
+            MigratableError::Pages(_) => "add it without --mapped",
+        };
+        Refusal::failed(error.to_string(), remedy)
+    })?;
     let direct = Passthrough::new(name, hardware, None).map_err(|error| refuse(&error))?;
     Ok(Body::Migratable(Box::new(direct), keeper))
 }
@@ -119,13 +129,13 @@ fn cooperating(name: &str, vfio: Vfio, mapped: bool, keeper: Arc<Keeper>) -> Res
     Ok(Body::Cooperating(Box::new(direct), keeper))
 }
 
-/// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
+/// Takes a function of the host. `mapped`: pages of its registers may be, by who connects there. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
     frames: FramesFrom,
     mode: ModeWord,
     on_fault: FaultSpec,
-    mapped: bool,
+    mapped: Option<&Path>,
     accepted: Accepted,
     below: &Functions,
 ) -> Result<Opened, Refusal> {
@@ -153,8 +163,8 @@ pub fn open(
     let opened = Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| {
         match (mode, model, direct_model) {
             (ModeWord::Virtual, Some(model), _) => mediate(name, vfio, model, on_fault),
-            (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model, keeper),
-            (ModeWord::Cooperating, ..) => cooperating(name, vfio, mapped, keeper),
+            (ModeWord::Migratable, _, Some(model)) => migratable(name, vfio, model, mapped, keeper),
+            (ModeWord::Cooperating, ..) => cooperating(name, vfio, mapped.is_some(), keeper),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Passthrough(Box::new(direct)))

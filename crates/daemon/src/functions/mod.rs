@@ -16,6 +16,7 @@ mod exchange;
 mod guard;
 mod hold;
 mod host;
+mod lending;
 mod physical;
 mod service;
 mod state;
@@ -38,6 +39,7 @@ use ioplane_host::vfio_user::{self, Handle};
 
 use self::around::FramesFrom;
 use self::body::Body;
+use self::lending::Lender;
 use self::service::{After, ServedFunction};
 use super::Daemon;
 use super::access::SocketAccess;
@@ -129,7 +131,9 @@ fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Resu
         SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts, mapped, uplink, .. } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
             let frames = FramesFrom { address: *address, uplink: uplink.clone() };
-            host::open(&spec.name, frames, *mode, *on_fault, *mapped, accepted, below)
+            let pages = lending::path_beside(&context.socket(spec));
+            let mapped = mapped.then_some(pages.as_path());
+            host::open(&spec.name, frames, *mode, *on_fault, mapped, accepted, below)
         }
     }
 }
@@ -190,7 +194,7 @@ impl Card {
         let placement = Arc::new(context.placement(&record));
         let name = record.now.name.clone();
         let (id, keeper) = (id_of(&mut body), body.keeper().cloned());
-        let served = || -> Result<Handle<Body>, Refusal> {
+        let served = || -> Result<(Handle<Body>, Option<Lender>), Refusal> {
             let running = Quiescent::new(body).resume(&*placement).map_err(|refused| {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
             })?;
@@ -203,14 +207,20 @@ impl Card {
             let handle =
                 vfio_user::serve(running, placement, options).map_err(|error| no_socket(&socket, error))?;
             context.access().open(&socket)?;
-            Ok(handle)
+            let lender = match record.now.source {
+                SourceSpec::Host { mode: ModeWord::Migratable, mapped: true, .. } => {
+                    Some(Lender::begin(&socket, context.access(), &handle)?)
+                }
+                _ => None,
+            };
+            Ok((handle, lender))
         };
-        let written = |handle| -> Result<_, Refusal> {
-            Ok((StateRecord::begin(record.clone(), &context.state_file)?, handle))
+        let written = |(handle, lender)| -> Result<_, Refusal> {
+            Ok((StateRecord::begin(record.clone(), &context.state_file)?, handle, lender))
         };
         match served().and_then(written) {
-            Ok((note, handle)) => Ok(Card {
-                served: ServedFunction::new(handle, note, after),
+            Ok((note, handle, lender)) => Ok(Card {
+                served: ServedFunction::new(handle, note, after, lender),
                 id,
                 keeper,
                 guard: guard::path(&below.run_dir),
@@ -378,6 +388,7 @@ impl ServedKind for Card {
             step: None,
             port: None,
             cooperation: None,
+            mapped_pages: None,
         }
     }
 }

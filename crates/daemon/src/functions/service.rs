@@ -8,6 +8,7 @@ use ioplane_moving::PageSet;
 
 use super::Card;
 use super::body::Body;
+use super::lending::Lender;
 use crate::refusal::Refusal;
 use crate::served::{ServedKind, Service, StateRecord, blocking};
 
@@ -22,6 +23,8 @@ pub struct ServedFunction {
     pub(super) changing: tokio::sync::Mutex<()>,
     /// Pages that it has written and its VMM could not be told of.
     unsent: Mutex<PageSet>,
+    /// Who lends pages of its registers, if they may be.
+    pub(super) lender: Option<Lender>,
     note: StateRecord<Card>,
     /// Done when it has ended, in that order.
     after: Arc<Mutex<Vec<After>>>,
@@ -35,11 +38,17 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ServedFunction {
     /// One that is served, and written down.
-    pub fn new(handle: Handle<Body>, note: StateRecord<Card>, after: Vec<After>) -> Self {
+    pub(super) fn new(
+        handle: Handle<Body>,
+        note: StateRecord<Card>,
+        after: Vec<After>,
+        lender: Option<Lender>,
+    ) -> Self {
         ServedFunction {
             handle,
             changing: tokio::sync::Mutex::default(),
             unsent: Mutex::default(),
+            lender,
             note,
             after: Arc::new(Mutex::new(after)),
             complaint: Mutex::default(),
@@ -80,6 +89,14 @@ impl Service<Card> for ServedFunction {
         if !force && self.in_use().await {
             return Err(Refusal::guest_uses(Card::NAME));
         }
+        // Whoever keeps a page of it mapped keeps the host's driver from it.
+        let _trapped = match &self.lender {
+            Some(lender) => lender.take_back().await.map_err(|error| {
+                let name = self.note.read().now.name;
+                tracing::warn!(function = name, error, "stopped with registers that are mapped");
+            }),
+            None => Err(()),
+        };
         let (handle, after) = (self.handle.clone(), self.after.clone());
         let complaints = blocking(move || {
             handle

@@ -4,8 +4,9 @@ use std::ffi::c_int;
 
 use kvm_bindings::{KVM_MEM_GUEST_MEMFD, KVM_MEM_READONLY, kvm_userspace_memory_region};
 
-/// Bytes of a page.
-pub(super) const PAGE: u64 = 4096;
+pub(super) use crate::marker::PAGE;
+use crate::slots::SlotNumbers;
+
 /// Marker pages that are followed at a time, in all VMs of the process.
 const MOST: usize = 16;
 /// Requests in a row that come to nothing before an entry rests until the VMM changes its slots.
@@ -94,15 +95,14 @@ impl<R: Registers> Entry<R> {
 #[derive(Debug)]
 pub(super) struct Follower<R> {
     entries: Vec<Entry<R>>,
-    /// The highest number that each VMM has given a slot of its VM. Ours are above it: a number in use would move the VMM's memory.
-    highest: Vec<(c_int, u32)>,
+    numbers: SlotNumbers,
     /// The number of the last request.
     requests: u64,
 }
 
 impl<R: Registers> Follower<R> {
     pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), highest: Vec::new(), requests: 0 }
+        Self { entries: Vec::new(), numbers: SlotNumbers::new(), requests: 0 }
     }
 
     /// How many would be asked for if the guest read them.
@@ -121,10 +121,7 @@ impl<R: Registers> Follower<R> {
         if other_space(region) {
             return;
         }
-        match self.highest.iter_mut().find(|(known, _)| *known == vm) {
-            Some((_, highest)) => *highest = region.slot.max(*highest),
-            None => self.highest.push((vm, region.slot)),
-        }
+        self.numbers.used(vm, region.slot);
         for entry in self.entries.iter_mut().filter(|entry| entry.vm == vm) {
             let number_taken = entry.state == State::Shown(region.slot);
             let in_the_way = region.memory_size > 0 && entry.overlaps(region);
@@ -210,10 +207,9 @@ impl<R: Registers> Follower<R> {
 
     /// A number that the VMM does not use: it takes the lowest, we take the highest.
     fn free_number(&self, host: &impl Host<Registers = R>, vm: c_int) -> Option<u32> {
-        let of_vmm = self.highest.iter().find(|(known, _)| *known == vm).map_or(0, |(_, highest)| *highest);
         let taken =
             |number| self.entries.iter().any(|entry| entry.vm == vm && entry.state == State::Shown(number));
-        (of_vmm.saturating_add(1)..host.slots(vm)).rev().take(MOST).find(|number| !taken(*number))
+        (self.numbers.above(vm)..host.slots(vm)).rev().take(MOST).find(|number| !taken(*number))
     }
 
     /// A descriptor is another VM's now. What is mapped for the old one stays, since a vCPU may keep it alive.
@@ -221,7 +217,7 @@ impl<R: Registers> Follower<R> {
         while let Some(at) = self.entries.iter().position(|entry| entry.vm == vm) {
             std::mem::forget(self.entries.swap_remove(at).registers);
         }
-        self.highest.retain(|(known, _)| *known != vm);
+        self.numbers.forget(vm);
     }
 
     /// Takes all away: nothing is followed any more.
@@ -234,7 +230,7 @@ impl<R: Registers> Follower<R> {
 }
 
 /// The other address space is that of system management mode, where every read exits.
-fn other_space(region: &kvm_userspace_memory_region) -> bool {
+pub(crate) fn other_space(region: &kvm_userspace_memory_region) -> bool {
     region.slot >> 16 != 0
 }
 

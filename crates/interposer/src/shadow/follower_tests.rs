@@ -1,7 +1,8 @@
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
+use crate::slots::played::{PlayedSlots, region};
 
 const VM: c_int = 9;
 const MARKER: u64 = 0xfeb0_1000;
@@ -34,26 +35,13 @@ impl Registers for Rc<Wish> {
 #[derive(Default)]
 struct Machine {
     wish: Rc<Wish>,
-    slots: RefCell<Vec<(u32, u64, u64)>>,
+    slots: PlayedSlots,
 }
 
 impl Machine {
-    fn put(&self, slot: u32, address: u64, size: u64) -> bool {
-        let mut slots = self.slots.borrow_mut();
-        let before = slots.clone();
-        slots.retain(|(number, _, _)| *number != slot);
-        let free = slots.iter().all(|(_, at, len)| address + size <= *at || at + len <= address);
-        if size > 0 && free {
-            slots.push((slot, address, size));
-        } else if size > 0 {
-            *slots = before;
-        }
-        size == 0 || free
-    }
-
     /// Where ours is: slots of the VMM have low numbers.
     fn ours(&self) -> Vec<(u32, u64)> {
-        self.slots.borrow().iter().filter(|slot| slot.0 > 100).map(|slot| (slot.0, slot.1)).collect()
+        self.slots.above(100).iter().map(|slot| (slot.0, slot.1)).collect()
     }
 }
 
@@ -69,21 +57,11 @@ impl Host for Machine {
     }
 
     fn show(&self, _vm: c_int, slot: u32, address: u64, _registers: &Rc<Wish>) -> bool {
-        self.put(slot, address, PAGE)
+        self.slots.put(slot, address, PAGE)
     }
 
     fn hide(&self, _vm: c_int, slot: u32) {
-        self.put(slot, 0, 0);
-    }
-}
-
-fn region(slot: u32, address: u64, size: u64, host: u64) -> kvm_userspace_memory_region {
-    kvm_userspace_memory_region {
-        slot,
-        flags: 0,
-        guest_phys_addr: address,
-        memory_size: size,
-        userspace_addr: host,
+        self.slots.put(slot, 0, 0);
     }
 }
 
@@ -91,7 +69,7 @@ fn region(slot: u32, address: u64, size: u64, host: u64) -> kvm_userspace_memory
 fn sets(follower: &mut Follower<Rc<Wish>>, machine: &Machine, region: &kvm_userspace_memory_region) {
     follower.before(machine, VM, region);
     assert!(
-        machine.put(region.slot, region.guest_phys_addr, region.memory_size),
+        machine.slots.put(region.slot, region.guest_phys_addr, region.memory_size),
         "KVM refuses {region:x?} beside {:x?}",
         machine.slots
     );

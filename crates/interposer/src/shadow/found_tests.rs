@@ -1,7 +1,9 @@
 #![allow(unsafe_code)]
 // UNSAFETY: maps files of its own.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
+use std::fs;
+use std::ptr;
 
 use ioplane_pci::RegisterFile;
 use std::os::fd::AsRawFd;
@@ -100,16 +102,4 @@ fn hostile_offers_are_refused() {
     // SAFETY: our own.
     unsafe { libc::close(file) };
     assert_eq!(find(address).map(drop), Err(Refused::NoDescriptor));
-}
-
-#[test]
-fn lines_of_maps_are_read() {
-    let line = "7f3c1a000000-7f3c1a001000 rw-s 00001000 00:01 1234                       /memfd:ioplane-registers (deleted)";
-    assert_eq!(marker(line, 0x7f3c_1a00_0000), Ok((libc::makedev(0, 1), 1234)));
-    assert_eq!(marker(line, 0x7f3c_1a00_0008), Err(Refused::OtherPage), "a slot is of whole pages");
-    assert_eq!(marker(line, 0x7f3c_1a00_1000), Err(Refused::OtherFile));
-    // A larger mapping that has the page in it.
-    let whole = line.replace("00001000 00", "00000000 00").replace("a001000 ", "a003000 ");
-    assert_eq!(marker(&whole, 0x7f3c_1a00_1000), Ok((libc::makedev(0, 1), 1234)));
-    assert_eq!(marker(&whole, 0x7f3c_1a00_0000), Err(Refused::OtherPage));
 }

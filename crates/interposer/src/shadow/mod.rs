@@ -9,6 +9,8 @@
 //! The slot goes before the VMM's call that moves or removes the marker, or that wants its place or its number. A read that has exited proves that
 //! nothing else of KVM's is there, and the grant that the VMM sends such reads to this device.
 //!
+//! [`crate::lent`] follows the same calls, for pages that a guest also writes.
+//!
 //! `IOPLANE_EXITS_SHADOW=off`: none of this; `on`: also in VMMs other than QEMU, where the library is on. Whether clusters are switched on later does not
 //! matter to it.
 #![allow(unsafe_code)]
@@ -26,10 +28,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{KVM_CAP_NR_MEMSLOTS, KVM_EXIT_MMIO, KVM_MEM_READONLY, kvm_userspace_memory_region};
 
+pub(crate) use follower::other_space;
 use follower::{Follower, Host, PAGE};
 use found::FoundRegisters;
 
-use crate::vcpus;
+use crate::{lent, vcpus};
 
 const KVM_CREATE_VM: c_ulong = 0xae01;
 const KVM_CHECK_EXTENSION: c_ulong = 0xae03;
@@ -95,6 +98,7 @@ pub(crate) fn around(
             let result = made();
             if result >= 0 {
                 guarded(|follower| follower.forget(result));
+                lent::forget(result);
             }
             result
         }
@@ -112,7 +116,7 @@ fn set_region(
     let Some(region) = read_region(argument) else { return made() };
     let mut follower = lock();
     let followed = catch_unwind(AssertUnwindSafe(|| follower.before(kernel, vm, &region)));
-    let result = made();
+    let result = lent::around(vm, &region, made);
     let followed = followed.and_then(|()| {
         catch_unwind(AssertUnwindSafe(|| {
             if result == 0 {

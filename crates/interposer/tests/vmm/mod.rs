@@ -15,6 +15,7 @@ use kvm_bindings::{
     kvm_userspace_memory_region,
 };
 
+pub mod pages;
 pub mod timer;
 
 const MEMORY: usize = 2 << 20;

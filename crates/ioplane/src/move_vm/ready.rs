@@ -235,6 +235,17 @@ fn is_same(function: &FunctionReport, other: &FunctionReport) -> Result<()> {
             "give it the same mode and the same kind of function on both hosts",
         ));
     }
+    if function.mapped_pages.is_some() != other.mapped_pages.is_some() {
+        let mapped = |report: &FunctionReport| if report.mapped_pages.is_some() { "with" } else { "without" };
+        return Err(refused(
+            format!(
+                "PCI function {name} was added {} --mapped here, and {} it on the other host: its BAR has another size there",
+                mapped(function),
+                mapped(other)
+            ),
+            "remove it there, and add it as it is here",
+        ));
+    }
     if function.mac != other.mac {
         return Err(refused(
             format!("PCI function {name} of the other host has another address"),
@@ -336,6 +347,25 @@ mod tests {
         let there: FunctionReport =
             serde_json::from_value(function("cooperating", driver(false, None))).unwrap();
         may_go(&there).unwrap();
+    }
+
+    #[test]
+    fn a_function_has_the_same_bars_on_both_hosts() {
+        let of = |pages: Value| -> FunctionReport {
+            let mut function = function("migratable", Value::Null);
+            function["mapped_pages"] = pages;
+            serde_json::from_value(function).unwrap()
+        };
+        let (trapped, idle, used) = (of(Value::Null), of(json!(0)), of(json!(3)));
+        is_same(&trapped, &trapped).unwrap();
+        is_same(&used, &idle).unwrap();
+        for (here, there, said) in [
+            (&used, &trapped, "with --mapped here, and without it"),
+            (&trapped, &idle, "without --mapped here, and with it"),
+        ] {
+            let refused = format!("{:#}", is_same(here, there).unwrap_err());
+            assert!(refused.contains(said), "{refused}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use ioplane_pci::spec;
 
 use super::Passthrough;
 use crate::cooperating::page::PageFlaw;
-use crate::migratable::Migratable;
+use crate::migratable::{Lent, Migratable};
 use crate::set_up::SetUp;
 
 /// A function that stands still, as it goes to another one.
@@ -193,6 +193,28 @@ impl<H: Hardware> Passthrough<H> {
 }
 
 impl<H: Hardware> Passthrough<Migratable<H>> {
+    /// Whether a step makes sense: as [`Passthrough::may_be_carried`], and no page of its registers is lent.
+    pub(super) fn may_be_stepped(&self) -> Result<(), CarryError> {
+        self.may_be_carried()?;
+        if self.hardware.lent().is_some_and(|lent| lent != 0) { Err(CarryError::Mapped) } else { Ok(()) }
+    }
+
+    /// Lends its pages to its VMM, if it may; see [`Migratable::lend`].
+    pub fn lend(&mut self) -> Option<Lent> {
+        self.may_be_carried().ok()?;
+        self.hardware.lend()
+    }
+
+    /// Whether more pages could be lent than are.
+    pub fn could_lend_more(&self) -> bool {
+        self.may_be_carried().is_ok() && self.hardware.could_lend_more()
+    }
+
+    /// Nothing that was lent is mapped any more.
+    pub fn pages_are_back(&mut self) {
+        self.hardware.pages_are_back();
+    }
+
     /// Brings it to rest, with waiting in between.
     pub(super) fn rest_by(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
         while !self.hardware.movable.stop(Unsent::Wait)? {
@@ -234,7 +256,7 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn begin_log(&mut self) -> Result<(), CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still);
         }
@@ -255,12 +277,12 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn rest(&mut self) -> Result<bool, CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         Ok(self.hardware.movable.stop(Unsent::Wait)?)
     }
 
     fn carried(&mut self) -> Result<Carried, CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         if self.motion() != Motion::Still {
             return Err(CarryError::Runs);
         }
@@ -276,7 +298,7 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn may_load(&mut self) -> Result<(), CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still);
         }
@@ -295,7 +317,7 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn replay(&mut self, around: &mut dyn Surroundings) -> Result<Replayed, CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         match self.motion() {
             Motion::Runs => return Err(CarryError::Runs),
             Motion::Stopping => self.rest_by(around)?,
@@ -322,7 +344,7 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
     }
 
     fn leave(&mut self) -> Result<(), CarryError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         if self.motion() != Motion::Still {
             return Err(CarryError::Runs);
         }

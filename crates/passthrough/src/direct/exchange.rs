@@ -73,11 +73,11 @@ impl<H: Hardware> Passthrough<Migratable<H>> {
         there: &mut dyn Surroundings,
         back: &mut dyn Surroundings,
     ) -> Result<(H, Exchanged), ExchangeError> {
-        self.may_be_carried()?;
+        self.may_be_stepped()?;
         if self.motion() != Motion::Runs {
             return Err(CarryError::Still.into());
         }
-        let mut other = Migratable::new(other, self.hardware.model())?;
+        let mut other = self.hardware.another(other)?;
         same_kind(&mut *self.hardware, &mut other)?;
         for region in &self.mapped {
             other.map(region.gpa(), region).map_err(MovingError::from)?;

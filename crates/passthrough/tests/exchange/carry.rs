@@ -19,7 +19,7 @@ fn around<C: Moved>(of: &Shared<C>, sends: bool) -> Around<C> {
 
 impl<C: Moved> Guest<C> {
     /// Its processors stand still, and so does its function.
-    fn rest(&mut self) -> Carried {
+    pub(super) fn rest(&mut self) -> Carried {
         let mut looks = 0;
         while !self.device.rest().expect("it comes to rest") {
             vf(&self.now).step();
@@ -31,10 +31,13 @@ impl<C: Moved> Guest<C> {
     }
 
     /// The same guest on another host: its memory has been copied, its VMM knows nothing of the function yet.
-    fn arrives(&self) -> Self {
+    pub(super) fn arrives(&self) -> Self {
         let (now, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
         let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
-        let device = admitted(hardware, &map);
+        let device = match self.device.hardware().lent() {
+            Some(_) => super::lent::admitted_lending(hardware, &map),
+            None => admitted(hardware, &map),
+        };
         for _ in 0..16 {
             vf(&now).step();
         }
@@ -50,10 +53,11 @@ impl<C: Moved> Guest<C> {
             received: self.received.clone(),
             rx_next: self.rx_next,
             tx_next: self.tx_next,
+            mapped: 0,
         }
     }
 
-    fn replay(&mut self, sends: bool) -> Result<(), CarryError> {
+    pub(super) fn replay(&mut self, sends: bool) -> Result<(), CarryError> {
         let mut around = around(&self.now, sends);
         let replayed = self.device.replay(&mut around)?;
         assert!(replayed.accesses > 0);

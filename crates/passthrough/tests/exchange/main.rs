@@ -2,6 +2,7 @@
 //! which record whoever breaks its rules.
 
 mod carry;
+mod lent;
 mod silicon;
 
 use std::os::fd::OwnedFd;
@@ -12,7 +13,7 @@ use ioplane_memory::{GuestMap, GuestView};
 use ioplane_nic::silicon::QueueRegister::{self, *};
 use ioplane_nic::silicon::spec::*;
 use ioplane_passthrough::{CarryError, ExchangeError, Migratable, Passthrough};
-use ioplane_pci::{Function, Irq, Wire, spec as pci};
+use ioplane_pci::{Function, Irq, PAGE, Wire, spec as pci};
 use silicon::{Around, Moved, Shared, Silicon, Vector, for_each_chip, frame, vf};
 
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 7];
@@ -31,11 +32,25 @@ struct Guest<C: Moved> {
     received: Vec<u8>,
     rx_next: u32,
     tx_next: u32,
+    /// Pages of registers that it uses past the device: bit 0 is page 0.
+    mapped: u64,
+}
+
+/// A file that stands for registers which may be mapped.
+fn zeros() -> Arc<OwnedFd> {
+    Arc::new(OwnedFd::from(std::fs::File::open("/dev/zero").expect("a file")))
 }
 
 /// Served to a guest with this memory.
 fn admitted<C: Moved>(hardware: Silicon<C>, map: &Arc<GuestMap>) -> Passthrough<Migratable<Silicon<C>>> {
     let migratable = Migratable::new(hardware, C::DIRECT).expect("a sound table");
+    admitted_as(migratable, map)
+}
+
+fn admitted_as<C: Moved>(
+    migratable: Migratable<Silicon<C>>,
+    map: &Arc<GuestMap>,
+) -> Passthrough<Migratable<Silicon<C>>> {
     let device = Passthrough::new("nic0", migratable, None).expect("hardware that works");
     let mut quiescent = Quiescent::new(device);
     quiescent.with(|device, proof| {
@@ -57,9 +72,13 @@ impl<C: Moved> Guest<C> {
     fn new() -> Self {
         let (now, hardware) = Silicon::new(GUEST, 1000, BAR_SIZE);
         let map = Arc::new(GuestMap::anonymous(1 << 20).expect("memory"));
-        let (device, vectors) = (admitted(hardware, &map), Default::default());
-        let (view, received) = (GuestView::new(map), Vec::new());
-        let mut guest = Guest { device, now, view, vectors, received, rx_next: 0, tx_next: 0 };
+        Self::with(now, admitted(hardware, &map), map)
+    }
+
+    /// With this function, which it drives from here on.
+    fn with(now: Shared<C>, device: Passthrough<Migratable<Silicon<C>>>, map: Arc<GuestMap>) -> Self {
+        let (view, vectors, received) = (GuestView::new(map), Default::default(), Vec::new());
+        let mut guest = Guest { device, now, view, vectors, received, rx_next: 0, tx_next: 0, mapped: 0 };
         guest.set_up();
         // VFIO waits for the end of a reset.
         for _ in 0..16 {
@@ -84,12 +103,24 @@ impl<C: Moved> Guest<C> {
 
     fn read(&mut self, offset: u64) -> u32 {
         let mut bytes = [0; 4];
-        self.device.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes));
+        if self.has_mapped(offset) {
+            vf(&self.now).read(offset, &mut bytes);
+        } else {
+            self.device.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes));
+        }
         u32::from_le_bytes(bytes)
     }
 
     fn write(&mut self, offset: u64, value: u32) {
-        self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes()));
+        if self.has_mapped(offset) {
+            vf(&self.now).write(offset, &value.to_le_bytes());
+        } else {
+            self.device.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes()));
+        }
+    }
+
+    fn has_mapped(&self, offset: u64) -> bool {
+        self.mapped >> (offset / PAGE) & 1 == 1
     }
 
     fn until(&mut self, bit: u32) {
@@ -184,6 +215,7 @@ impl<C: Moved> Guest<C> {
 
     fn exchange(&mut self, sends: bool) -> Result<(Silicon<C>, Shared<C>), ExchangeError> {
         let (other, hardware) = Silicon::new([2, 0, 0, 0, 0, 9], 77, BAR_SIZE);
+        let hardware = hardware.mapped_from(zeros());
         let (mut there, mut back) = self.around(&other, sends);
         let (former, done) = self.device.exchange(hardware, &mut there, &mut back)?;
         assert!(done.state_bytes <= ioplane_moving::MOST && done.stop_accesses > 0, "{done:?}");
@@ -201,7 +233,7 @@ for_each_chip!(
 );
 
 fn no_vmm_maps_its_registers<C: Moved>() {
-    let file = Arc::new(OwnedFd::from(std::fs::File::open("/dev/zero").expect("a file")));
+    let file = zeros();
     let hardware = Silicon::<C>::new(GUEST, 0, BAR_SIZE).1.mapped_from(file.clone());
     let mut device = admitted(hardware, &Arc::new(GuestMap::anonymous(1 << 20).expect("memory")));
     assert!(device.bars().bar(0).is_some_and(|bar| bar.pages().is_empty()));

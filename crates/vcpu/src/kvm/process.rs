@@ -237,6 +237,14 @@ impl<K: Kernel> Interposer<K> {
         })
     }
 
+    /// Registers of a device are mapped into the guest of the VM that has this descriptor, or no longer. To be called before the slot is set, and
+    /// after it was removed: when this returns, no vCPU interprets an access there, and none will until the range is removed.
+    pub fn device_range(&self, descriptor: i32, address: u64, length: u64, removed: bool) {
+        if let Some(Descriptor::Vm { vm, .. }) = self.known(descriptor) {
+            self.learn_of(vm, || vm.change().device_range(address, length, removed));
+        }
+    }
+
     /// What clustering has done for the vCPU of a descriptor; `None` if it has none, or is in a call.
     pub fn counts(&self, descriptor: i32) -> Option<ClusterCounts> {
         let Some(Descriptor::Vcpu { busy, vcpu, .. }) = self.known(descriptor) else { return None };

@@ -108,6 +108,8 @@ pub struct VmState {
     controller: InterruptController,
     timer: bool,
     events: Vec<EventRange>,
+    /// Memory of devices that the guest reaches past the VMM: address and bytes.
+    devices: Vec<(u64, u64)>,
     vcpus: u32,
     remote_flush: bool,
     time_stamp_scaled: bool,
@@ -167,6 +169,17 @@ impl VmState {
         }
     }
 
+    /// A device's registers are mapped into the guest, by a slot that is not in `slots`: all accesses there are left to KVM.
+    pub fn device_range(&mut self, address: u64, length: u64, removed: bool) {
+        if removed {
+            if let Some(at) = self.devices.iter().position(|other| *other == (address, length)) {
+                self.devices.swap_remove(at);
+            }
+        } else {
+            self.devices.push((address, length));
+        }
+    }
+
     /// From now on nothing of this VM is interpreted, until [`VmState::allow`].
     pub fn refuse(&mut self, obstacle: ClusterObstacle) {
         self.obstacles.insert(obstacle);
@@ -196,6 +209,11 @@ impl VmState {
         })
     }
 
+    fn device(&self, address: u64, size: OperandSize) -> bool {
+        let end = address.saturating_add(size.bytes());
+        self.devices.iter().any(|(first, length)| address < first.saturating_add(*length) && *first < end)
+    }
+
     /// Whether an access to ports is answered by the VMM and nowhere else.
     pub fn port_leaves_kernel(&self, port: u16, size: OperandSize, write: bool) -> bool {
         let last = u64::from(port) + size.bytes() - 1;
@@ -220,7 +238,7 @@ impl VmState {
         let page = address & !0xfff;
         let controller =
             page == apic_page || self.controller == InterruptController::Kernel && page == IOAPIC;
-        !(controller || write && self.event(false, address, size))
+        !(controller || self.device(address, size) || write && self.event(false, address, size))
     }
 }
 
@@ -274,6 +292,22 @@ mod tests {
         assert!(!vm.port_leaves_kernel(0xc010, Word, true));
         vm.event_range(true, 0xc010, 0, true);
         assert!(vm.port_leaves_kernel(0xc010, Word, true));
+    }
+
+    #[test]
+    fn registers_that_the_guest_has_mapped() {
+        let mut vm = kernel();
+        vm.device_range(0xfe00_1000, 0x3000, false);
+        for address in [0xfe00_1000, 0xfe00_3ffc, 0xfe00_0ffe] {
+            assert!(!vm.address_leaves_kernel(address, Dword, false, 0), "{address:x}");
+            assert!(!vm.address_leaves_kernel(address, Dword, true, 0), "{address:x}");
+        }
+        assert!(vm.address_leaves_kernel(0xfe00_0ffc, Dword, true, 0), "in front of them");
+        assert!(vm.address_leaves_kernel(0xfe00_4000, Byte, false, 0), "behind them");
+        vm.device_range(0xfe00_1000, 0x1000, true);
+        assert!(!vm.address_leaves_kernel(0xfe00_1000, Dword, true, 0), "another range");
+        vm.device_range(0xfe00_1000, 0x3000, true);
+        assert!(vm.address_leaves_kernel(0xfe00_1000, Dword, true, 0));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Measured {
     pub failover: Vec<Moved>,
     pub stops: Vec<Stop>,
     pub runtime: Option<Result<Runtime, String>>,
+    /// The same with registers that are mapped.
+    pub mapped: Option<Result<Runtime, String>>,
     /// The same with a driver that cooperates.
     pub cooperating: Option<Result<Runtime, String>>,
     /// Parts that ended with an error.
@@ -149,6 +151,7 @@ impl Measured {
             None => (null(key, NOT_RUN), Value::Null),
         };
         let (percent, runtime) = cost("runtime_cost_percent", &self.runtime);
+        let (mapped_percent, mapped) = cost("mapped_cost_percent", &self.mapped);
         let (cooperating_percent, cooperating) = cost("cooperating_cost_percent", &self.cooperating);
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
         for (part, error) in &self.failed {
@@ -161,6 +164,8 @@ impl Measured {
             "failover": times(&self.failover),
             "runtime_cost_percent": percent,
             "runtime": runtime,
+            "mapped_cost_percent": mapped_percent,
+            "mapped": mapped,
             "cooperating_cost_percent": cooperating_percent,
             "cooperating": cooperating,
             "pages_missed": pages_missed,
@@ -221,6 +226,7 @@ pub fn table(figures: &Value) -> String {
         "migrations",
         "memories",
         "runtime",
+        "mapped",
         "cooperating",
         "not_measured",
     ] {

@@ -171,9 +171,13 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let runtime = cost::runtime(&l1, &both[0], Moves::ByTable, limit);
         say(&format!("while nothing moves: {runtime:?}"));
         measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
+        let mapped =
+            both[0].maps("migratable").and_then(|()| cost::runtime(&l1, &both[0], Moves::Mapped, limit));
+        say(&format!("while nothing moves, with registers that are mapped: {mapped:?}"));
+        measured.mapped = Some(mapped.map_err(|error| format!("{error:#}")));
         let module = l1.host.cooperating(CoopDriver::Igbvf, &say);
         let cooperating = module.and_then(|module| {
-            both[0].cooperates()?;
+            both[0].maps("cooperating")?;
             cost::runtime(&l1, &both[0], Moves::ByDriver(&module), limit)
         });
         say(&format!("while nothing moves, with a driver that cooperates: {cooperating:?}"));

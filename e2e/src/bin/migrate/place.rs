@@ -105,12 +105,12 @@ impl Side<'_> {
         self.daemon.text(&format!("pci add {ORIGINAL} --host {second} --mode passthrough")).map(drop)
     }
 
-    /// Adds the first one anew, for a driver that cooperates and maps its registers. No guest has it.
-    pub fn cooperates(&self) -> Result<()> {
+    /// Adds the first one anew, in that mode and with registers that are mapped. No guest has it.
+    pub fn maps(&self, mode: &str) -> Result<()> {
         let first = self.functions.first().context("a function")?;
         // Its last guest may be about to leave.
         self.daemon.text("pci remove nic0 --force")?;
-        self.daemon.text(&format!("pci add nic0 --host {first} --mode cooperating --mapped")).map(drop)
+        self.daemon.text(&format!("pci add nic0 --host {first} --mode {mode} --mapped")).map(drop)
     }
 }
 

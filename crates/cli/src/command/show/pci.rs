@@ -184,6 +184,11 @@ pub fn function(function: &FunctionReport) -> String {
         };
         line("guest's driver", driver);
     }
+    match function.mapped_pages {
+        None => {}
+        Some(0) => line("mapped registers", "none: every access of its guest exits".to_owned()),
+        Some(pages) => line("mapped registers", format!("{pages} pages, until it is moved")),
+    }
     if !function.hardware_faults.is_empty() {
         line("hardware's faults", counted(&function.hardware_faults));
     }

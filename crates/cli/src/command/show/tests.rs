@@ -46,6 +46,7 @@ pub fn function(name: &str) -> FunctionReport {
         step: None,
         port: None,
         cooperation: None,
+        mapped_pages: None,
     }
 }
 
