@@ -18,7 +18,7 @@ nightly_limit() {
     fresh-reverse) echo 2400 ;;
     fuzz) echo 2400 ;;
     clusters) echo 3600 ;;
-    moves) echo 5400 ;;
+    moves) echo 7200 ;;
     *) echo 1800 ;;
     esac
 }
