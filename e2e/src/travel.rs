@@ -53,7 +53,6 @@ impl L1 {
     /// The same with words before the command, as [`L1::interposed`] gives them.
     pub fn traveller_by(&self, before: &str, name: &str, args: &str) -> Result<L2<'_>> {
         let guest = self.debian_after(before, Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
-        // fq_codel drops what waits for long, and here everything does.
         guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
         Ok(guest)
     }
