@@ -58,6 +58,8 @@ struct ioplane_coop {
 	/* What `moves` was when the function was brought back last. */
 	u32 moves;
 	bool filters;
+	/* The page is announced and believed. */
+	bool believed;
 	/* Of those who may sleep. */
 	struct mutex turn;
 	struct delayed_work work;
@@ -113,6 +115,11 @@ void __ioplane_coop_touch(const void *from, unsigned int len)
 	}
 }
 
+bool __ioplane_coop_counts(struct ioplane_coop *coop)
+{
+	return READ_ONCE(coop->believed);
+}
+
 u64 __ioplane_coop_counter(struct ioplane_coop *coop, u32 reg)
 {
 	unsigned int i;
@@ -139,9 +146,18 @@ void ioplane_coop_add(struct ioplane_coop *coop, u32 operation, u32 offset, u64 
 	coop->page->entries = cpu_to_le32(number + 1);
 }
 
+/* The lock is held: a writer that has it keeps the page until it gives it back. */
+static void coop_withdraw(struct ioplane_coop *coop)
+{
+	WRITE_ONCE(coop->believed, false);
+	pci_write_config_dword(coop->pdev, coop->capability + IOPLANE_COOP_CAP_CONTROL, 0);
+}
+
 void __ioplane_coop_withdraw(struct ioplane_coop *coop)
 {
-	pci_write_config_dword(coop->pdev, coop->capability + IOPLANE_COOP_CAP_CONTROL, 0);
+	__ioplane_coop_begin(coop);
+	coop_withdraw(coop);
+	__ioplane_coop_end(coop);
 }
 
 void __ioplane_coop_announce(struct ioplane_coop *coop)
@@ -155,13 +171,14 @@ void __ioplane_coop_announce(struct ioplane_coop *coop)
 	for (i = 0; i < coop->driver->counters_len; i++)
 		ioplane_coop_add(coop, IOPLANE_COOP_COUNTER, coop->driver->counters[i], 0);
 	if (!coop->driver->list(coop->adapter, coop)) {
-		__ioplane_coop_withdraw(coop);
+		coop_withdraw(coop);
 		return;
 	}
 	pci_write_config_dword(pdev, coop->capability + IOPLANE_COOP_CAP_LOW, lower_32_bits(gpa));
 	pci_write_config_dword(pdev, coop->capability + IOPLANE_COOP_CAP_HIGH, upper_32_bits(gpa));
 	pci_write_config_dword(pdev, coop->capability + IOPLANE_COOP_CAP_CONTROL, IOPLANE_COOP_ANNOUNCE);
 	pci_read_config_dword(pdev, coop->capability + IOPLANE_COOP_CAP_CONTROL, &state);
+	WRITE_ONCE(coop->believed, state == IOPLANE_COOP_BELIEVED);
 	if (state != IOPLANE_COOP_BELIEVED)
 		dev_warn(&pdev->dev, "the page for moves is refused: this function cannot be moved\n");
 }
@@ -236,7 +253,8 @@ static void coop_wake(struct ioplane_coop *coop)
 {
 	struct net_device *netdev = coop->netdev;
 
-	if (netif_running(netdev) && netif_carrier_ok(netdev) && coop->driver->is_up(coop->adapter))
+	/* Without a link nothing is handed over in any case, and a queue that is stopped then stays so. */
+	if (netif_running(netdev) && coop->driver->is_up(coop->adapter))
 		netif_tx_wake_all_queues(netdev);
 }
 
@@ -251,13 +269,13 @@ static void coop_work(struct work_struct *work)
 		coop_resume(coop);
 		coop->driver->flush(coop->adapter);
 		__ioplane_coop_leave(coop);
+		/* Whoever takes the rings away needs the turn. */
+		coop_wake(coop);
 	} else {
 		coop_wait(coop);
 	}
 	mutex_unlock(&coop->turn);
-	if (taken)
-		coop_wake(coop);
-	else
+	if (!taken)
 		schedule_delayed_work(&coop->work, 1);
 }
 
@@ -332,8 +350,8 @@ void ioplane_coop_remove(struct ioplane_coop **of)
 
 	if (!coop)
 		return;
-	cancel_delayed_work_sync(&coop->work);
 	__ioplane_coop_withdraw(coop);
+	cancel_delayed_work_sync(&coop->work);
 	*of = NULL;
 	free_page((unsigned long)coop->page);
 	kfree(coop);

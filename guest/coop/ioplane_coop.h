@@ -29,6 +29,9 @@
 /* Entries that a page has room for. */
 #define IOPLANE_COOP_MOST	252
 
+/* How long a physical function may not answer, in jiffies: others wait for the turn meanwhile. */
+#define IOPLANE_COOP_PATIENCE	(5 * HZ)
+
 /* The vendor-specific capability: where its words are, and what is written to the last one and read from it. */
 #define IOPLANE_COOP_CAP_ID	0x09
 #define IOPLANE_COOP_CAP_LEN	20
@@ -60,7 +63,7 @@ struct ioplane_coop_driver {
 	 * `copied`: memory is a copy, and what the device has written since the driver looked is not believed.
 	 */
 	int (*replay)(void *adapter, bool copied);
-	/* That has failed: resets the function. */
+	/* That has failed: resets the function. Neither takes much longer than IOPLANE_COOP_PATIENCE. */
 	void (*reset)(void *adapter);
 	/* Tells the physical function its filters. */
 	void (*filters)(void *adapter);
@@ -91,6 +94,8 @@ void __ioplane_coop_leave(struct ioplane_coop *coop);
 void __ioplane_coop_begin(struct ioplane_coop *coop);
 void __ioplane_coop_end(struct ioplane_coop *coop);
 void __ioplane_coop_touch(const void *from, unsigned int len);
+/* Whether counters are kept in the page; else they are registers. */
+bool __ioplane_coop_counts(struct ioplane_coop *coop);
 u64 __ioplane_coop_counter(struct ioplane_coop *coop, u32 reg);
 void __ioplane_coop_later(struct ioplane_coop *coop);
 void __ioplane_coop_filters_later(struct ioplane_coop *coop);
@@ -99,7 +104,7 @@ void __ioplane_coop_filters_later(struct ioplane_coop *coop);
 	do { if (unlikely((adapter)->coop)) call; } while (0)
 /* The rings are what they will be until the next time. The lock is held. */
 #define ioplane_coop_announce(adapter)	ioplane_coop_if(adapter, __ioplane_coop_announce((adapter)->coop))
-/* The page is no longer there, until it is announced again: whoever boots next does not know of it. */
+/* The page is no longer there, until it is announced again: whoever boots next does not know of it. Takes the lock. */
 #define ioplane_coop_withdraw(adapter)	ioplane_coop_if(adapter, __ioplane_coop_withdraw((adapter)->coop))
 /* The read lock, from any context. false: not now; call ioplane_coop_later(). */
 #define ioplane_coop_enter(adapter)	(likely(!(adapter)->coop) || __ioplane_coop_enter((adapter)->coop))

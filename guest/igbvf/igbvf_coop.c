@@ -66,9 +66,9 @@ static int coop_say_reset(struct igbvf_adapter *adapter)
 	struct e1000_hw *hw = &adapter->hw;
 	struct e1000_mbx_info *mbx = &hw->mbx;
 	u32 msg[3];
-	int tries;
+	unsigned long end = jiffies + IOPLANE_COOP_PATIENCE;
 
-	for (tries = 0; tries < 50; tries++) {
+	do {
 		s32 err;
 
 		spin_lock_bh(&hw->mbx_lock);
@@ -91,7 +91,7 @@ static int coop_say_reset(struct igbvf_adapter *adapter)
 			return 0;
 		}
 		msleep(20);
-	}
+	} while (time_before(jiffies, end));
 	return -EIO;
 }
 

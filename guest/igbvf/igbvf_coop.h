@@ -16,5 +16,6 @@ void igbvf_set_rlpml(struct igbvf_adapter *adapter);
 
 /* A statistics register, as it goes on over moves; of memory, without an exit. */
 #define igbvf_coop_counter(adapter, reg) \
-	((adapter)->coop ? (u32)__ioplane_coop_counter((adapter)->coop, reg) : readl((adapter)->hw.hw_addr + (reg)))
+	((adapter)->coop && __ioplane_coop_counts((adapter)->coop) ? \
+	 (u32)__ioplane_coop_counter((adapter)->coop, reg) : readl((adapter)->hw.hw_addr + (reg)))
 #endif

@@ -114,12 +114,12 @@ static int coop_say_reset(struct ixgbevf_adapter *adapter)
 {
 	struct ixgbe_hw *hw = &adapter->hw;
 	u32 msg[IXGBE_VF_PERMADDR_MSG_LEN];
-	int tries;
+	unsigned long end = jiffies + IOPLANE_COOP_PATIENCE;
 
 	hw->api_version = ixgbe_mbox_api_10;
 	hw->mbx.ops.init_params(hw);
 	memcpy(&hw->mbx.ops, &ixgbevf_mbx_ops_legacy, sizeof(hw->mbx.ops));
-	for (tries = 0; tries < 50; tries++) {
+	do {
 		s32 err;
 
 		spin_lock_bh(&adapter->mbx_lock);
@@ -139,7 +139,7 @@ static int coop_say_reset(struct ixgbevf_adapter *adapter)
 			return 0;
 		}
 		msleep(20);
-	}
+	} while (time_before(jiffies, end));
 	return -EIO;
 }
 

@@ -6,8 +6,9 @@ use std::ffi::c_int;
 use ioplane_vcpu::kvm::{HoldPage, VcpuStop};
 
 /// How often a vCPU looks, a millisecond apart at least, until it comes back although nobody has said so: whoever asked for it may be gone. First while it is
-/// not known for what it is wanted, then while it is kept. QEMU waits for it meanwhile.
-const ASKED: u32 = 10_000;
+/// not known for what it is wanted, then while it is kept. QEMU waits for it meanwhile: for a reset of the guest and `stop` its main loop, so that its monitors
+/// do not say what it is wanted for. A little more than the QEMU at the destination may take to be found.
+const ASKED: u32 = 4_500;
 const KEPT: u32 = 60_000;
 
 /// A call of KVM_RUN, on the vCPU's thread. `inside` is kept by the caller for the vCPU, and `false` at first. `enter` makes the call, `wanted` says whether the

@@ -321,11 +321,16 @@ impl<F: Lends> Lending<F> {
     }
 
     async fn hand(&mut self, lent: Lent) {
-        let Some(line) = &self.line else { return self.settle().await };
+        // The function's thread took its time: it may be another VMM's by now.
+        let now = self.function.client();
+        let Some(line) = self.line.as_ref().filter(|line| Some(line.client) == now) else {
+            return self.settle().await;
+        };
         self.number += 1;
         let number = self.number;
         let message = PageMessage::Lend { number, pages: lent.pages, at: lent.at };
-        match line.send(message, Some(&lent)).await {
+        let sent = timeout(BACK, line.send(message, Some(&lent))).await;
+        match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(sent) => {
                 self.loan = Some(Loan { number, client: line.client, all: lent.all });
                 if sent < PageMessage::BYTES {
@@ -347,8 +352,9 @@ impl<F: Lends> Lending<F> {
                 "the library in its VMM's process has some of its registers mapped, and is gone".to_owned()
             };
             let line = self.line.as_ref().ok_or_else(gone)?;
-            line.send(PageMessage::Take { number }, None).await.map_err(|_| gone())?;
             let end = Instant::now() + BACK;
+            let sent = timeout_at(end, line.send(PageMessage::Take { number }, None)).await;
+            sent.map_err(|_| gone())?.map_err(|_| gone())?;
             while self.loan.is_some() {
                 let Ok(message) = timeout_at(end, Line::next(&mut self.line)).await else {
                     return Err(format!(

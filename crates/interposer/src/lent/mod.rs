@@ -175,6 +175,14 @@ pub(crate) fn around(vm: c_int, region: &kvm_userspace_memory_region, made: impl
     result
 }
 
+/// Nobody calls [`around`] any more: nothing is shown.
+pub(crate) fn end() {
+    if !OFF.swap(true, Ordering::Relaxed) {
+        let mut follower = lock();
+        let _ = catch_unwind(AssertUnwindSafe(|| follower.end(&Kernel)));
+    }
+}
+
 /// A descriptor is another VM's now.
 pub(crate) fn forget(vm: c_int) {
     guarded(|follower| follower.forget(vm));

@@ -165,6 +165,7 @@ fn settle(mut follower: MutexGuard<'_, Follower<FoundRegisters>>, well: bool) {
     if !well && ON.swap(false, Ordering::Relaxed) {
         let direct = Kernel(&crate::kernel::ioctl);
         let _ = catch_unwind(AssertUnwindSafe(|| follower.end(&direct)));
+        lent::end();
     }
     WAITING.store(follower.waiting(), Ordering::Relaxed);
 }

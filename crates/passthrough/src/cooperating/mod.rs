@@ -287,6 +287,14 @@ impl<H: Hardware> Cooperating<H> {
         outcome
     }
 
+    /// After an access of the driver's: its counters are not much older than that.
+    fn refresh(&mut self) {
+        if self.shared.is_some() && self.counted.elapsed() >= FRESH {
+            // The access itself has worked.
+            let _ = self.count();
+        }
+    }
+
     /// From here on the function counts from what it says now: it is another one, or was reset.
     fn count_from_here(&mut self) -> Result<(), HardwareError> {
         let Some(mut shared) = self.shared.take() else { return Ok(()) };
@@ -383,10 +391,7 @@ impl<H: Hardware> Hardware for Cooperating<H> {
         }
         self.accesses += 1;
         self.hardware.read(bar, offset, out)?;
-        if self.shared.is_some() && self.counted.elapsed() >= FRESH {
-            // The read itself has worked.
-            let _ = self.count();
-        }
+        self.refresh();
         Ok(())
     }
 
@@ -397,7 +402,9 @@ impl<H: Hardware> Hardware for Cooperating<H> {
             return Ok(());
         }
         self.accesses += 1;
-        self.hardware.write(bar, offset, bytes)
+        self.hardware.write(bar, offset, bytes)?;
+        self.refresh();
+        Ok(())
     }
 
     fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {

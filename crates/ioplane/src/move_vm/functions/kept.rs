@@ -149,17 +149,24 @@ impl Functions<'_> {
 
     /// The move has not come about: QEMU has its vCPUs back, and ends the migration. Says whether they enter no guest yet.
     pub(super) fn end_keeping(&mut self, monitor: &mut Monitor) -> Result<bool> {
-        let (state, migration) = (monitor.state()?, monitor.migration()?);
+        let seen = monitor.state().and_then(|state| Ok((state, monitor.migration()?)));
+        let (state, migration) = seen.inspect_err(|_| {
+            // It may wait for a vCPU: then nobody else would let that go.
+            let _ = self.say(StopWord::Free);
+            self.kept = false;
+        })?;
         let stands = state == "finish-migrate" && matches!(migration.as_str(), "setup" | "active");
         if stands {
             self.hold_here();
         }
         // Nobody else stops it before all of the guest is there.
-        if stands || self.attended && is_under_way(&migration) {
-            monitor.execute("migrate_cancel", &json!({}))?;
-        }
+        let cancelled = match stands || self.attended && is_under_way(&migration) {
+            true => monitor.execute("migrate_cancel", &json!({})).map(drop),
+            false => Ok(()),
+        };
         let freed = self.say(StopWord::Free);
         self.kept = false;
+        cancelled?;
         // Of a move that was broken off nobody knows whether they were kept; the library gives up by itself, too.
         if self.attended {
             freed?;
