@@ -90,6 +90,7 @@ nightly_moves() {
         echo "round $round"
         stage_e2e vf_move && stage_e2e vf_mishaps && stage_e2e attended && stage_e2e virsh && stage_e2e coop_move || return 1
     done
+    IOPLANE_MOVES_INSIDE=${IOPLANE_MOVES_INSIDE:-20} stage_e2e coop || return 1
     stage_e2e mediated_move && stage_e2e e1000e && stage_e2e ixgbevf && stage_e2e ixgbevf_coop
 }
 

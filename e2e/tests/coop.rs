@@ -16,8 +16,8 @@ const GUEST: &str = "cooperates";
 /// Pings that are under way while functions change, and how often they do.
 const PINGS: u32 = 150;
 const MOVES: u32 = 4;
-/// Moves inside of operations.
-const INSIDE: usize = 20;
+/// Moves inside of operations, at night: the stage has guests that hang in them (docs/decisions/0078).
+const INSIDE: &str = "IOPLANE_MOVES_INSIDE";
 
 /// `ethtool -S`, by its system call.
 const ETHTOOL: &str = r#"
@@ -158,10 +158,13 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
         (100..100_000).contains(&more(0)) && (100..100_000).contains(&more(1)),
         "counters fell, or stand still"
     );
-    news("moves inside of what the driver does");
-    let both = [functions[0].as_str(), functions[1].as_str()];
-    let rounds = moves_inside_operations(&guest, &daemon, both, "igbvf", INSIDE).with_context(context)?;
-    eprintln!("{INSIDE} moves in {rounds} rounds of operations");
+    let inside = std::env::var(INSIDE).ok().map(|count| count.parse()).transpose().context(INSIDE)?;
+    if let Some(count) = inside {
+        news("moves inside of what the driver does");
+        let both = [functions[0].as_str(), functions[1].as_str()];
+        let rounds = moves_inside_operations(&guest, &daemon, both, "igbvf", count).with_context(context)?;
+        eprintln!("{count} moves in {rounds} rounds of operations");
+    }
     guest.kill()?;
     daemon.text("pci remove nic0 --force")?;
     daemon.stop()?;

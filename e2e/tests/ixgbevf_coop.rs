@@ -22,6 +22,8 @@ const RATE: u32 = 300;
 const STREAM: u32 = 65536;
 /// Moves inside of operations.
 const INSIDE: usize = 40;
+/// Fewer timer interrupts: on this stage one is now and then delivered to a processor that has interrupts off (docs/decisions/0078).
+const PERIODIC: &str = "highres=off nohz=off";
 const LOAD: &str = "insmod /folder/ixgbevf.ko";
 
 fn sent(guest: &L2<'_>) -> Result<u64> {
@@ -38,7 +40,7 @@ fn changes_functions(silicon: &Silicon, module: &Path, news: &dyn Fn(&str)) -> R
     let context = || silicon.said(&[&daemon]);
     // Two processors: two queues each way, and frames that are shared out to them.
     let args = format!("-smp 2 {}", daemon.guest_args(&["nic0"], 256)?);
-    let guest = l1.debian_by(Version::Newer, "nested", &args, "").with_context(context)?;
+    let guest = l1.debian_by(Version::Newer, "nested", &args, PERIODIC).with_context(context)?;
     news("the guest is up");
     // The original announces nothing: it is not moved.
     guest.raise_vf("ixgbevf", "modprobe ixgbevf").with_context(context)?;
@@ -82,7 +84,11 @@ fn changes_functions(silicon: &Silicon, module: &Path, news: &dyn Fn(&str)) -> R
     let left =
         |read: &[ioplane_e2e::silicon::Reading]| read.iter().map(|function| function.sent).sum::<u64>();
     let (sent, left) = (sent - sent_before.0, left(&read) - left(&sent_before.1));
-    ensure!(left == sent && read[1].sent > 0, "the driver has sent {sent}, and {left} have left: {read:?}");
+    // It counts a frame when it cleans the ring, up to eight descriptors later.
+    ensure!(
+        left.abs_diff(sent) <= 8 && read[1].sent > 0,
+        "the driver has sent {sent}, and {left} have left: {read:?}"
+    );
     right(&driven, 4).with_context(context)?;
     let after = guest.run(NOTICED)?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
