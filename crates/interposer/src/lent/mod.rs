@@ -150,7 +150,13 @@ fn guarded<T>(work: impl FnOnce(&mut Follower<Arc<Line>, DevicePages>) -> T) -> 
 
 /// After a fault of ours nothing is shown any more: nobody would follow the VMM's slots.
 fn settle(mut follower: MutexGuard<'_, Follower<Arc<Line>, DevicePages>>, well: bool) {
-    if !well && !OFF.swap(true, Ordering::Relaxed) {
+    if !well {
+        end_of(&mut follower);
+    }
+}
+
+fn end_of(follower: &mut Follower<Arc<Line>, DevicePages>) {
+    if !OFF.swap(true, Ordering::Relaxed) {
         let _ = catch_unwind(AssertUnwindSafe(|| follower.end(&Kernel)));
     }
 }
@@ -177,10 +183,7 @@ pub(crate) fn around(vm: c_int, region: &kvm_userspace_memory_region, made: impl
 
 /// Nobody calls [`around`] any more: nothing is shown.
 pub(crate) fn end() {
-    if !OFF.swap(true, Ordering::Relaxed) {
-        let mut follower = lock();
-        let _ = catch_unwind(AssertUnwindSafe(|| follower.end(&Kernel)));
-    }
+    end_of(&mut lock());
 }
 
 /// A descriptor is another VM's now.
