@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use etherparse::{SlicedPacket, TransportSlice};
+
 /// What a direction does to frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Conditions {
@@ -23,15 +25,12 @@ impl Default for Conditions {
     }
 }
 
-/// Most bytes of a frame without data: what asks for an address, or acknowledges.
-const BARE: usize = 200;
-
 /// What became of frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RelayCounts {
     /// Came out.
     pub carried: u64,
-    /// Bytes of those of them that carry data: more than asks for an address, or acknowledges.
+    /// Bytes of TCP's data in those of them: a frame that asks for an address, acknowledges or ends has none.
     pub data_bytes: u64,
     /// Were lost at random.
     pub lost: u64,
@@ -133,12 +132,25 @@ impl DelayLine {
 }
 
 fn data_bytes(frame: &[u8]) -> u64 {
-    if frame.len() > BARE { frame.len() as u64 } else { 0 }
+    match SlicedPacket::from_ethernet(frame).map(|packet| packet.transport) {
+        Ok(Some(TransportSlice::Tcp(segment))) => segment.payload().len() as u64,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use etherparse::PacketBuilder;
+
     use super::*;
+
+    /// A segment of TCP.
+    fn segment(data: &[u8]) -> Vec<u8> {
+        let headers = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        let mut frame = Vec::new();
+        headers.tcp(1, 2, 3, 4).ack(5).write(&mut frame, data).unwrap();
+        frame
+    }
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -188,12 +200,13 @@ mod tests {
     fn what_was_not_taken_was_not_carried() {
         let now = Instant::now();
         let mut line = DelayLine::new(1, Conditions::default());
-        [1000, BARE].iter().for_each(|bytes| line.offer(now, &vec![0; *bytes]));
+        // A request, what acknowledges, and what asks for an address.
+        [segment(&[7; 28]), segment(&[]), vec![0; 60]].iter().for_each(|frame| line.offer(now, frame));
         let frames: Vec<Vec<u8>> = std::iter::from_fn(|| line.take(now)).collect();
-        let carried = RelayCounts { carried: 2, data_bytes: 1000, ..RelayCounts::default() };
+        let carried = RelayCounts { carried: 3, data_bytes: 28, ..RelayCounts::default() };
         assert_eq!(line.counts(), carried);
         frames.iter().for_each(|frame| line.refused(frame));
-        assert_eq!(line.counts(), RelayCounts { refused: 2, ..RelayCounts::default() });
+        assert_eq!(line.counts(), RelayCounts { refused: 3, ..RelayCounts::default() });
     }
 
     #[test]
