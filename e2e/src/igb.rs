@@ -140,9 +140,8 @@ impl L2<'_> {
 
     /// The same of this driver, which `load` loads.
     pub fn raise_vf(&self, driver: &str, load: &str) -> Result<()> {
-        // fq_codel drops what waits for long, and here everything does.
         let script = format!(
-            "set -e; echo pfifo_fast >/proc/sys/net/core/default_qdisc; {load}; bb=/folder/busybox
+            "set -e; {load}; bb=/folder/busybox
              name=$(ls /sys/bus/pci/drivers/{driver}/*/net)
              $bb ip addr replace {GUEST_IP}/24 dev $name; $bb ip link set $name up
              for try in 1 2 3 4 5 6 7 8 9 10; do

@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 /// How often a file that the guest writes is looked for.
 const LOOK: Duration = Duration::from_millis(30);
 const MINUTE: Duration = Duration::from_secs(60);
+/// Words for a guest's kernel. fq_codel, Debian's default, drops what has waited for long, and on this stage everything does.
+pub(crate) const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 sysctl.net.core.default_qdisc=pfifo_fast";
+/// More of them: fewer timer interrupts. On this stage one is now and then delivered to a processor that has interrupts off, and the guest hangs
+/// (docs/decisions/0078).
+pub const PERIODIC: &str = "highres=off nohz=off";
 
 /// What a guest is booted from.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +121,7 @@ impl L1 {
         let qemu = self.start(&format!(
             "exec env {before} {program}{words} -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
              {named} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
-             -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
+             -append '{KERNEL_WORDS} {append}' \
              -fsdev local,id=folder,path={path},security_model=none \
              -qmp unix:/tmp/{name}.qmp,server=on,wait=off \
              {root} -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",

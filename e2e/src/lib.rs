@@ -67,7 +67,7 @@ pub use igb::VirtualFunctions;
 pub use inner::Inner;
 pub use ioplane_guest_load::{network, protocol};
 pub use l1::{Job, L1};
-pub use l2::{L2, Parts};
+pub use l2::{L2, PERIODIC, Parts};
 pub use lan::Lan;
 pub use migration::Travelled;
 pub use module::HotModule;

@@ -3,7 +3,7 @@
 
 use crate::inner::Inner;
 use crate::l1::L1;
-use crate::l2::L2;
+use crate::l2::{L2, PERIODIC};
 use crate::process::built;
 use crate::version::Version;
 use anyhow::{Context, Result};
@@ -52,9 +52,7 @@ impl L1 {
 
     /// The same with words before the command, as [`L1::interposed`] gives them.
     pub fn traveller_by(&self, before: &str, name: &str, args: &str) -> Result<L2<'_>> {
-        let guest = self.debian_after(before, Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
-        guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
-        Ok(guest)
+        self.debian_after(before, Version::Newer, name, &format!("{args} {}", ways(name)), PERIODIC)
     }
 
     /// Starts a QEMU where such a guest can arrive, at `/tmp/NAME.in`; it stands still there until somebody lets it go on.

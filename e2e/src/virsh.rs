@@ -3,7 +3,7 @@
 
 use crate::assets::{News, newer_libvirt};
 use crate::l1::{Job, L1};
-use crate::l2::L2;
+use crate::l2::{KERNEL_WORDS, L2, PERIODIC};
 use crate::libvirt::{HERE, HOST, configuration};
 use crate::sides::Side;
 use crate::travel::VM;
@@ -114,7 +114,7 @@ impl<'a> Virsh<'a> {
         put(&mut domain, "<vcpu>1</vcpu>", "<vcpu>2</vcpu>")?;
         let boot = format!(
             "<kernel>{kernel}</kernel><initrd>{initrd}</initrd>\
-             <cmdline>console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0</cmdline>"
+             <cmdline>{KERNEL_WORDS} {PERIODIC}</cmdline>"
         );
         put(&mut domain, "<boot dev='network'/>", &boot)?;
         let clock = "</features><clock offset='utc'><timer name='hpet' present='no'/></clock>";
@@ -153,9 +153,7 @@ impl<'a> Virsh<'a> {
         // What the console says is read there.
         let console = format!("tail -n +1 -F {}/web.log >{}", self.daemon, log.display());
         let console = self.l1.start(&console)?;
-        let guest = self.l1.started(folder, console)?;
-        guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
-        Ok(guest)
+        self.l1.started(folder, console)
     }
 
     /// Whether it has the VM.

@@ -7,7 +7,7 @@ use ioplane_e2e::coop::moves_inside_operations;
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::l2::L2;
 use ioplane_e2e::nics::Pings;
-use ioplane_e2e::{Inner, L1, Version};
+use ioplane_e2e::{Inner, L1, PERIODIC, Version};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,7 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
     let daemon = l1.serve("cooperating", "")?;
     daemon.text(&format!("pci add nic0 --host {} --mode cooperating", functions[0]))?;
     let args = daemon.guest_args(&["nic0"], 256)?;
-    let guest = l1.debian_by(Version::Newer, GUEST, &args, "")?;
+    let guest = l1.debian_by(Version::Newer, GUEST, &args, PERIODIC)?;
     news("the guest is up");
     let context = || {
         let kernel = guest.run("dmesg | tail -n 40").unwrap_or_default();

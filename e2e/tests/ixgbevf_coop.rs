@@ -10,7 +10,7 @@ use ioplane_e2e::process::built;
 use ioplane_e2e::sides::{moves, right, told};
 use ioplane_e2e::silicon::{FUNCTIONS, NOTICED, Silicon};
 use ioplane_e2e::travel::PORT;
-use ioplane_e2e::{L2, Version};
+use ioplane_e2e::{L2, PERIODIC, Version};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -22,8 +22,6 @@ const RATE: u32 = 300;
 const STREAM: u32 = 65536;
 /// Moves inside of operations.
 const INSIDE: usize = 40;
-/// Fewer timer interrupts: on this stage one is now and then delivered to a processor that has interrupts off (docs/decisions/0078).
-const PERIODIC: &str = "highres=off nohz=off";
 const LOAD: &str = "insmod /folder/ixgbevf.ko";
 
 fn sent(guest: &L2<'_>) -> Result<u64> {

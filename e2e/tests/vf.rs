@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::l2::L2;
 use ioplane_e2e::nics::Pings;
-use ioplane_e2e::{Inner, L1, Version};
+use ioplane_e2e::{Inner, L1, PERIODIC, Version};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -101,7 +101,7 @@ fn another_function_takes_the_place_of_one_that_a_stock_guest_drives() -> Result
     let daemon = l1.serve("migrating", "")?;
     daemon.text(&format!("pci add nic0 --host {} --mode migratable", functions[0]))?;
     let args = daemon.guest_args(&["nic0"], 256)?;
-    let guest = l1.debian_by(Version::Newer, GUEST, &args, "")?;
+    let guest = l1.debian_by(Version::Newer, GUEST, &args, PERIODIC)?;
     news("the guest is up");
     let context = || format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said());
     guest.raise_igbvf().and_then(|()| pinged(&guest, 50)).with_context(context)?;

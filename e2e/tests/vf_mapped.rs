@@ -7,7 +7,7 @@ use ioplane_e2e::nics::Pings;
 use ioplane_e2e::sides::{
     Side, arrives, compares, last_words, noticed, right, start_traffic, told, trapped_per_echo, unseen,
 };
-use ioplane_e2e::{Inner, L1, L2, Version};
+use ioplane_e2e::{Inner, L1, L2, PERIODIC, Version};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,7 @@ fn another_function_takes_the_place_of_one_whose_registers_are_mapped() -> Resul
     daemon.text(&format!("pci add nic0 --host {} --mode migratable --mapped", functions[0]))?;
     let args = daemon.guest_args(&["nic0"], 256)?;
     let library = l1.interposed()?;
-    let guest = l1.debian_after(&library, Version::Newer, GUEST, &format!("{args} -sandbox on"), "")?;
+    let guest = l1.debian_after(&library, Version::Newer, GUEST, &format!("{args} -sandbox on"), PERIODIC)?;
     news("the guest is up");
     let context = || format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said());
     guest.raise_igbvf().with_context(context)?;
