@@ -9,7 +9,7 @@ nightly_stages=(alone differential fuzz invariants race shipped crash power neig
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
-nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e vf_mishaps attended virsh two_hosts ixgbevf ixgbevf_coop)
+nightly_e2e=(exits_guest firmware timer replay batch snapshots mediated_move e1000e vf_mishaps vf_vectors attended virsh two_hosts ixgbevf ixgbevf_coop)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -18,7 +18,7 @@ nightly_limit() {
     fresh-reverse) echo 2400 ;;
     fuzz) echo 2400 ;;
     clusters) echo 3600 ;;
-    moves) echo 7200 ;;
+    moves) echo 9000 ;;
     *) echo 1800 ;;
     esac
 }
@@ -91,7 +91,7 @@ nightly_moves() {
         stage_e2e vf_move && stage_e2e vf_mishaps && stage_e2e attended && stage_e2e virsh && stage_e2e coop_move || return 1
     done
     IOPLANE_MOVES_INSIDE=${IOPLANE_MOVES_INSIDE:-20} stage_e2e coop || return 1
-    stage_e2e mediated_move && stage_e2e e1000e && stage_e2e ixgbevf && stage_e2e ixgbevf_coop
+    stage_e2e vf_vectors && stage_e2e mediated_move && stage_e2e e1000e && stage_e2e ixgbevf && stage_e2e ixgbevf_coop
 }
 
 # The same between two kernels over their network, by the certificates of both.

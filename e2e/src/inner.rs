@@ -103,6 +103,25 @@ impl Inner<'_> {
         Ok(())
     }
 
+    /// How often functions have come to rest here so far.
+    pub fn rests(&self) -> usize {
+        self.said().matches("stands still").count()
+    }
+
+    /// Waits until they have so often, for what `moving` does.
+    pub fn until_rests(&self, count: usize, moving: &Job<'_>) -> Result<()> {
+        let end = Instant::now() + 3 * MINUTE;
+        while self.rests() < count {
+            ensure!(
+                Instant::now() < end && !moving.has_ended(),
+                "it does not come to rest: {}",
+                moving.output()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     /// Starts `ioplane WORDS`.
     pub fn start(&self, words: &str) -> Result<Job<'_>> {
         self.l1.start(&format!("exec {}", self.command(words)?))

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 /// How often a file that the guest writes is looked for.
 const LOOK: Duration = Duration::from_millis(30);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Words for a guest's kernel. fq_codel, Debian's default, drops what has waited for long, and on this stage everything does.
-pub(crate) const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 sysctl.net.core.default_qdisc=pfifo_fast";
+/// Words for a guest's kernel. fq_codel, Debian's default, drops what has waited for long, and on this stage everything does. A test may use registers of
+/// a device that has a driver (`iomem`).
+pub(crate) const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 iomem=relaxed \
+     sysctl.net.core.default_qdisc=pfifo_fast";
 /// More of them: fewer timer interrupts. On this stage one is now and then delivered to a processor that has interrupts off, and the guest hangs
 /// (docs/decisions/0078).
 pub const PERIODIC: &str = "highres=off nohz=off";

@@ -38,20 +38,11 @@ fn fails<'a>(
     let second = format!("after-{mishap:?}").to_lowercase();
     let destination = l1.awaits_traveller(&second, &there.args()?)?;
     let before = here.daemon.brought_back("nic0")?;
-    let rested = || here.daemon.said().matches("stands still").count();
-    let rests = rested();
+    let rests = here.daemon.rests();
     let moving = here.daemon.start(&here.command(there, name, &second))?;
-    let wait_for_rests = |more: usize| -> Result<()> {
-        let end = Instant::now() + 3 * MINUTE;
-        while rested() < rests + more {
-            ensure!(!moving.has_ended() && Instant::now() < end, "it does not rest: {}", moving.output());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    };
     match mishap {
         Mishap::Cancelled => {
-            wait_for_rests(1)?;
+            here.daemon.until_rests(rests + 1, &moving)?;
             moving.interrupt()?;
         }
         Mishap::Daemon => {
@@ -60,7 +51,7 @@ fn fails<'a>(
                 ensure!(!moving.has_ended(), "no memory is copied: {}", moving.output());
             }
             there.signal(l1, "STOP")?;
-            wait_for_rests(2)?;
+            here.daemon.until_rests(rests + 2, &moving)?;
             there.signal(l1, "KILL")?;
         }
     }

@@ -135,15 +135,23 @@ fn moves_between_daemons(silicon: &Silicon, module: &Path, news: &dyn Fn(&str)) 
     third.kill()
 }
 
-#[test]
-fn a_changed_ixgbevf_goes_on_with_another_function() -> Result<()> {
+fn with_silicon(stage: impl FnOnce(&Silicon, &Path, &dyn Fn(&str)) -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let module = Host::prepare(&news)?.cooperating(CoopDriver::Ixgbevf, &news)?;
     let silicon = Silicon::boot(3072, &news)?;
-    changes_functions(&silicon, &module, &news)?;
-    moves_between_daemons(&silicon, &module, &news)?;
+    stage(&silicon, &module, &news)?;
     eprintln!("{:?}", silicon.is_unbroken()?);
     news("done");
     Ok(())
+}
+
+#[test]
+fn a_changed_ixgbevf_goes_on_with_another_function() -> Result<()> {
+    with_silicon(changes_functions)
+}
+
+#[test]
+fn a_guest_with_a_changed_ixgbevf_goes_to_another_daemon_and_back() -> Result<()> {
+    with_silicon(moves_between_daemons)
 }

@@ -65,37 +65,24 @@ fn fails<'a>(
 ) -> Result<()> {
     let second = format!("after-{mishap:?}").to_lowercase();
     let destination = l1.awaits_traveller(&second, &there.args()?)?;
-    let rested = || here.daemon.said().matches("stands still").count();
-    let before = rested();
+    let rests = here.daemon.rests();
     let moving = here.daemon.start(&here.command(there, name, &second))?;
     let end = Instant::now() + 3 * MINUTE;
     while l1.migration_of(name)? != "active" {
         ensure!(Instant::now() < end && !moving.has_ended(), "no memory is copied: {}", moving.output());
     }
-    let wait_for_rest = || -> Result<()> {
-        let end = Instant::now() + 3 * MINUTE;
-        while rested() == before {
-            ensure!(
-                Instant::now() < end && !moving.has_ended(),
-                "it does not come to rest: {}",
-                moving.output()
-            );
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        Ok(())
-    };
     let mut destination = Some(destination);
     match mishap {
         Mishap::Qemu => {
             // The command waits for this daemon until the QEMU is gone.
             there.signal(l1, "STOP")?;
-            wait_for_rest()?;
+            here.daemon.until_rests(rests + 1, &moving)?;
             destination.take().context("it is there")?.kill()?;
             there.signal(l1, "CONT")?;
         }
         Mishap::Daemon => {
             there.signal(l1, "STOP")?;
-            wait_for_rest()?;
+            here.daemon.until_rests(rests + 1, &moving)?;
             there.signal(l1, "KILL")?;
         }
         Mishap::Function => {
