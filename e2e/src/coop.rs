@@ -21,6 +21,12 @@ my $request = pack("a16Px16", $name, $ring);
 ioctl($socket, 0x8946, $request) or die "rings: $!";
 "#;
 
+/// Words for the kernel of a guest whose driver cooperates: fewer timer interrupts. On this stage one is now and then delivered to a processor that has
+/// interrupts off (docs/decisions/0078).
+pub const PERIODIC: &str = "highres=off nohz=off";
+/// Loads the changed igbvf from the guest's folder.
+pub const LOAD_IGBVF: &str = "insmod /folder/igbvf.ko";
+
 /// Frame size, rings, down and up, again and again until `/folder/enough` is there. Prints `round`, and `failed` with what.
 const OPERATIONS: &str = "ip=\"/folder/busybox ip\"; name=$(ls /sys/bus/pci/drivers/DRIVER/*/net)
      while ! [ -e /folder/enough ]; do

@@ -52,7 +52,13 @@ impl L1 {
 
     /// The same with words before the command, as [`L1::interposed`] gives them.
     pub fn traveller_by(&self, before: &str, name: &str, args: &str) -> Result<L2<'_>> {
-        let guest = self.debian_after(before, Version::Newer, name, &format!("{args} {}", ways(name)), "")?;
+        self.traveller_with(before, name, args, "")
+    }
+
+    /// The same with more words for the kernel.
+    pub fn traveller_with(&self, before: &str, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
+        let args = format!("{args} {}", ways(name));
+        let guest = self.debian_after(before, Version::Newer, name, &args, append)?;
         guest.run("echo pfifo_fast >/proc/sys/net/core/default_qdisc")?;
         Ok(guest)
     }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::{CoopDriver, Host};
-use ioplane_e2e::coop::moves_inside_operations;
+use ioplane_e2e::coop::{LOAD_IGBVF, moves_inside_operations};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::l2::L2;
 use ioplane_e2e::nics::Pings;
@@ -143,7 +143,7 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
     std::fs::copy(module, guest.folder().join("igbvf.ko"))?;
     the_original_is_refused(&guest, &daemon, &functions[1]).with_context(context)?;
     news("the driver that cooperates");
-    guest.run("insmod /folder/igbvf.ko").with_context(context)?;
+    guest.run(LOAD_IGBVF).with_context(context)?;
     guest.raise_igbvf().and_then(|()| pinged(&guest, 50)).with_context(context)?;
     let mut moves = Moves { daemon: &daemon, functions: &functions, done: 0 };
     let (before, counted) = (noticed(&guest)?, stats(&guest)?);

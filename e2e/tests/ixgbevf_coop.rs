@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::{CoopDriver, Host};
-use ioplane_e2e::coop::moves_inside_operations;
+use ioplane_e2e::coop::{PERIODIC, moves_inside_operations};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::nics::Pings;
 use ioplane_e2e::process::built;
@@ -22,8 +22,6 @@ const RATE: u32 = 300;
 const STREAM: u32 = 65536;
 /// Moves inside of operations.
 const INSIDE: usize = 40;
-/// Fewer timer interrupts: on this stage one is now and then delivered to a processor that has interrupts off (docs/decisions/0078).
-const PERIODIC: &str = "highres=off nohz=off";
 const LOAD: &str = "insmod /folder/ixgbevf.ko";
 
 fn sent(guest: &L2<'_>) -> Result<u64> {

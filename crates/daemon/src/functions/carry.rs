@@ -519,9 +519,7 @@ impl Card {
             Way::Direct(_) | Way::Cooperating(_) => {
                 let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
                 let (Replayed { accesses, messages, took }, around) = self
-                    .step(move |direct| {
-                        direct.replay(&mut around).map(|replayed| (replayed, around))
-                    })
+                    .step(move |direct| direct.replay(&mut around).map(|replayed| (replayed, around)))
                     .await?;
                 let frames = around.frames();
                 announce::begin(&self.served.handle, &name, around.physical(), self.vlan().await);
