@@ -2,6 +2,7 @@
 
 use crate::cost::Runtime;
 use crate::moves::{Moved, middle};
+use crate::reads::Reads;
 use anyhow::Result;
 use ioplane_e2e::memories::Stop;
 use ioplane_figures::compare::interval;
@@ -24,6 +25,7 @@ pub struct Measured {
     pub stops: Vec<Stop>,
     /// What it costs while nothing moves, by the keys of [`COSTS`].
     pub costs: BTreeMap<&'static str, Result<Runtime, String>>,
+    pub reads: Option<Result<Reads, String>>,
     /// Parts that ended with an error.
     pub failed: Vec<(String, String)>,
 }
@@ -181,6 +183,11 @@ impl Measured {
             costs.insert(percent_key, percent);
             costs.insert(key.to_owned(), runtime);
         }
+        let reads = match &self.reads {
+            Some(Ok(reads)) => json!(reads),
+            Some(Err(error)) => null("reads", error),
+            None => null("reads", NOT_RUN),
+        };
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
         for (part, error) in &self.failed {
             missing.insert(part.clone(), json!(error));
@@ -191,6 +198,7 @@ impl Measured {
             "vf82599": vf82599,
             "virtio": times(&self.virtio),
             "failover": times(&self.failover),
+            "reads": reads,
             "pages_missed": pages_missed,
             "pages_marked_ratio": pages_marked_ratio,
             "memories": self.stops,
@@ -274,6 +282,7 @@ pub fn table(figures: &Value) -> String {
         "pages_marked_ratio",
         "migrations",
         "memories",
+        "reads",
         "not_measured",
     ]
     .into_iter()

@@ -6,6 +6,7 @@
 //!   L1:    moves there and back under UDP and TCP, by kind    --> gaps that the other end of the cable sees; frames by their numbers
 //!          memories of both QEMUs compared at the switch-over --> pages missed, with the log of what the function writes and without
 //!          pings in pairs                                     --> what it costs while nothing moves, before a move and after one
+//!          statistics in turn                                 --> a read that the driver makes of memory against one that is trapped
 //! ```
 //!
 //! QEMU's igb is the 82576. Counts are what they would be on hardware; times are those of a translated machine, and only ratios within a run mean
@@ -18,6 +19,7 @@ mod moves;
 mod over_time;
 mod place;
 mod plot;
+mod reads;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
@@ -87,6 +89,8 @@ enum Part {
     CostMapped,
     /// The same of one whose driver cooperates
     CostCooperating,
+    /// Reads of statistics, by self-emulation and trapped
+    Reads,
 }
 
 impl Part {
@@ -148,7 +152,7 @@ fn main() -> Result<()> {
 
 /// All that needs a KVM host with cards.
 fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Result<()> {
-    let drivers = [Part::Cooperating, Part::CostCooperating];
+    let drivers = [Part::Cooperating, Part::CostCooperating, Part::Reads];
     if drivers.into_iter().any(|part| options.wants(part)) {
         // It takes long to make, and no guest should wait for it.
         let made = Host::prepare(say).and_then(|host| host.cooperating(CoopDriver::Igbvf, say));
@@ -225,6 +229,12 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     costs(Part::CostTrapped, ["runtime", "runtime_after_move"], "migratable", Moves::ByTable);
     costs(Part::CostMapped, ["mapped", "mapped_after_move"], "migratable --mapped", Moves::Mapped);
     costs(Part::CostCooperating, ["cooperating", "cooperating_after_move"], COOPERATING, Moves::ByDriver);
+    if options.wants(Part::Reads) {
+        let limit = Duration::from_secs(if options.quick { 60 } else { 150 });
+        let reads = here.becomes(COOPERATING).and_then(|()| reads::reads(&l1, here, limit));
+        say(&format!("reads of statistics: {reads:?}"));
+        measured.reads = Some(reads.map_err(|error| format!("{error:#}")));
+    }
     Ok(())
 }
 
