@@ -130,7 +130,8 @@ pub fn runtime(
     };
     let before = if let Moves::Mapped = moves { l1.interposed()? } else { String::new() };
     let args = side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?;
-    let guest = l1.debian_after(&before, Version::Newer, name, &args, "")?;
+    let append = if let Moves::ByDriver = moves { Kind::Cooperating.append() } else { "" };
+    let guest = l1.debian_after(&before, Version::Newer, name, &args, append)?;
     let load = match moves {
         Moves::ByTable | Moves::Mapped => "modprobe igbvf",
         Moves::ByDriver => {
