@@ -21,6 +21,27 @@ my $request = pack("a16Px16", $name, $ring);
 ioctl($socket, 0x8946, $request) or die "rings: $!";
 "#;
 
+/// `ethtool -S NAME`, by its system call, so often; prints the values of the last call, and how long all of them took in the guest, ns.
+pub const STATISTICS: &str = r#"
+use Socket; my ($name, $count) = @ARGV;
+socket(my $socket, AF_INET, SOCK_DGRAM, 0) or die "socket: $!";
+my $data = pack("LLx104", 0x1d, 13);
+my $request = pack("a16Px16", $name, $data);
+sub now {
+    my $time = pack("QQ", 0, 0);
+    syscall(228, 1, $time) == 0 or die "time: $!";
+    my ($s, $ns) = unpack("QQ", $time);
+    return $s * 1_000_000_000 + $ns;
+}
+my $begun = now();
+for (1 .. $count) { ioctl($socket, 0x8946, $request) or die "statistics: $!"; }
+my $took = now() - $begun;
+print join(" ", unpack("x8Q13", $data)), "\n$took\n";
+"#;
+
+/// Loads the changed igbvf from the guest's folder.
+pub const LOAD_IGBVF: &str = "insmod /folder/igbvf.ko";
+
 /// Frame size, rings, down and up, again and again until `/folder/enough` is there. Prints `round`, and `failed` with what.
 const OPERATIONS: &str = "ip=\"/folder/busybox ip\"; name=$(ls /sys/bus/pci/drivers/DRIVER/*/net)
      while ! [ -e /folder/enough ]; do

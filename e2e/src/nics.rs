@@ -260,6 +260,18 @@ impl L1 {
         Ok(l1)
     }
 
+    /// Pings from the guest in the QEMU `name`, which can leave: see [`L2::ping_timed`].
+    pub fn ask_ping_timed(
+        &self,
+        name: &str,
+        ip: &str,
+        count: u32,
+        size: u32,
+    ) -> Result<(Pings, Option<f64>)> {
+        let said = self.ask(name, &ping("/tmp/busybox", ip, count, size))?;
+        Ok((Pings::of(&said)?, mean_ms(&said)))
+    }
+
     /// Pings from L1.
     pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
         Pings::of(

@@ -289,6 +289,7 @@ pub fn told(kind: &str, driven: &Driven, moves: &[&Value]) {
         kind: {
             "stop_accesses": most("stop_accesses"),
             "replay_accesses": most("replay_accesses"),
+            "replay_frames": most("replay_frames"),
             "state_bytes": most("state_bytes"),
             "pages_sent": most("pages_sent"),
             "missed_frames": driven.back.lost,

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::{CoopDriver, Host};
-use ioplane_e2e::coop::moves_inside_operations;
+use ioplane_e2e::coop::{LOAD_IGBVF, STATISTICS, moves_inside_operations};
 use ioplane_e2e::igb::PEER_IP;
 use ioplane_e2e::l2::L2;
 use ioplane_e2e::nics::Pings;
@@ -18,16 +18,6 @@ const PINGS: u32 = 150;
 const MOVES: u32 = 4;
 /// Moves inside of operations, at night: the stage has guests that hang in them (docs/decisions/0078).
 const INSIDE: &str = "IOPLANE_MOVES_INSIDE";
-
-/// `ethtool -S`, by its system call.
-const ETHTOOL: &str = r#"
-use Socket; my ($name) = @ARGV;
-socket(my $socket, AF_INET, SOCK_DGRAM, 0) or die "socket: $!";
-my $data = pack("LLx104", 0x1d, 13);
-my $request = pack("a16Px16", $name, $data);
-ioctl($socket, 0x8946, $request) or die "statistics: $!";
-print join(" ", unpack("x8Q13", $data)), "\n";
-"#;
 
 /// What the guest's kernel and interface say that would differ if the link had changed: carrier, errors, complaints.
 fn noticed(guest: &L2<'_>) -> Result<String> {
@@ -105,8 +95,9 @@ fn under_pings(guest: &L2<'_>, moves: &mut Moves<'_>) -> Result<()> {
 }
 
 fn stats(guest: &L2<'_>) -> Result<Vec<u64>> {
-    let said =
-        guest.run("name=$(ls /sys/bus/pci/drivers/igbvf/*/net); sleep 3; perl /folder/ethtool.pl $name")?;
+    let said = guest.run(
+        "name=$(ls /sys/bus/pci/drivers/igbvf/*/net); sleep 3; perl /folder/ethtool.pl $name 1 | head -n 1",
+    )?;
     said.split_whitespace().map(|word| word.parse().with_context(|| said.clone())).collect()
 }
 
@@ -139,11 +130,11 @@ fn a_driver_that_cooperates_goes_on_with_another_function() -> Result<()> {
         let kernel = guest.run("dmesg | tail -n 40").unwrap_or_default();
         format!("QEMU said:\n{}\nioplane said:\n{}\nthe guest:\n{kernel}", guest.said(), daemon.said())
     };
-    std::fs::write(guest.folder().join("ethtool.pl"), ETHTOOL)?;
+    std::fs::write(guest.folder().join("ethtool.pl"), STATISTICS)?;
     std::fs::copy(module, guest.folder().join("igbvf.ko"))?;
     the_original_is_refused(&guest, &daemon, &functions[1]).with_context(context)?;
     news("the driver that cooperates");
-    guest.run("insmod /folder/igbvf.ko").with_context(context)?;
+    guest.run(LOAD_IGBVF).with_context(context)?;
     guest.raise_igbvf().and_then(|()| pinged(&guest, 50)).with_context(context)?;
     let mut moves = Moves { daemon: &daemon, functions: &functions, done: 0 };
     let (before, counted) = (noticed(&guest)?, stats(&guest)?);

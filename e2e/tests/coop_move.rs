@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::{CoopDriver, Host};
+use ioplane_e2e::coop::LOAD_IGBVF;
 use ioplane_e2e::sides::{Side, moves, noticed, right, start_traffic, unseen};
 use ioplane_e2e::streams::Driven;
 use ioplane_e2e::{L1, L2, Traffic};
@@ -110,8 +111,7 @@ fn a_guest_whose_driver_cooperates_moves_there_and_back_under_traffic() -> Resul
         format!("{}\nthe guest:\n{kernel}", said(here, there))
     };
     std::fs::copy(module, first.folder().join("igbvf.ko"))?;
-    first.run("insmod /folder/igbvf.ko").with_context(|| said(&here, &there))?;
-    first.raise_igbvf().and_then(|()| first.depart()).with_context(|| said(&here, &there))?;
+    first.raise_vf("igbvf", LOAD_IGBVF).and_then(|()| first.depart()).with_context(|| said(&here, &there))?;
     ensure!(here.daemon.brought_back("nic0")? == 0, "it was not moved yet");
     let before = noticed(&l1, "first")?;
     let unseen_before = unseen(&l1, &first, "first")?;

@@ -25,7 +25,7 @@ const LEFT: f64 = 70.0;
 const TOP: f64 = 50.0;
 /// To the next panel.
 const RIGHT: f64 = 30.0;
-const COLOURS: [&str; 3] = ["#0b6e4f", "#c1440e", "#33539e"];
+const COLOURS: [&str; 4] = ["#0b6e4f", "#c1440e", "#33539e", "#8a2f7b"];
 
 /// The panels side by side.
 pub fn svg(panels: &[Panel]) -> String {

@@ -651,4 +651,25 @@ pub const GOALS: &[Goal] = &[
         AtMost(0.75),
         None,
     ),
+    goal(
+        "migrate",
+        "runtime_after_move_cost_percent",
+        "the same of a function that can move, after it has moved to another function of its host (the paper: within 0.75)",
+        AtMost(0.75),
+        None,
+    ),
+    goal(
+        "migrate",
+        "mapped_after_move_cost_percent",
+        "the same of one whose registers the library in QEMU has mapped, after it has moved to another function of its host, whose pages are mapped then (the paper: within 0.75)",
+        AtMost(0.75),
+        None,
+    ),
+    goal(
+        "migrate",
+        "cooperating_after_move_cost_percent",
+        "the same of one whose driver cooperates, after its VM has moved to the other host (the paper: within 0.75)",
+        AtMost(0.75),
+        None,
+    ),
 ];

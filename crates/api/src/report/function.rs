@@ -370,6 +370,9 @@ pub struct ReplayedFunctionReport {
     /// Messages to its physical function that did so.
     #[serde(default)]
     pub replay_messages: u64,
+    /// Frames that its physical function has sent to it, which moved the heads of its receive rings to where they were.
+    #[serde(default)]
+    pub replay_frames: u64,
     /// From the first of them to the last, microseconds.
     pub took_us: u64,
 }

@@ -22,6 +22,8 @@ pub(super) struct Here {
     patience: Duration,
     deadline: Option<Instant>,
     sent: Option<SentFrames>,
+    /// Frames sent so far, lost ones too.
+    frames: u64,
 }
 
 /// Frames that were sent and may still come.
@@ -56,7 +58,12 @@ fn due(sent: &mut Option<SentFrames>, frames: &FillFrames, now: Instant) -> u32 
 
 impl Here {
     pub(super) fn new(physical: Option<PhysicalFunction>, patience: Duration) -> Self {
-        Here { physical, patience, deadline: None, sent: None }
+        Here { physical, patience, deadline: None, sent: None, frames: 0 }
+    }
+
+    /// How many frames it has sent.
+    pub(super) fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// Who has sent frames.
@@ -78,6 +85,7 @@ impl Surroundings for Here {
         if count > 0 {
             let nobody = || std::io::Error::other("no physical function is asked");
             self.physical.as_mut().ok_or_else(nobody)?.send(frames.address, frames.flow, count)?;
+            self.frames += u64::from(count);
         }
         Ok(count > 0)
     }

@@ -515,30 +515,29 @@ impl Card {
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.may_go_on()?;
-        let (replay_accesses, replay_messages, took) = match way {
+        let (replay_accesses, replay_messages, replay_frames, took) = match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
-                let (Replayed { accesses, messages, took }, physical) = self
-                    .step(move |direct| {
-                        direct.replay(&mut around).map(|replayed| (replayed, around.physical()))
-                    })
+                let (Replayed { accesses, messages, took }, around) = self
+                    .step(move |direct| direct.replay(&mut around).map(|replayed| (replayed, around)))
                     .await?;
-                announce::begin(&self.served.handle, &name, physical, self.vlan().await);
-                (accesses, messages, took)
+                let frames = around.frames();
+                announce::begin(&self.served.handle, &name, around.physical(), self.vlan().await);
+                (accesses, messages, frames, took)
             }
             Way::Saved => {
                 self.is_held()?;
                 self.log_saved(false).await?;
                 self.let_go().await?;
                 self.announce().await;
-                (0, 0, begun.elapsed())
+                (0, 0, 0, begun.elapsed())
             }
         };
         self.unmark();
         self.served.keep_unsent(PageSet::new());
         tracing::info!(function = name, replay_accesses, "goes on from its state");
         let took_us = took.as_micros() as u64;
-        Ok(ReplayedFunctionReport { name, replay_accesses, replay_messages, took_us })
+        Ok(ReplayedFunctionReport { name, replay_accesses, replay_messages, replay_frames, took_us })
     }
 
     /// Its guest is another function's from here on.

@@ -73,6 +73,8 @@ pub(super) struct MovedFunction {
     pub replay_accesses: u64,
     /// Messages to the physical function there that did so.
     pub replay_messages: u64,
+    /// Frames that the physical function there sent to it, which moved the heads of its receive rings to where they were.
+    pub replay_frames: u64,
     /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rested_before_ms: Option<f64>,
@@ -92,6 +94,7 @@ impl MovedFunction {
             stop_accesses: 0,
             replay_accesses: 0,
             replay_messages: 0,
+            replay_frames: 0,
             rested_before_ms: None,
             brought_back: None,
         }
@@ -619,6 +622,7 @@ impl<'a> Functions<'a> {
             let replayed = replay().or_else(|_| replay())?;
             one.moved.replay_accesses = replayed.replay_accesses;
             one.moved.replay_messages = replayed.replay_messages;
+            one.moved.replay_frames = replayed.replay_frames;
         }
         Ok(())
     }

@@ -2,11 +2,14 @@
 
 use crate::cost::Runtime;
 use crate::moves::{Moved, middle};
+use crate::reads::Reads;
+use anyhow::Result;
 use ioplane_e2e::memories::Stop;
 use ioplane_figures::compare::interval;
 use ioplane_figures::goals::UNRESOLVED;
 use ioplane_figures::report::{median, rounded};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 /// All that was measured.
 #[derive(Default)]
@@ -14,19 +17,22 @@ pub struct Measured {
     /// Both cards, between models of the silicon.
     pub model: Option<Value>,
     pub vf: Vec<Moved>,
+    /// The same function with a driver that cooperates.
+    pub cooperating: Vec<Moved>,
     pub virtio: Vec<Moved>,
     /// QEMU's pair.
     pub failover: Vec<Moved>,
     pub stops: Vec<Stop>,
-    pub runtime: Option<Result<Runtime, String>>,
-    /// The same with registers that are mapped.
-    pub mapped: Option<Result<Runtime, String>>,
-    /// The same with a driver that cooperates.
-    pub cooperating: Option<Result<Runtime, String>>,
+    /// What it costs while nothing moves, by the keys of [`COSTS`].
+    pub costs: BTreeMap<&'static str, Result<Runtime, String>>,
+    pub reads: Option<Result<Reads, String>>,
     /// Parts that ended with an error.
     pub failed: Vec<(String, String)>,
 }
 
+/// What can cost something while nothing moves: `runtime` is a function that moves by a table and has all its registers trapped.
+const COSTS: [&str; 6] =
+    ["runtime", "runtime_after_move", "mapped", "mapped_after_move", "cooperating", "cooperating_after_move"];
 /// How far apart the ends of the interval of a quotient of times may be.
 const CLOSE: f64 = 1.5;
 const NOT_RUN: &str = "this part was not run";
@@ -34,6 +40,20 @@ const NOT_RUN: &str = "this part was not run";
 const NO_TIME: &str = "a model of the silicon has no time, and no 82599 is emulated";
 
 impl Measured {
+    /// Keeps what a part has come to if it has failed, and says so.
+    pub fn note(&mut self, part: &str, done: Result<()>, say: &dyn Fn(&str)) {
+        if let Err(error) = done {
+            say(&format!("{part}: {error:#}"));
+            self.failed.push((part.to_owned(), format!("{error:#}")));
+        }
+    }
+
+    /// Keeps one of [`COSTS`], and says so.
+    pub fn cost(&mut self, key: &'static str, found: Result<Runtime>, say: &dyn Fn(&str)) {
+        say(&format!("{key}, while nothing moves: {found:?}"));
+        self.costs.insert(key, found.map_err(|error| format!("{error:#}")));
+    }
+
     /// By key; what is null stands in `not_measured` with its reason.
     pub fn figures(&self) -> Value {
         let mut missing = Map::new();
@@ -43,33 +63,33 @@ impl Measured {
         };
         let model = |card: &str, key: &str| self.model.as_ref().map(|model| model[card][key].clone());
         let most = |field: &str| self.vf.iter().filter_map(|moved| moved.of_function(field)).max();
-        let device = middle(&self.vf, |moved| moved.device_ms().unwrap_or(0.0));
+        let device = |moves: &[Moved]| middle(moves, |moved| moved.device_ms().unwrap_or(0.0));
         let mut vf82576 = Map::new();
         let keep = |map: &mut Map<String, Value>, key: &str, value: Value| map.insert(key.to_owned(), value);
         if self.vf.is_empty() {
-            for key in ["stop_accesses", "stop_messages", "missed_frames", "duplicated_frames", "state_bytes"]
-            {
+            for key in [
+                "stop_accesses",
+                "stop_messages",
+                "stop_frames",
+                "missed_frames",
+                "duplicated_frames",
+                "state_bytes",
+            ] {
                 keep(&mut vf82576, key, null(&format!("vf82576.{key}"), NOT_RUN));
             }
         } else {
-            let accesses = |moved: &Moved| {
-                Some(moved.of_function("stop_accesses")? + moved.of_function("replay_accesses")?)
-            };
-            let sum = |of: fn(&Moved) -> u64| json!(self.vf.iter().map(of).sum::<u64>());
-            keep(&mut vf82576, "stop_accesses", json!(self.vf.iter().filter_map(accesses).max()));
-            keep(&mut vf82576, "rest_accesses", json!(most("stop_accesses")));
-            keep(&mut vf82576, "replay_accesses", json!(most("replay_accesses")));
-            let messages = most("replay_messages").map_or_else(
-                || null("vf82576.stop_messages", "this ioplane does not say replay_messages"),
-                |most| json!(most),
-            );
-            keep(&mut vf82576, "stop_messages", messages);
-            keep(&mut vf82576, "state_bytes", json!(most("state_bytes")));
-            keep(&mut vf82576, "missed_frames", sum(|moved| moved.missed));
-            keep(&mut vf82576, "duplicated_frames", sum(|moved| moved.duplicated));
-            keep(&mut vf82576, "lost_while_away", sum(|moved| moved.lost_while_away));
-            keep(&mut vf82576, "echoes", sum(|moved| moved.echoes));
-            keep(&mut vf82576, "pages_sent", json!(most("pages_sent")));
+            vf82576 = function(&self.vf);
+            for (key, field) in [("stop_messages", "replay_messages"), ("stop_frames", "replay_frames")] {
+                let said = most(field).map_or_else(
+                    || null(&format!("vf82576.{key}"), &format!("this ioplane does not say {field}")),
+                    |most| json!(most),
+                );
+                keep(&mut vf82576, key, said);
+            }
+        }
+        let mut cooperating = function(&self.cooperating);
+        if self.cooperating.is_empty() {
+            cooperating = Map::from_iter([("moves".to_owned(), null("vf82576_cooperating", NOT_RUN))]);
         }
         let times = |moves: &[Moved]| {
             if moves.is_empty() {
@@ -88,24 +108,31 @@ impl Measured {
             })
         };
         let gaps = |moves: &[Moved]| moves.iter().map(|moved| moved.gap_ms).collect::<Vec<f64>>();
-        let own: Vec<f64> =
-            self.vf.iter().map(|moved| moved.gap_ms - moved.device_ms().unwrap_or(0.0)).collect();
         let (virtio, paired) = (gaps(&self.virtio), gaps(&self.failover));
-        let mut pairs = Map::new();
-        for (key, of, to, why) in [
-            ("downtime_vs_virtio", &gaps(&self.vf), &virtio, NOT_RUN),
-            ("downtime_less_device_vs_virtio", &own, &virtio, NOT_RUN),
-            ("downtime_vs_failover", &gaps(&self.vf), &paired, NOT_RUN),
+        for (into, name, moves) in [
+            (&mut vf82576, "vf82576", &self.vf),
+            (&mut cooperating, "vf82576_cooperating", &self.cooperating),
         ] {
-            let (ratio, seen) =
-                against(of, to).unwrap_or_else(|| (null(&format!("vf82576.{key}"), why), Value::Null));
-            keep(&mut vf82576, key, ratio);
-            pairs.insert(key.to_owned(), seen);
+            let own: Vec<f64> =
+                moves.iter().map(|moved| moved.gap_ms - moved.device_ms().unwrap_or(0.0)).collect();
+            let mut pairs = Map::new();
+            for (key, of, to) in [
+                ("downtime_vs_virtio", &gaps(moves), &virtio),
+                ("downtime_less_device_vs_virtio", &own, &virtio),
+                ("downtime_vs_failover", &gaps(moves), &paired),
+            ] {
+                let (ratio, seen) =
+                    against(of, to).unwrap_or_else(|| (null(&format!("{name}.{key}"), NOT_RUN), Value::Null));
+                keep(into, key, ratio);
+                pairs.insert(key.to_owned(), seen);
+            }
+            keep(into, "downtime_pairs", Value::Object(pairs));
+            keep(into, "device_ms", json!(device(moves)));
+            keep(into, "moves", json!(moves.len()));
+            keep(into, "traffic", times(moves));
         }
-        keep(&mut vf82576, "downtime_pairs", Value::Object(pairs));
-        keep(&mut vf82576, "device_ms", json!(device));
-        keep(&mut vf82576, "moves", json!(self.vf.len()));
-        keep(&mut vf82576, "traffic", times(&self.vf));
+        let rested = middle(&self.cooperating, |moved| moved.rested_before_ms().unwrap_or(0.0));
+        keep(&mut cooperating, "rested_before_ms", json!(rested));
         keep(
             &mut vf82576,
             "model",
@@ -145,36 +172,64 @@ impl Measured {
         let ratios = cards.iter().filter_map(|card| number(card, "pages_marked_ratio")).reduce(f64::max);
         let pages_marked_ratio =
             ratios.map_or_else(|| null("pages_marked_ratio", NOT_RUN), |ratio| json!(ratio));
-        let mut cost = |key: &str, measured: &Option<Result<Runtime, String>>| match measured {
-            Some(Ok(runtime)) => (runtime.percent.clone(), json!(runtime)),
-            Some(Err(error)) => (null(key, error), Value::Null),
-            None => (null(key, NOT_RUN), Value::Null),
+        let mut costs = Map::new();
+        for key in COSTS {
+            let percent_key = format!("{key}_cost_percent");
+            let (percent, runtime) = match self.costs.get(key) {
+                Some(Ok(runtime)) => (runtime.percent.clone(), json!(runtime)),
+                Some(Err(error)) => (null(&percent_key, error), Value::Null),
+                None => (null(&percent_key, NOT_RUN), Value::Null),
+            };
+            costs.insert(percent_key, percent);
+            costs.insert(key.to_owned(), runtime);
+        }
+        let reads = match &self.reads {
+            Some(Ok(reads)) => json!(reads),
+            Some(Err(error)) => null("reads", error),
+            None => null("reads", NOT_RUN),
         };
-        let (percent, runtime) = cost("runtime_cost_percent", &self.runtime);
-        let (mapped_percent, mapped) = cost("mapped_cost_percent", &self.mapped);
-        let (cooperating_percent, cooperating) = cost("cooperating_cost_percent", &self.cooperating);
         let modelled: f64 = cards.iter().filter_map(|card| number(card, "moves")).sum();
         for (part, error) in &self.failed {
             missing.insert(part.clone(), json!(error));
         }
-        json!({
+        let mut figures = json!({
             "vf82576": vf82576,
+            "vf82576_cooperating": cooperating,
             "vf82599": vf82599,
             "virtio": times(&self.virtio),
             "failover": times(&self.failover),
-            "runtime_cost_percent": percent,
-            "runtime": runtime,
-            "mapped_cost_percent": mapped_percent,
-            "mapped": mapped,
-            "cooperating_cost_percent": cooperating_percent,
-            "cooperating": cooperating,
+            "reads": reads,
             "pages_missed": pages_missed,
             "pages_marked_ratio": pages_marked_ratio,
             "memories": self.stops,
-            "migrations": modelled as u64 + (self.vf.len() + self.stops.len()) as u64,
+            "migrations": modelled as u64 + (self.vf.len() + self.cooperating.len() + self.stops.len()) as u64,
             "not_measured": missing,
-        })
+        });
+        if let Value::Object(figures) = &mut figures {
+            figures.append(&mut costs);
+        }
+        figures
     }
+}
+
+/// Counts of the moves of a function.
+fn function(moves: &[Moved]) -> Map<String, Value> {
+    let most = |field: &str| json!(moves.iter().filter_map(|moved| moved.of_function(field)).max());
+    let accesses =
+        |moved: &Moved| Some(moved.of_function("stop_accesses")? + moved.of_function("replay_accesses")?);
+    let sum = |of: fn(&Moved) -> u64| json!(moves.iter().map(of).sum::<u64>());
+    let counts = [
+        ("stop_accesses", json!(moves.iter().filter_map(accesses).max())),
+        ("rest_accesses", most("stop_accesses")),
+        ("replay_accesses", most("replay_accesses")),
+        ("state_bytes", most("state_bytes")),
+        ("missed_frames", sum(|moved| moved.missed)),
+        ("duplicated_frames", sum(|moved| moved.duplicated)),
+        ("lost_while_away", sum(|moved| moved.lost_while_away)),
+        ("echoes", sum(|moved| moved.echoes)),
+        ("pages_sent", most("pages_sent")),
+    ];
+    counts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// The median of the quotients of moves one and one, and what is known of it; `unresolved` unless it is known within a factor of [`CLOSE`]. Nothing if
@@ -195,6 +250,7 @@ pub fn table(figures: &Value) -> String {
     for key in [
         "stop_accesses",
         "stop_messages",
+        "stop_frames",
         "state_bytes",
         "missed_frames",
         "duplicated_frames",
@@ -217,6 +273,7 @@ pub fn table(figures: &Value) -> String {
         )
     };
     text += &row("virtual function", &one["traffic"]);
+    text += &row("a driver that cooperates", &figures["vf82576_cooperating"]["traffic"]);
     text += &row("virtio-net", &figures["virtio"]);
     text += &row("QEMU's pair", &figures["failover"]);
     for key in [
@@ -225,11 +282,12 @@ pub fn table(figures: &Value) -> String {
         "pages_marked_ratio",
         "migrations",
         "memories",
-        "runtime",
-        "mapped",
-        "cooperating",
+        "reads",
         "not_measured",
-    ] {
+    ]
+    .into_iter()
+    .chain(COSTS)
+    {
         text += &format!("{key}: {}\n", figures[key]);
     }
     text
@@ -251,7 +309,9 @@ mod tests {
     #[test]
     fn what_was_not_run_is_null_and_says_so() {
         let figures = Measured::default().figures();
-        for key in ["pages_missed", "pages_marked_ratio", "runtime_cost_percent"] {
+        for key in
+            ["pages_missed", "pages_marked_ratio", "runtime_cost_percent", "mapped_after_move_cost_percent"]
+        {
             assert!(figures[key].is_null() && figures["not_measured"][key] == NOT_RUN, "{key}");
         }
         assert!(figures["vf82599"]["downtime_vs_virtio"].is_null() && figures["migrations"] == 0);

@@ -5,7 +5,8 @@
 //!   here:  models of the silicon, moved N times               --> vf82599, and the frames, pages and accesses of both cards
 //!   L1:    moves there and back under UDP and TCP, by kind    --> gaps that the other end of the cable sees; frames by their numbers
 //!          memories of both QEMUs compared at the switch-over --> pages missed, with the log of what the function writes and without
-//!          pings in pairs                                     --> what it costs while nothing moves
+//!          pings in pairs                                     --> what it costs while nothing moves, before a move and after one
+//!          statistics in turn                                 --> a read that the driver makes of memory against one that is trapped
 //! ```
 //!
 //! QEMU's igb is the 82576. Counts are what they would be on hardware; times are those of a translated machine, and only ratios within a run mean
@@ -18,10 +19,11 @@ mod moves;
 mod over_time;
 mod place;
 mod plot;
+mod reads;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
-use ioplane_e2e::assets::CoopDriver;
+use ioplane_e2e::assets::{CoopDriver, Host};
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
 use std::path::PathBuf;
@@ -33,6 +35,8 @@ use moves::Course;
 use place::{Kind, sides};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Mode of a function whose driver cooperates.
+const COOPERATING: &str = "cooperating --mapped";
 
 /// Measures moves of a VM with a virtual function.
 #[derive(Parser)]
@@ -40,7 +44,7 @@ struct Options {
     /// Print one JSON object in place of the tables
     #[arg(long)]
     json: bool,
-    /// Two moves of each guest, 60 of each model, and a minute of pings
+    /// Two moves of each guest, 60 of each model, and a minute of pings before a move and after it
     #[arg(long)]
     quick: bool,
     /// Moves of each guest [default: 10; with --quick 2]
@@ -71,21 +75,44 @@ enum Part {
     Vf,
     /// virtio-net
     Virtio,
+    /// A virtual function of an 82576 whose driver cooperates
+    Cooperating,
     /// QEMU's pair
     Failover,
     /// Memories compared
     Pages,
-    /// What it costs while nothing moves
+    /// What it costs while nothing moves, before a move and after one: the following three
     Cost,
+    /// The same of a function that moves by a table, all of whose registers are trapped
+    CostTrapped,
+    /// The same of one whose registers the library maps
+    CostMapped,
+    /// The same of one whose driver cooperates
+    CostCooperating,
+    /// Reads of statistics, by self-emulation and trapped
+    Reads,
+}
+
+impl Part {
+    /// Whether `--only` this one asks for `part` too.
+    fn has(self, part: Part) -> bool {
+        let costs = [Part::CostTrapped, Part::CostMapped, Part::CostCooperating];
+        self == part || self == Part::Cost && costs.contains(&part)
+    }
 }
 
 impl Options {
     fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
+        self.only.is_empty() || self.only.iter().any(|only| only.has(part))
     }
 
     fn moves(&self) -> u32 {
         self.moves.unwrap_or(if self.quick { 2 } else { 10 })
+    }
+
+    /// How long pings go on before a move, and after it. With boots and the move each kind of function takes less than six minutes.
+    fn pinging(&self) -> Duration {
+        Duration::from_secs(if self.quick { 60 } else { 135 })
     }
 }
 
@@ -108,10 +135,7 @@ fn main() -> Result<()> {
             Some(model::counted(options.model_moves.unwrap_or(if options.quick { 60 } else { 2000 }))?);
         say("moves between models");
     }
-    if [Part::Vf, Part::Virtio, Part::Failover, Part::Pages, Part::Cost]
-        .into_iter()
-        .any(|part| options.wants(part))
-    {
+    if options.only.is_empty() || options.only.iter().any(|part| *part != Part::Model) {
         nested(&options, &mut measured, &say)?;
     }
     let figures = measured.figures();
@@ -128,16 +152,16 @@ fn main() -> Result<()> {
 
 /// All that needs a KVM host with cards.
 fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Result<()> {
-    let (l1, cards) = L1::boot_with_igbs(2560, 2, 2, say)?;
+    let drivers = [Part::Cooperating, Part::CostCooperating, Part::Reads];
+    if drivers.into_iter().any(|part| options.wants(part)) {
+        // It takes long to make, and no guest should wait for it.
+        let made = Host::prepare(say).and_then(|host| host.cooperating(CoopDriver::Igbvf, say));
+        measured.note("the changed igbvf", made.map(drop), say);
+    }
+    let (l1, cards) = L1::boot_with_igbs(2560, 2, place::FUNCTIONS, say)?;
     let both = sides(&l1, cards)?;
     say("both daemons serve");
     // What goes wrong in one part says so, and the others are measured all the same.
-    let mut note = |part: &str, done: Result<()>| {
-        if let Err(error) = done {
-            say(&format!("{part}: {error:#}"));
-            measured.failed.push((part.to_owned(), format!("{error:#}")));
-        }
-    };
     if options.wants(Part::Vf) || options.wants(Part::Pages) {
         let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
         let stops = std::iter::repeat_n(true, options.comparisons).chain([false]);
@@ -151,37 +175,65 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
             }
             Ok(())
         });
-        note("vf", done);
+        measured.note("vf", done, say);
     }
     if options.wants(Part::Virtio) {
         let way = (options.rate, options.moves());
         let done = course(&l1, &both, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
-        note("virtio", done);
+        measured.note("virtio", done, say);
     }
     if options.wants(Part::Failover) {
         let way = (options.rate, options.moves());
         let done = place::pair_addresses(&l1).and_then(|()| {
             course(&l1, &both, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
         });
-        note("failover", done);
+        measured.note("failover", done, say);
     }
-    if options.wants(Part::Cost) {
-        let seconds = if options.quick { 60 } else { 900 };
-        let limit = Duration::from_secs(seconds);
-        let runtime = cost::runtime(&l1, &both[0], Moves::ByTable, limit);
-        say(&format!("while nothing moves: {runtime:?}"));
-        measured.runtime = Some(runtime.map_err(|error| format!("{error:#}")));
-        let mapped =
-            both[0].maps("migratable").and_then(|()| cost::runtime(&l1, &both[0], Moves::Mapped, limit));
-        say(&format!("while nothing moves, with registers that are mapped: {mapped:?}"));
-        measured.mapped = Some(mapped.map_err(|error| format!("{error:#}")));
-        let module = l1.host.cooperating(CoopDriver::Igbvf, &say);
-        let cooperating = module.and_then(|module| {
-            both[0].maps("cooperating")?;
-            cost::runtime(&l1, &both[0], Moves::ByDriver(&module), limit)
+    if options.wants(Part::Cooperating) || options.wants(Part::CostCooperating) {
+        let (mut unasked, mut after) = (Vec::new(), None);
+        let (moves, rows) = match options.wants(Part::Cooperating) {
+            true => (options.moves(), &mut measured.cooperating),
+            false => (1, &mut unasked),
+        };
+        let changed = both.iter().try_for_each(|side| side.becomes(COOPERATING));
+        let done = changed.and_then(|()| {
+            course(&l1, &both, Kind::Cooperating, (options.rate, moves), rows, say, |course| {
+                if options.wants(Part::CostCooperating) {
+                    after = Some(cost::after_moves(course, options.pinging()));
+                }
+                Ok(())
+            })
         });
-        say(&format!("while nothing moves, with a driver that cooperates: {cooperating:?}"));
-        measured.cooperating = Some(cooperating.map_err(|error| format!("{error:#}")));
+        let missing = || Err(anyhow!("the guest has not come that far"));
+        let after = options.wants(Part::CostCooperating).then(|| after.unwrap_or_else(missing));
+        measured.note("cooperating", done, say);
+        if let Some(after) = after {
+            measured.cost("cooperating_after_move", after, say);
+        }
+    }
+    let here = &both[0];
+    let mut costs = |part: Part, keys: [&'static str; 2], mode: &str, moves: Moves| {
+        if !options.wants(part) {
+            return;
+        }
+        match here.becomes(mode).and_then(|()| cost::runtime(&l1, here, moves, options.pinging())) {
+            Ok((before, after)) => {
+                measured.cost(keys[0], Ok(before), say);
+                if let Some(after) = after {
+                    measured.cost(keys[1], after, say);
+                }
+            }
+            Err(error) => measured.cost(keys[0], Err(error), say),
+        }
+    };
+    costs(Part::CostTrapped, ["runtime", "runtime_after_move"], "migratable", Moves::ByTable);
+    costs(Part::CostMapped, ["mapped", "mapped_after_move"], "migratable --mapped", Moves::Mapped);
+    costs(Part::CostCooperating, ["cooperating", "cooperating_after_move"], COOPERATING, Moves::ByDriver);
+    if options.wants(Part::Reads) {
+        let limit = Duration::from_secs(if options.quick { 60 } else { 150 });
+        let reads = here.becomes(COOPERATING).and_then(|()| reads::reads(&l1, here, limit));
+        say(&format!("reads of statistics: {reads:?}"));
+        measured.reads = Some(reads.map_err(|error| format!("{error:#}")));
     }
     Ok(())
 }

@@ -2,11 +2,12 @@
 
 use crate::MINUTE;
 use crate::over_time::OverTime;
-use crate::place::{Kind, ORIGINAL, Side};
+use crate::place::{Kind, ORIGINAL, Side, bring_module};
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::GUEST_IP;
 use ioplane_e2e::memories::{self, Stop};
 use ioplane_e2e::process::built;
+use ioplane_e2e::sides::unseen;
 use ioplane_e2e::streams::{Driven, Gap};
 use ioplane_e2e::travel::VM;
 use ioplane_e2e::{L1, L2, Traffic};
@@ -67,10 +68,17 @@ impl Moved {
         self.report["functions"][0][field].as_u64()
     }
 
-    /// What the function took of the time in which the guest stood still, ms.
+    /// For how long it stood still before its guest did, ms: that of a driver that cooperates.
+    pub fn rested_before_ms(&self) -> Option<f64> {
+        self.report["functions"][0]["rested_before_ms"].as_f64()
+    }
+
+    /// What the function took, ms: of the time in which the guest stood still, and [before that](Moved::rested_before_ms). What a driver that cooperates does
+    /// when its guest runs again is not in it.
     pub fn device_ms(&self) -> Option<f64> {
         let time = &self.report["device_time"];
-        Some(time["stop_ms"].as_f64()? + time["revive_ms"].as_f64()?)
+        let stood = time["stop_ms"].as_f64()? + time["revive_ms"].as_f64()?;
+        Some(stood + self.rested_before_ms().unwrap_or(0.0))
     }
 }
 
@@ -90,6 +98,9 @@ impl<'a> Course<'a> {
     pub fn begin(l1: &'a L1, sides: &'a [Side<'a>; 2], kind: Kind, rate: u32) -> Result<Self> {
         let name = format!("{}0", kind.word());
         let guest = l1.traveller(&name, &sides[0].args(kind)?)?;
+        if kind == Kind::Cooperating {
+            bring_module(l1, &guest)?;
+        }
         let raised = kind.raise(&guest).and_then(|()| guest.depart());
         raised.with_context(|| {
             format!("QEMU said {}\nioplane said {}", guest.said(), sides[0].daemon.said())
@@ -103,6 +114,10 @@ impl<'a> Course<'a> {
 
     fn next(&self) -> String {
         format!("{}{}", self.kind.word(), self.done + 1)
+    }
+
+    pub fn has_moved(&self) -> bool {
+        self.done > 0
     }
 
     pub fn here(&self) -> &'a Side<'a> {
@@ -122,21 +137,9 @@ impl<'a> Course<'a> {
         self.l1.awaits_traveller(&self.next(), &self.there().args(self.kind)?)
     }
 
-    /// Frames that the function has counted (VFGPRC, past its reset in moves) less those that the driver has had. Nothing is under way.
+    /// See [`unseen`]; of a NIC that is no function there is nothing to count.
     fn unseen(&self) -> Result<i64> {
-        if self.kind != Kind::Vf {
-            return Ok(0);
-        }
-        let said = self.l1.ask(
-            &self.qemu(),
-            "cd /sys/bus/pci/drivers/igbvf/*/net/*; cat statistics/rx_packets; head -n 1 device/resource",
-        )?;
-        let mut words = said.split_whitespace();
-        let seen: i64 = words.next().and_then(|word| word.parse().ok()).with_context(|| said.clone())?;
-        let bar = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-        // 82576 data sheet, 8.30.20.
-        let counted = self.guest()?.physical(bar.with_context(|| said.clone())? + 0xf10, 1)?;
-        Ok(i64::from(counted[0]) - seen)
+        if self.kind.is_function() { unseen(self.l1, self.guest()?, &self.qemu()) } else { Ok(0) }
     }
 
     /// The command that moves it: for a NIC of ours the same one as for a function.
@@ -144,7 +147,9 @@ impl<'a> Course<'a> {
         let (from, to) = (self.qemu(), self.next());
         let command = format!("move vm {VM} --to unix:/tmp/{to}.in --qmp /tmp/{from}.qmp");
         match self.kind {
-            Kind::Vf => format!("{command} --there {} --qmp-there /tmp/{to}.qmp", self.there().control()),
+            kind if kind.is_function() => {
+                format!("{command} --there {} --qmp-there /tmp/{to}.qmp", self.there().control())
+            }
             _ => command,
         }
     }
@@ -175,6 +180,9 @@ impl<'a> Course<'a> {
             left.kill()?;
         }
         (self.guest, self.done) = (Some(destination), self.done + 1);
+        if self.kind == Kind::Cooperating {
+            self.here().daemon.brought_back("nic0")?;
+        }
         traffic.goes_on(AROUND)?;
         let driven = traffic.end()?;
         let unseen =

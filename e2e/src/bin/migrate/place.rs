@@ -1,19 +1,27 @@
 //! The two sides that a guest goes to and fro between, in one L1, and what a guest has of them.
 //!
 //! ```text
-//!   far: 10.0.20.1/24 (a bridge that learns) -- peer14 -- hub -- card A, card B: virtual functions 0 and 1 of each
+//!   far: 10.0.20.1/24 (a bridge that learns) -- peer14 -- hub -- card A, card B: four virtual functions of each
 //!                                            `-- up0, up1: the switches of the daemons `here` and `there`, with the NIC `vnic`
 //! ```
 
 use crate::MINUTE;
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::assets::CoopDriver;
+use ioplane_e2e::coop::LOAD_IGBVF;
 use ioplane_e2e::igb::{GUEST_IP, PEER, PEER_IP};
 use ioplane_e2e::{Inner, L1, L2, VirtualFunctions};
+use serde_json::{Value, json};
 
 /// MiB of a guest.
 pub const MEMORY: u64 = 256;
-/// Of a guest's machine: a port that things are plugged into.
-const MACHINE: &str = "-smp 2 -device pcie-root-port,id=behind,chassis=1";
+/// Of a guest's machine: ports that things are plugged into.
+const MACHINE: &str =
+    "-smp 2 -device pcie-root-port,id=behind,chassis=1 -device pcie-root-port,id=beside,chassis=2";
+/// The port that is free, whatever the guest has.
+const FREE: &str = "beside";
+/// Virtual functions of each card.
+pub const FUNCTIONS: u32 = 4;
 /// The bridge.
 pub const FAR: &str = "far";
 /// Of the NIC, and of what is a pair with it.
@@ -37,6 +45,8 @@ pub enum Kind {
     Vf,
     /// virtio-net on ioplane.
     Virtio,
+    /// A virtual function with the changed driver, which cooperates; its registers are mapped.
+    Cooperating,
     /// That one as the standby of a pair, whose first NIC is unplugged: a virtual function over vfio-user, as it is.
     FailoverVf,
 }
@@ -45,15 +55,22 @@ impl Kind {
     pub fn word(self) -> &'static str {
         match self {
             Kind::Vf => "vf",
+            Kind::Cooperating => "coop",
             Kind::Virtio => "virtio",
             Kind::FailoverVf => "pair",
         }
+    }
+
+    /// Whether it is a virtual function that ioplane moves.
+    pub fn is_function(self) -> bool {
+        matches!(self, Kind::Vf | Kind::Cooperating)
     }
 
     /// Loads drivers in the guest, gives its interface the address and raises it; the other end answers when this returns.
     pub fn raise(self, guest: &L2<'_>) -> Result<()> {
         let (modules, found) = match self {
             Kind::Vf => return guest.raise_igbvf(),
+            Kind::Cooperating => return guest.raise_vf("igbvf", LOAD_IGBVF),
             Kind::Virtio => ("virtio_net", "ls /sys/bus/virtio/drivers/virtio_net/*/net"),
             // The first one of a pair comes when the driver of the other has said that it knows of pairs.
             Kind::FailoverVf => ("igbvf net_failover virtio_net", PAIR),
@@ -67,6 +84,12 @@ impl Kind {
         );
         guest.run(&script).map(drop).with_context(|| format!("raise the interface of {self:?}"))
     }
+}
+
+/// Puts the changed igbvf into the guest's folder.
+pub fn bring_module(l1: &L1, guest: &L2<'_>) -> Result<()> {
+    let module = l1.host.cooperating(CoopDriver::Igbvf, &|line| eprintln!("{line}"))?;
+    std::fs::copy(module, guest.folder().join("igbvf.ko")).map(drop).context("the changed igbvf")
 }
 
 /// The interface that both of a pair are below.
@@ -86,7 +109,7 @@ impl Side<'_> {
         };
         let standby = |args| replaced(args, "-device virtio-net-pci,", "-device virtio-net-pci,failover=on,");
         let args = match kind {
-            Kind::Vf => self.daemon.args_on_bus("nic0", MEMORY, "behind")?,
+            Kind::Vf | Kind::Cooperating => self.daemon.args_on_bus("nic0", MEMORY, "behind")?,
             Kind::Virtio => self.daemon.guest_args(&["vnic"], MEMORY)?,
             Kind::FailoverVf => {
                 let args = standby(self.daemon.guest_args(&["vnic", ORIGINAL], MEMORY)?)?;
@@ -100,17 +123,44 @@ impl Side<'_> {
 
     /// Adds its first virtual function as `nic0` for guests that move, and the other one as it is.
     pub fn add_functions(&self) -> Result<()> {
-        let [first, second] = &self.functions[..] else { anyhow::bail!("two functions") };
-        self.daemon.text(&format!("pci add nic0 --host {first} --mode migratable"))?;
-        self.daemon.text(&format!("pci add {ORIGINAL} --host {second} --mode passthrough")).map(drop)
+        self.add("nic0", self.function(0)?, "migratable")?;
+        self.add(ORIGINAL, self.function(1)?, "passthrough")
     }
 
-    /// Adds the first one anew, in that mode and with registers that are mapped. No guest has it.
-    pub fn maps(&self, mode: &str) -> Result<()> {
-        let first = self.functions.first().context("a function")?;
+    /// The address of one of its virtual functions. The first two are in use from the beginning.
+    pub fn function(&self, number: usize) -> Result<&str> {
+        self.functions.get(number).map(String::as_str).with_context(|| format!("function {number}"))
+    }
+
+    /// Adds a function by that name; `mode` is that, and what follows it.
+    pub fn add(&self, name: &str, function: &str, mode: &str) -> Result<()> {
+        self.daemon.text(&format!("pci add {name} --host {function} --mode {mode}")).map(drop)
+    }
+
+    /// Adds its first function as `nic0` anew, in that mode. No guest has it.
+    pub fn becomes(&self, mode: &str) -> Result<()> {
         // Its last guest may be about to leave.
         self.daemon.text("pci remove nic0 --force")?;
-        self.daemon.text(&format!("pci add nic0 --host {first} --mode {mode} --mapped")).map(drop)
+        self.add("nic0", self.function(0)?, mode)
+    }
+
+    /// Has another of its functions take the place of `nic0`, which moves by a table, under the guest of the QEMU of that name.
+    pub fn moves_on(&self, qemu: &str) -> Result<()> {
+        let to = self.function(2)?;
+        let report =
+            self.daemon.json(&format!("pci move nic0 --to {to} --qmp /tmp/{qemu}.qmp --deadline 30s"))?;
+        ensure!(report.get("complaint").is_none_or(Value::is_null), "{report}");
+        Ok(())
+    }
+
+    /// Plugs the function that is handed over as it is into a guest here, which has the machine of [`Side::args`].
+    pub fn plug_original(&self, guest: &L2<'_>) -> Result<()> {
+        let said = self.daemon.text(&format!("qemu-args {ORIGINAL} --device-only --qemu-version 11.1"))?;
+        let json = said.split_once("-device").map(|(_, device)| device.trim());
+        let mut device: Value = serde_json::from_str(json.with_context(|| said.clone())?)
+            .with_context(|| format!("a device: {said}"))?;
+        device["bus"] = json!(FREE);
+        guest.qmp("device_add", &device).map(drop)
     }
 }
 

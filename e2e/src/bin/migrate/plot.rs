@@ -14,9 +14,12 @@ fn typical(moves: &[Moved]) -> Option<&OverTime> {
 
 /// A line for each guest that has moved. Nothing if none has.
 pub fn plot(measured: &Measured) -> Option<String> {
-    let pair = &measured.failover[..];
-    let kinds =
-        [("virtual function", &measured.vf[..]), ("virtio-net", &measured.virtio[..]), ("QEMU's pair", pair)];
+    let kinds = [
+        ("virtual function", &measured.vf[..]),
+        ("virtio-net", &measured.virtio[..]),
+        ("QEMU's pair", &measured.failover[..]),
+        ("a driver that cooperates", &measured.cooperating[..]),
+    ];
     let guests: Vec<_> = kinds.iter().filter_map(|(name, moves)| Some((*name, typical(moves)?))).collect();
     let panel = |title, unit, of: fn(&OverTime) -> &Vec<(f64, f64)>| Panel {
         title,
