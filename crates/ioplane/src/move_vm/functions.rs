@@ -15,6 +15,7 @@ mod broken_off;
 mod cooperating;
 mod kept;
 mod silence;
+mod stall;
 mod way_back;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,7 +228,9 @@ pub(super) struct Functions<'a> {
     keeps: bool,
     kept: bool,
     /// The other host, whose QEMU is not there yet.
-    late: Option<Late<'a>>,
+    late: Option<Late>,
+    /// Lets vCPUs go that QEMU's main loop waits for.
+    stalls: Option<stall::Stalls>,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -298,6 +301,7 @@ impl<'a> Functions<'a> {
             keeps,
             kept: false,
             late,
+            stalls: None,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -349,7 +353,10 @@ impl<'a> Functions<'a> {
         journal::moment("noted");
         // Before the guards are out: whoever migrates it then has to wait for the functions.
         match self.keeps {
-            true => self.ask()?,
+            true => {
+                self.ask()?;
+                self.stalls = self.watch_stalls(monitor);
+            }
             false => {
                 self.pause_before(monitor, true)?;
                 // While it waits for a guest this only says that the guest is not to run by itself.
@@ -371,7 +378,7 @@ impl<'a> Functions<'a> {
                 self.is_begun(monitor, interrupted)?;
                 // Whoever drives it has set it to migrate as he likes.
                 super::ready::settings(monitor, "here")?;
-                self.find_other()?;
+                self.find_other(monitor, interrupted)?;
             }
             None => {
                 self.hold_there();
