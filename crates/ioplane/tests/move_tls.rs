@@ -347,8 +347,8 @@ fn of_the_daemon_only_the_vms_functions_are_reached() {
     let names: Vec<&Value> = shown["functions"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
     assert_eq!((status, names), (200, vec![&json!("nic0")]));
     // And that it is expected.
-    let expected: Value = serde_json::from_str(&ask("GET", "/v1/expected", "").1).unwrap();
-    assert_eq!((&expected[0]["vm"], &expected[1]), (&json!(world.near().name), &Value::Null));
+    let said: Value = serde_json::from_str(&ask("GET", "/v1/expected", "").1).unwrap();
+    assert_eq!((&said[0]["vm"], &said[1]), (&json!(world.near().name), &Value::Null));
     for nothing in ["switches", "nics", "groups", "exports", "cores", "decisions", "disks"] {
         assert_eq!(shown[nothing], json!([]), "{nothing}");
     }

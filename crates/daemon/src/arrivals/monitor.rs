@@ -43,56 +43,63 @@ pub enum Unseen {
     /// Nobody serves its monitor.
     #[error("{0}")]
     Absent(String),
-    /// Somebody else does, or it cannot be told.
+    /// Somebody else does.
     #[error("{0}")]
-    Wrong(String),
+    Other(String),
+    /// It does not say.
+    #[error("{0}")]
+    Silent(String),
 }
 
-/// Connects, if it is the VM's. Blocks.
-fn connect(one: &ExpectedVm) -> Result<(Qmp, SeenVm), Unseen> {
+/// Connects, if it is the VM's, which it has to say in this time. Blocks.
+fn connect(one: &ExpectedVm, patience: Duration) -> Result<(Qmp, SeenVm), Unseen> {
     let place = Endpoint::here(&one.qmp);
-    let told = |error: &dyn std::fmt::Display| Unseen::Wrong(format!("the monitor at {place}: {error}"));
-    let said = |error: QemuError| told(&error);
-    let is_other = |file: std::fs::Metadata| !file.file_type().is_socket();
-    if std::fs::metadata(&one.qmp).is_ok_and(is_other) {
-        return Err(told(&"the file there is no socket"));
+    let of_it = |what: &dyn std::fmt::Display| format!("the monitor at {place}: {what}");
+    let said = |error: QemuError| Unseen::Silent(of_it(&error));
+    if std::fs::metadata(&one.qmp).is_ok_and(|file| !file.file_type().is_socket()) {
+        return Err(Unseen::Other(of_it(&"the file there is no socket")));
     }
-    let patience = if one.libvirt { STARTING } else { PATIENCE };
     let mut qmp = Qmp::connect(&place, patience).map_err(|error| match &error {
         QemuError::Peer(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            Unseen::Absent(format!("the monitor at {place}: {error}"))
+            Unseen::Absent(of_it(&error))
         }
-        _ => told(&error),
+        _ => said(error),
     })?;
     let name = qmp.execute("query-name", &json!({})).map_err(said)?;
     match name["name"].as_str() {
         Some(name) if name == one.vm => {}
         Some(name) => {
             let name = ioplane_plain::excerpt(&name);
-            return Err(Unseen::Wrong(format!("the monitor at {place} is that of VM {name}")));
+            return Err(Unseen::Other(format!("the monitor at {place} is that of VM {name}")));
         }
-        None => return Err(Unseen::Wrong(format!("the VM of the monitor at {place} has no name"))),
+        None => return Err(Unseen::Other(format!("the VM of the monitor at {place} has no name"))),
     }
     let status = qmp.execute("query-status", &json!({})).map_err(said)?;
-    let pid = qmp.process().map_err(|error| told(&error))?;
+    let pid = qmp.process().map_err(|error| Unseen::Silent(of_it(&error)))?;
     let state = status["status"].as_str().unwrap_or_default().to_owned();
     qmp.set_patience(PATIENCE);
     Ok((qmp, SeenVm { pid, state }))
 }
 
-async fn connected(daemon: &Daemon, one: &Arc<ExpectedVm>) -> Result<Qmp, Unseen> {
+async fn connected(daemon: &Daemon, one: &Arc<ExpectedVm>, patience: Duration) -> Result<Qmp, Unseen> {
     let of = one.clone();
-    let connected = tokio::task::spawn_blocking(move || connect(&of)).await;
-    let connected = connected.map_err(|error| Unseen::Wrong(error.to_string()))?;
-    let (qmp, seen) = connected.inspect_err(|_| one.is_absent())?;
+    let connected = tokio::task::spawn_blocking(move || connect(&of, patience)).await;
+    let connected = connected.map_err(|error| Unseen::Silent(error.to_string()))?;
+    let mut checked = connected;
     // Nobody has seen that monitor when it was named: whoever may write to its directory could have put a socket there.
-    if one.libvirt && !uses_a_function(daemon, seen.pid).await {
-        one.is_absent();
-        let (place, pid) = (one.qmp.display(), seen.pid);
-        return Err(Unseen::Wrong(format!(
+    if let Ok((_, SeenVm { pid, .. })) = &checked
+        && one.libvirt
+        && !uses_a_function(daemon, *pid).await
+    {
+        let place = one.qmp.display();
+        checked = Err(Unseen::Other(format!(
             "the monitor at {place} is served by process {pid}, which uses no PCI function of this daemon"
         )));
     }
+    if one.libvirt && matches!(checked, Err(Unseen::Absent(_) | Unseen::Other(_))) {
+        one.is_absent();
+    }
+    let (qmp, seen) = checked?;
     one.seen(&seen);
     Ok(qmp)
 }
@@ -106,7 +113,8 @@ async fn uses_a_function(daemon: &Daemon, pid: u32) -> bool {
 /// Looks at the VM, unless somebody speaks with its monitor: then it has just been looked at.
 pub async fn look(daemon: &Daemon, one: &Arc<ExpectedVm>) -> Result<(), Unseen> {
     let Ok(_held) = one.monitor.clone().try_lock_owned() else { return Ok(()) };
-    connected(daemon, one).await.map(drop)
+    let patience = if one.libvirt { STARTING } else { PATIENCE };
+    connected(daemon, one, patience).await.map(drop)
 }
 
 /// The same, where a QEMU that is started later need not be there yet.
@@ -128,7 +136,7 @@ pub async fn attend(
     let Ok(held) = tokio::time::timeout(TURN, one.monitor.clone().lock_owned()).await else {
         return arrival.refuse(&format!("the monitor of VM {} serves another connection", one.vm)).await;
     };
-    let qmp = match connected(daemon, one).await {
+    let qmp = match connected(daemon, one, PATIENCE).await {
         Ok(qmp) => qmp,
         Err(why) => return arrival.refuse(&why.to_string()).await,
     };

@@ -153,7 +153,7 @@ impl Card {
                 let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
                 match library.report()? {
                     HoldReport { stop: word @ Word::Asked(_), kept: 1.., .. } => {
-                        library.set_stop(word.next().next())
+                        library.set_stop(word.pass())
                     }
                     _ => Err(Refusal::conflict(
                         format!("no vCPU that the VMM of {} wants back waits to be let go", library.name),
