@@ -14,8 +14,10 @@ mod attended;
 mod broken_off;
 mod cooperating;
 mod kept;
+mod late;
 mod silence;
 mod stall;
+mod vcpus;
 mod way_back;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,9 +39,9 @@ use super::journal::{self, Journal};
 use super::monitor::{Followed, Monitor, PATIENCE};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
-pub(super) use attended::hold;
 pub(super) use cooperating::announced;
-pub(super) use kept::Late;
+pub(super) use late::Late;
+pub(super) use vcpus::hold;
 
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);

@@ -4,13 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use ioplane_api::refusal::Code;
 use ioplane_api::report::{
-    DiskReport, DoneReport, ExpectedReport, FunctionReport, PhysicalReport, ServedState, Stage, StatusReport,
+    DiskReport, DoneReport, FunctionReport, PhysicalReport, ServedState, Stage, StatusReport,
 };
 use ioplane_api::request::PhysicalForm;
 use ioplane_cli::client::{Client, Method};
-use ioplane_cli::output::CommandError;
 use ioplane_plain::plain;
 use serde_json::{Value, json};
 
@@ -135,15 +133,6 @@ impl<'a> Far<'a> {
         let late = Late { look: Some(Box::new(look)), still };
         Ok(Far { there, monitor: None, late: Some(late) })
     }
-}
-
-/// Whether the other host expects the VM still. An error comes with whether that host has said so: one that is not reached may be again.
-pub(super) fn is_expected(there: &Client) -> std::result::Result<(), (bool, anyhow::Error)> {
-    let said = there.get::<Vec<ExpectedReport>>("/v1/expected");
-    said.map(drop).map_err(|error| {
-        let body = error.downcast_ref::<CommandError>();
-        (body.is_some_and(|CommandError(body)| body.code == Code::Conflict.word()), error)
-    })
 }
 
 /// The monitor of the QEMU there, at a socket here, if that QEMU waits for this VM with the same functions.

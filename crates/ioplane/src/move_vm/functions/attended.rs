@@ -10,16 +10,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ioplane_api::report::{DoneReport, RestedFunctionReport};
-use ioplane_api::request::HoldVcpusForm;
-use ioplane_cli::client::{Client, Method};
+use ioplane_api::report::RestedFunctionReport;
+use ioplane_cli::client::Client;
 use ioplane_cli::output::hint;
 use serde_json::json;
 
 use super::super::monitor::{Monitor, is_under_way};
-use super::super::ready::is_expected;
 use super::super::{failed, with_remedy};
-use super::kept::Late;
+use super::late::{Late, is_expected};
+use super::vcpus::hold;
 use super::way_back::LAST_WORD;
 use super::{Functions, Stand, did_not_wait, not_cancelled};
 
@@ -41,12 +40,6 @@ pub(super) fn still_waits(monitor: &mut Monitor) -> Result<()> {
             "have whoever drives the migration leave `migrate-continue` to `ioplane move attend`",
         )),
     }
-}
-
-/// Has no vCPU of a function's QEMU enter its guest, or lets them.
-pub(in crate::move_vm) fn hold(host: &Client, name: &str, held: bool) -> Result<()> {
-    let form = HoldVcpusForm { held };
-    host.ask::<DoneReport>(Method::PUT, &format!("/v1/pci/{name}/vcpus"), Some(&form)).map(drop)
 }
 
 impl Functions<'_> {

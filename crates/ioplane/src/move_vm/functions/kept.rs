@@ -8,68 +8,34 @@
 //! ```
 
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ioplane_api::report::{DoneReport, FunctionReport};
-use ioplane_api::request::{KeepVcpusForm, StopWord};
-use ioplane_cli::client::{Client, Method};
+use ioplane_api::report::FunctionReport;
+use ioplane_api::request::StopWord;
+use ioplane_cli::client::Client;
 use ioplane_cli::output::hint;
 use serde_json::{Value, json};
 
 use super::super::failed;
 use super::super::monitor::{Monitor, is_under_way};
-use super::attended::hold;
+use super::late::{FOUND, finds};
 use super::stall::Stalls;
+use super::vcpus::{hold, say};
 use super::{Functions, Moving, not_cancelled};
 
 /// In place of QEMU's word for a migration whose QEMU waits for its vCPUs.
 pub(super) const STOPPING: &str = "stopping";
 /// Between two words to the library while the guest runs: a vCPU that is wanted back for something else waits for two of them.
 const ASKING: Duration = Duration::from_millis(50);
-/// How long the QEMU there may take to be found, and between two tries.
-const FOUND: Duration = Duration::from_secs(4);
-/// How much longer the last of them may take.
+/// How much longer than it may take to find the QEMU there the last try may take.
 const SLOW: Duration = Duration::from_secs(4);
-const AGAIN: Duration = Duration::from_millis(50);
 const RUN: &str = "start both QEMUs by `ioplane run -- qemu-system-x86_64 ...`, of libvirt's domains by a script that does, as their <emulator>";
-
-/// The other host, whose QEMU is not there yet.
-pub(in crate::move_vm) struct Late {
-    /// Looks at it once that is there: its monitor. `None`: it is being looked at, by another thread.
-    pub look: Option<Look>,
-    /// What says whether the VM is expected there still, if somebody does.
-    pub still: Option<Client>,
-}
-
-pub(in crate::move_vm) type Look = Box<dyn FnMut() -> Result<Monitor> + Send>;
-
-/// Says what becomes of vCPUs that a function's QEMU wants back.
-pub(super) fn say(host: &Client, name: &str, stop: StopWord) -> Result<()> {
-    let form = KeepVcpusForm { stop };
-    host.ask::<DoneReport>(Method::PUT, &format!("/v1/pci/{name}/stop"), Some(&form)).map(drop)
-}
 
 /// Whether QEMU waits for its vCPUs while memory is copied. It says so before it wants the first one back; `state` was asked before `migration`.
 fn is_stopping(state: &str, migration: &str) -> bool {
     matches!(state, "finish-migrate" | "paused") && matches!(migration, "setup" | "active")
-}
-
-/// Looks until the QEMU there is found, or the time is over, on a thread that nobody has to wait for.
-fn finds(mut look: Look) -> mpsc::Receiver<Result<Monitor>> {
-    let (tell, found) = mpsc::channel();
-    let end = Instant::now() + FOUND;
-    std::thread::spawn(move || {
-        loop {
-            match look() {
-                Err(_) if Instant::now() < end => std::thread::sleep(AGAIN),
-                // Whoever has waited may be gone.
-                looked => return drop(tell.send(looked)),
-            }
-        }
-    });
-    found
 }
 
 /// Keeps the library waiting for QEMU's stop.

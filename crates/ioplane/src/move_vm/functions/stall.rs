@@ -19,7 +19,7 @@ use ioplane_cli::client::Client;
 use ioplane_cli::output::hint;
 
 use super::super::monitor::Unanswered;
-use super::kept::say;
+use super::vcpus::say;
 
 /// Between two looks.
 const PACE: Duration = Duration::from_millis(20);
