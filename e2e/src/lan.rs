@@ -13,7 +13,7 @@ use crate::hosts::NAMES;
 use crate::igb::{GUEST_IP, PEER_IP, PHYSICAL, VirtualFunctions, card_args};
 use crate::l1::L1;
 use crate::process::{Process, scratch};
-use crate::sides::{RATE, STREAM, Side, Wire, identity};
+use crate::sides::{INCOMING, RATE, STREAM, Side, Wire, identity};
 use crate::traffic::Traffic;
 use crate::uplink::Host;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -21,8 +21,6 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Port of `-incoming`, as `ioplane move vm --to HOST` has it.
-const PORT: u16 = 4444;
 /// Port of `ioplane identity serve`.
 const JOINS: u16 = 10807;
 
@@ -100,7 +98,7 @@ impl Lan {
     /// Starts the daemons of both, adds their functions, and has the second one join the authority of the first by a token.
     pub fn sides(&self, mode: &'static str) -> Result<[Side<'_>; 2]> {
         let side = |number: usize, name| {
-            let wire = Wire { host: NAMES[number], port: PORT };
+            let wire = Wire { host: NAMES[number], port: INCOMING };
             let functions = self.functions[number].clone();
             Side::of(&self.hosts[number], [name, PHYSICAL[number]], functions, mode, Some(wire))
         };

@@ -6,6 +6,7 @@
 //!                    `--- card B: virtual function <- daemon "there" <- QEMU "second"
 //! ```
 
+use crate::hosts::NAMES;
 use crate::igb::{GUEST_IP, PEER_IP, PHYSICAL, VirtualFunctions};
 use crate::inner::Inner;
 use crate::l1::L1;
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 256;
+/// Port of `-incoming`, as `ioplane move vm --to HOST` has it.
+pub(crate) const INCOMING: u16 = 4444;
 /// For a move on real hardware, memory included.
 const MOVE: Duration = Duration::from_secs(150);
 /// Datagrams a second, as far as the stage is fast enough, and bytes of TCP a second each way.
@@ -61,12 +64,36 @@ pub(crate) struct Wire {
 impl<'a> Side<'a> {
     /// Both, on the two cards of an L1, or on two sets of them.
     pub fn both(l1: &'a L1, cards: Vec<VirtualFunctions>, mode: &'static str) -> Result<[Side<'a>; 2]> {
+        Side::pair(l1, cards, mode, [None, None])
+    }
+
+    /// The same, which also know each other by certificates of one authority, as [`NAMES`].
+    pub fn both_known(l1: &'a L1, cards: Vec<VirtualFunctions>, mode: &'static str) -> Result<[Side<'a>; 2]> {
+        let sides = Side::pair(l1, cards, mode, NAMES.map(|host| Some(Wire { host, port: INCOMING })))?;
+        let ioplane = crate::daemon::binary()?.display().to_string();
+        let [one, other] =
+            ["here", "there"].map(|name| format!("{ioplane} identity --dir {}", identity(name)));
+        let [here, there] = NAMES;
+        let file = format!("{}.pem", identity("here"));
+        let script = format!(
+            "set -e; {one} create {here}; {one} issue {there} --out {file}; {other} import {file}; rm {file}"
+        );
+        l1.run(&script, MINUTE)?;
+        Ok(sides)
+    }
+
+    fn pair(
+        l1: &'a L1,
+        cards: Vec<VirtualFunctions>,
+        mode: &'static str,
+        [here, there]: [Option<Wire>; 2],
+    ) -> Result<[Side<'a>; 2]> {
         let mut cards = cards.into_iter();
-        let mut side = |name, physical| {
+        let mut side = |name, physical, wire| {
             let functions = cards.next().context("functions of each card")?;
-            Side::of(l1, [name, physical], functions, mode, None)
+            Side::of(l1, [name, physical], functions, mode, wire)
         };
-        Ok([side("here", PHYSICAL[0])?, side("there", PHYSICAL[1])?])
+        Ok([side("here", PHYSICAL[0], here)?, side("there", PHYSICAL[1], there)?])
     }
 
     /// One of that name, whose card has that interface.

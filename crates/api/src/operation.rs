@@ -9,7 +9,7 @@ use crate::report::{
     ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport,
     MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport,
     RestedFunctionReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
-    UpgradeReport, VersionReport,
+    UpgradeReport, VcpusReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -354,6 +354,8 @@ operations! {
     ReadVectors: Get "/v1/pci/{name}/vectors" => 200 Vec<VectorForm>;
     /// Has no vCPU of a PCI function's VMM enter the guest, which stands still, or lets them: by the library that `ioplane run` has put into the VMM's process.
     HoldVcpus: Put "/v1/pci/{name}/vcpus" body HoldVcpusForm => 200 DoneReport;
+    /// What the vCPUs of a PCI function's VMM do, as that library says, and whether the VMM's main thread waits for something.
+    Vcpus: Get "/v1/pci/{name}/vcpus" => 200 VcpusReport;
     /// Keeps vCPUs that a PCI function's VMM wants back, or lets them come back: by the same library. A VMM that stops its guest to hand it over waits for them.
     KeepVcpus: Put "/v1/pci/{name}/stop" body KeepVcpusForm => 200 DoneReport;
     /// Lets a PCI function that stands still go on from its state.

@@ -362,6 +362,9 @@ body! {
         from: String,
         /// The monitor of the QEMU that waits here.
         qmp: PathBuf,
+        /// libvirt starts that QEMU only within the migration: its monitor need not be there yet.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        libvirt: bool,
         /// Where this daemon listens for the other host as long as a VM is expected there [default: `[::]:10806`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         listen: Option<ListenAddress>,
@@ -416,6 +419,8 @@ pub enum StopWord {
     Keep,
     /// All come back.
     Free,
+    /// Those that wait come back, and those that are wanted back from now on wait as before. It is refused unless vCPUs wait because of `ask`.
+    Pass,
 }
 
 body! {

@@ -515,7 +515,5 @@ fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
 
 /// Whether a process runs: neither gone, nor dead and not yet buried.
 fn alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
-    state.is_some_and(|state| !matches!(state, "Z" | "X" | "x"))
+    readings::state_of(pid).is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
 }

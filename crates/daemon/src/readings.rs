@@ -141,6 +141,12 @@ pub fn vm(pid: u32) -> VmReport {
     VmReport { pid, name: vm_name(&String::from_utf8_lossy(&line)) }
 }
 
+/// The state of a process's main thread, as `/proc/PID/stat` has it (proc(5)); `None` if there is no such process.
+pub fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next())
+}
+
 /// The name in a command line whose arguments end with zeros.
 fn vm_name(line: &str) -> String {
     let mut args = line.split('\0');

@@ -168,6 +168,21 @@ mod tests {
             _ => {}
         };
         assert_eq!(comes_back(&page, -libc::EINTR, true, says), 6);
+        // All that wait are let go at once, and the next one waits.
+        page.set_stop_word(asked);
+        let says = |look| {
+            if look == 3 {
+                page.set_stop_word(asked.pass());
+            }
+        };
+        assert_eq!(comes_back(&page, -libc::EINTR, true, says), 3);
+        let says = |look| {
+            if look == 40 {
+                page.set_stop_word(VcpuStop::Free);
+            }
+        };
+        assert_eq!(comes_back(&page, -libc::EINTR, true, says), 40);
+        page.set_stop_word(asked);
         // A signal of another sort, and a processor that was not started yet.
         assert_eq!(comes_back(&page, -libc::EINTR, false, |_| unreachable!()), 0);
         assert_eq!(comes_back(&page, -libc::EAGAIN, true, |_| unreachable!()), 0);

@@ -2,12 +2,16 @@
 
 mod daemon;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use daemon::Said;
-use daemon::moving::{LATCH, Library, SET, World, function};
+use daemon::identities::member;
+use daemon::moving::{LATCH, Library, SET, Stall, World, function};
 use ioplane_vcpu::kvm::VcpuStop;
+use serde_json::{Value, json};
 
 /// The library is the process's, and so are all QEMUs of this test.
 fn alone() -> MutexGuard<'static, ()> {
@@ -220,7 +224,11 @@ fn somebody_has_the_guest_run_there_before_its_functions_are_its() {
 
 /// A world whose QEMU here waits for vCPUs that are kept. Whoever migrates it goes on at once, has the guest run there at once, and ends the QEMU here.
 fn of_libvirt() -> (World, Arc<Library>) {
-    let (world, library) = (World::new(), Arc::new(Library::new()));
+    migrated_by_libvirt(World::new())
+}
+
+fn migrated_by_libvirt(world: World) -> (World, Arc<Library>) {
+    let library = Arc::new(Library::new());
     world.near().library = Arc::downgrade(&library);
     world.near().ends = true;
     world.far().eager = true;
@@ -254,18 +262,42 @@ fn a_nic_goes_along_when_nobody_waits_before_the_switch_over() {
     let _alone = alone();
     let (world, library) = of_libvirt();
     // The QEMU there is started when somebody begins.
-    let (there, hidden) = (world.folder.path().join("there"), world.folder.path().join("hidden"));
-    std::fs::rename(&there, &hidden).unwrap();
+    let there = Absent::hide(&world);
     let attended = attends_libvirt(&world);
     assert!(world.far().asked.is_empty(), "{:?}", world.far().asked);
     migrates(&world);
-    // It has seen that, and looks for the other one.
+    is_looked_for(&world);
+    there.comes();
+    is_gone_with_its_nic(&world, &library, &attended.join().unwrap());
+}
+
+/// The QEMU there, before it is started.
+struct Absent {
+    there: PathBuf,
+    hidden: PathBuf,
+}
+
+impl Absent {
+    fn hide(world: &World) -> Absent {
+        let [there, hidden] = ["there", "hidden"].map(|name| world.folder.path().join(name));
+        std::fs::rename(&there, &hidden).unwrap();
+        Absent { there, hidden }
+    }
+
+    fn comes(&self) {
+        std::fs::rename(&self.hidden, &self.there).unwrap();
+    }
+}
+
+/// The attendance has seen that somebody has begun, and looks for the QEMU there.
+fn is_looked_for(world: &World) {
     world.here.until(|| {
         let near = world.near();
         near.asked.iter().filter(|asked| *asked == "query-migrate-capabilities").count() == 2
     });
-    std::fs::rename(&hidden, &there).unwrap();
-    let said = attended.join().unwrap();
+}
+
+fn is_gone_with_its_nic(world: &World, library: &Library, said: &Said) {
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     assert!(
         said.out.contains("nic0, emulated: ") && !said.err.contains("could not be reset"),
@@ -311,10 +343,24 @@ fn what_nobody_can_keep_is_refused_before_it_is_migrated() {
     assert!(code == 409 && said.to_string().contains("wants no vCPU back"), "{said}");
     assert_eq!(library.says().stop, VcpuStop::Free);
 
+    let without: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--qmp-there").collect();
+    let there = world.folder.path().join("there").display().to_string();
+    let without: Vec<&str> = without.into_iter().filter(|arg| *arg != there).collect();
+    let said = world.here.cli(&without);
+    assert!(said.code != 0 && said.err.contains("--qmp-there"), "{}", said.err);
+
+    // A host that expects it from somebody who waits.
     let world = World::over_tls(|port| port);
+    assert_eq!(world.is_expected(&[]).code, 0);
     let args = libvirt_args(&world);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    assert!(world.here.cli(&args).err.contains("--qmp-there"));
+    let said = world.here.cli(&args);
+    world.is_as_before(&said, "it waits already");
+    assert!(
+        said.err.contains("with a QEMU that waits already") && said.err.contains("--libvirt"),
+        "{}",
+        said.err
+    );
 }
 
 #[test]
@@ -363,4 +409,198 @@ fn an_attendance_that_is_killed_while_a_vcpu_is_kept_is_brought_to_its_end() {
         assert!(!world.has_one_owner(moment), "{moment}");
         assert!(!library.says().held && library.says().stop == VcpuStop::Free, "{moment}");
     }
+}
+
+/// The same world of two hosts that know each other. The QEMU there is not there yet, and is expected.
+fn of_libvirt_by_certificates() -> (World, Arc<Library>, Absent) {
+    let (world, library) = migrated_by_libvirt(World::over_tls(|port| port));
+    let there = Absent::hide(&world);
+    // One that is not there is a mistake otherwise.
+    let said = world.is_expected(&[]);
+    assert!(said.code != 0 && said.err.contains("--libvirt"), "{}", said.err);
+    let said = world.is_expected(&["--libvirt"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.err.contains("then, on host-b: ioplane move attend"), "{}", said.err);
+    assert!(said.out.contains("there, not there yet"), "{}", said.out);
+    (world, library, there)
+}
+
+fn expected(world: &World) -> Value {
+    world.there.json(&["move", "expected"])
+}
+
+#[test]
+fn a_nic_goes_to_a_host_that_expects_a_qemu_of_libvirt() {
+    let _alone = alone();
+    let (world, library, there) = of_libvirt_by_certificates();
+    let one = &expected(&world)[0];
+    assert_eq!(
+        (&one["state"], &one["libvirt"], &one["pid"]),
+        (&json!("expected"), &json!(true), &Value::Null)
+    );
+    let attended = attends_libvirt(&world);
+    assert!(world.far().asked.is_empty(), "{:?}", world.far().asked);
+    migrates(&world);
+    is_looked_for(&world);
+    there.comes();
+    let said = attended.join().unwrap();
+    is_gone_with_its_nic(&world, &library, &said);
+    let place = there.there.display().to_string();
+    assert!(said.err.contains(&format!("the monitor of its QEMU there is {place}")), "{}", said.err);
+    // Once.
+    assert_eq!(expected(&world), json!([]));
+    assert!(std::net::TcpStream::connect(("127.0.0.1", world.ports.unwrap().0)).is_err());
+    assert!(!world.here.log().contains("WARN"), "{}", world.here.log());
+}
+
+/// Somebody migrates it, and the guest stays, for this reason.
+fn stays_for(world: &World, words: &str, meanwhile: impl FnOnce()) {
+    let attended = attends_libvirt(world);
+    migrates(world);
+    is_looked_for(world);
+    meanwhile();
+    let said = attended.join().unwrap();
+    world.is_as_before(&said, words);
+    assert!(said.err.contains(words), "{words}: {}", said.err);
+    assert!(world.near().asked.iter().any(|asked| asked == "migrate_cancel"), "{words}");
+    assert!(!world.far().asked.iter().any(|asked| asked == "stop"), "{words}");
+    world.near().asked.clear();
+    world.again();
+}
+
+#[test]
+fn a_qemu_of_libvirt_that_is_not_the_one_keeps_the_guest_here() {
+    let _alone = alone();
+    let (world, library, there) = of_libvirt_by_certificates();
+    stays_for(&world, "No such file or directory", || {});
+    // What stands there in its place: a file; the monitor of another VM; one that somebody serves who has nothing to do with it.
+    stays_for(&world, "the file there is no socket", || std::fs::write(&there.there, "").unwrap());
+    std::fs::remove_file(&there.there).unwrap();
+    let own = std::mem::replace(&mut world.far().name, "mail".into());
+    stays_for(&world, "is that of VM mail", || there.comes());
+    // Now it is there from the beginning.
+    let args = libvirt_args(&world);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    assert!(world.here.cli(&args).err.contains("is that of VM mail"));
+    world.far().name = own.clone();
+    std::fs::rename(&there.there, &there.hidden).unwrap();
+    // A daemon serves this one, for a VM of the same name.
+    let other = World::over_tls(|port| port);
+    assert_eq!(other.is_expected(&[]).code, 0);
+    let port = other.ports.unwrap().1;
+    let form = json!({ "host": "127.0.0.1", "port": port, "tls_hostname": "host-c" }).to_string();
+    let (status, peer) = other.here.http("PUT", &format!("/v1/moves/{own}/peer"), &form);
+    assert_eq!(status, 200, "{peer}");
+    let strangers = peer["qmp_there"].as_str().unwrap();
+    stays_for(&world, "which uses no PCI function of this daemon", || {
+        std::os::unix::fs::symlink(strangers, &there.there).unwrap();
+    });
+    std::fs::remove_file(&there.there).unwrap();
+    assert_eq!(other.far().state, "inmigrate");
+
+    // Another host gets nothing of it, whether it is there or not.
+    let d = member(world.authority.as_ref().unwrap(), "host-d");
+    let form =
+        json!({ "host": "127.0.0.1", "port": world.ports.unwrap().1, "tls_hostname": "host-c" }).to_string();
+    let tries = |vm: &str| d.http("PUT", &format!("/v1/moves/{vm}/peer"), &form);
+    let absent = tries(&own);
+    there.comes();
+    let present = tries(&own);
+    assert!(absent.0 == 409 && absent.1.to_string().contains("does not expect VM"), "{absent:?}");
+    assert_eq!(absent, present);
+    // After all of that it goes, by the same expectation.
+    assert_eq!(expected(&world)[0]["state"], "expected");
+    is_gone_with_its_nic(&world, &library, &migrates_by_libvirt(&world));
+}
+
+#[test]
+fn an_expectation_that_ends_takes_all_of_it_along() {
+    let _alone = alone();
+    let (world, library, there) = of_libvirt_by_certificates();
+    let name = world.near().name.clone();
+    let end = || assert_eq!(world.there.cli(&["move", "unexpect", &name]).code, 0);
+    // While somebody looks for the QEMU there.
+    stays_for(&world, "only while a VM is expected", end);
+    // While nobody has begun.
+    assert_eq!(world.is_expected(&["--libvirt"]).code, 0);
+    let attended = attends_libvirt(&world);
+    end();
+    let said = attended.join().unwrap();
+    world.is_as_before(&said, "nobody has begun");
+    assert!(said.err.contains("only while a VM is expected"), "{}", said.err);
+    // While memory is copied.
+    there.comes();
+    assert_eq!(world.is_expected(&["--libvirt"]).code, 0);
+    world.near().silent = Some(Instant::now() + Duration::from_secs(600));
+    let attended = attends_libvirt(&world);
+    migrates(&world);
+    world.here.until(|| library.says().held);
+    end();
+    let said = attended.join().unwrap();
+    world.is_as_before(&said, "memory was copied");
+    assert!(said.err.contains("nothing is sent any more"), "{}", said.err);
+    assert_eq!(library.says().stop, VcpuStop::Free);
+}
+
+#[test]
+fn a_main_loop_that_waits_for_a_vcpu_has_it_soon() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    let attended = attends_libvirt(&world);
+    for _ in 0..3 {
+        world.near().stalls = Some(Stall::Resets);
+        world.here.until(|| world.near().stalled.is_some());
+        let stalled = world.near().stalled.take().unwrap();
+        eprintln!("its main loop waited for {stalled:?}");
+        // The library itself would take 4.5 s.
+        assert!(stalled < Duration::from_secs(2), "{stalled:?}");
+        // What is wanted back from then on waits.
+        assert!(matches!(library.says().stop, VcpuStop::Asked(_)), "{:?}", library.says());
+    }
+    migrates(&world);
+    let said = attended.join().unwrap();
+    is_gone_with_its_nic(&world, &library, &said);
+    assert_eq!(said.err.matches("waited for a vCPU, as for a reset of the guest").count(), 1, "{}", said.err);
+}
+
+#[test]
+fn a_monitor_that_is_only_slow_does_not_lose_what_is_kept() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    let attended = attends_libvirt(&world);
+    world.near().stalls = Some(Stall::Slow(Duration::from_secs(2)));
+    world.here.until(|| world.near().stalled.is_some());
+    assert!(matches!(library.says().stop, VcpuStop::Asked(_)), "{:?}", library.says());
+    migrates(&world);
+    let said = attended.join().unwrap();
+    is_gone_with_its_nic(&world, &library, &said);
+    assert!(!said.err.contains("waited for a vCPU"), "{}", said.err);
+}
+
+/// QEMU's migration thread stops the guest while its main loop waits for a vCPU: what is let go for one is let go for both.
+#[test]
+fn a_switch_over_that_meets_a_reset_keeps_the_guest() {
+    let _alone = alone();
+    let (world, library) = of_libvirt();
+    world.near().silent = Some(Instant::now() + Duration::from_secs(600));
+    let attended = attends_libvirt(&world);
+    migrates(&world);
+    world.here.until(|| library.says().held && world.near().migration == Some("active"));
+    world.near().stalls = Some(Stall::ResetsAndStops);
+    let said = attended.join().unwrap();
+    world.is_as_before(&said, "it met a reset");
+    assert!(world.near().stalled.unwrap() < Duration::from_secs(2));
+    assert!(
+        said.err.contains(
+            "before the functions were at rest (a vCPU was let go while its monitor did not answer"
+        ),
+        "{}",
+        said.err
+    );
+    assert!(world.near().asked.iter().any(|asked| asked == "migrate_cancel"));
+    assert_eq!((library.says().stop, library.says().held), (VcpuStop::Free, false));
+    // The next one goes.
+    world.near().silent = None;
+    world.again();
+    is_gone_with_its_nic(&world, &library, &migrates_by_libvirt(&world));
 }

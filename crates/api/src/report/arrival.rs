@@ -36,8 +36,12 @@ pub struct ExpectedReport {
     pub from: String,
     /// The monitor of the QEMU here that waits for it.
     pub qmp: PathBuf,
-    /// Process of that QEMU, as it was seen last.
-    pub pid: u32,
+    /// libvirt starts that QEMU only within the migration.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub libvirt: bool,
+    /// Process of that QEMU, as it was seen last; `None`: it has not been started yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// Where this daemon listens for the other host.
     pub listen: String,
     /// How far it is.

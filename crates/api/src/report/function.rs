@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::PhysicalForm;
+use crate::request::{PhysicalForm, StopWord};
 use crate::spec::{MacAddress, VfSettings};
 
 use super::{PortReport, RetryReport, ServedState, VmReport};
@@ -454,4 +454,20 @@ impl StateFileV1 {
     pub const FORMAT: &'static str = "ioplane-function";
     /// Version of the file.
     pub const VERSION: u32 = 1;
+}
+
+/// The vCPUs of a PCI function's VMM, as ioplane's library in its process says: `GET /v1/pci/NAME/vcpus`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct VcpusReport {
+    /// None enters the guest.
+    pub held: bool,
+    /// How many are in the guest, or have come from there with something to do.
+    pub inside: u32,
+    /// What becomes of one that the VMM wants back: `ask`, `keep` or `free`.
+    pub stop: StopWord,
+    /// How many the VMM wants back that wait.
+    pub waiting: u32,
+    /// The VMM's main thread waits for another thread, and not for a processor, a device or events: as far as this host can tell.
+    pub main_waits: bool,
 }

@@ -39,7 +39,7 @@ pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
     CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MoveStep,
     MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
-    RestedFunctionReport, Stage, StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
+    RestedFunctionReport, Stage, StateFileV1, TrafficReport, VcpusReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{

@@ -47,6 +47,9 @@ pub struct MoveExpect {
     /// The monitor of the QEMU that waits here (-qmp unix:SOCKET,server=on,wait=off)
     #[arg(long, value_name = "SOCKET")]
     pub qmp: PathBuf,
+    /// libvirt starts that QEMU only within virsh migrate: its monitor need not be there yet
+    #[arg(long)]
+    pub libvirt: bool,
     /// How long it may take until the move begins, such as 10m [default: 1h]
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     pub valid: Option<Duration>,
@@ -123,7 +126,7 @@ pub struct MoveAttend {
     pub qmp_there: Option<PathBuf>,
     /// Whoever migrates it starts the QEMU there only then, and goes on with the switch-over and has the guest run there by himself: virsh migrate. Both QEMUs
     /// need the library of `ioplane run`
-    #[arg(long, requires = "qmp_there")]
+    #[arg(long)]
     pub libvirt: bool,
 }
 

@@ -12,14 +12,23 @@ use crate::client::Client;
 use crate::output::{hint, print, print_done};
 
 pub fn run(client: &Client, args: MoveExpect, json: bool) -> Result<()> {
-    let MoveExpect { name, from, qmp, valid, listen } = args;
+    let MoveExpect { name, from, qmp, libvirt, valid, listen } = args;
     let valid_s = valid.map(|time| time.as_secs().max(1));
-    let form = ExpectForm { from, qmp: absolute(&qmp)?, listen, valid_s };
+    let form = ExpectForm { from, qmp: absolute(&qmp)?, libvirt, listen, valid_s };
     let report: ExpectedReport = ask(client, Method::PUT, &address_of("expected", &name), Some(&form))?;
     if !json {
         let at = report.listen.rsplit_once(':').map_or("", |(_, port)| port);
-        let at = if at == "10806" { String::new() } else { format!(" --there THIS-HOST:{at}") };
-        hint(format!("then, on {}: ioplane move vm {} --to THIS-HOST{at}", report.from, report.vm));
+        let there = if at == "10806" { "THIS-HOST".to_owned() } else { format!("THIS-HOST:{at}") };
+        let ExpectedReport { vm, from, .. } = &report;
+        hint(match at {
+            _ if libvirt => {
+                format!(
+                    "then, on {from}: ioplane move attend {vm} --libvirt --there {there}, and virsh migrate"
+                )
+            }
+            "10806" => format!("then, on {from}: ioplane move vm {vm} --to THIS-HOST"),
+            _ => format!("then, on {from}: ioplane move vm {vm} --to THIS-HOST --there {there}"),
+        });
     }
     print_done(json, &report, |report| table(std::slice::from_ref(report)))
 }
@@ -50,7 +59,10 @@ fn table(all: &[ExpectedReport]) -> String {
             one.state.words().to_owned(),
             left,
             one.listen.clone(),
-            one.qmp.display().to_string(),
+            match one.pid {
+                Some(_) => one.qmp.display().to_string(),
+                None => format!("{}, not there yet", one.qmp.display()),
+            },
         ]);
     }
     table.to_string()

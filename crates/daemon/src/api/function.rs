@@ -155,6 +155,10 @@ pub async fn read_vectors(State(daemon): Own, Path(name): Path<String>) -> Answe
     json(daemon.functions.served(&name)?.read_vectors().await?)
 }
 
+pub async fn vcpus(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.served(&name)?.vcpus()?)
+}
+
 pub async fn keep_vcpus(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let KeepVcpusForm { stop } = form(body)?;
     whole(daemon.may_change()?, async move {
@@ -163,6 +167,7 @@ pub async fn keep_vcpus(State(daemon): Own, Path(name): Path<String>, body: Body
             StopWord::Ask => format!("vCPUs that the VMM of {name} wants back wait"),
             StopWord::Keep => format!("the vCPUs of the VMM of {name} are out of the guest, and wait"),
             StopWord::Free => format!("the vCPUs of the VMM of {name} come back"),
+            StopWord::Pass => format!("the vCPUs that the VMM of {name} has wanted back so far come back"),
         })
     })
     .await

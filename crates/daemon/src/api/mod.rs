@@ -151,6 +151,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::CarriedFunction => routing::on(method, function::carried),
         Operation::TakeFunction => routing::on(method, function::take),
         Operation::HoldVcpus => routing::on(method, function::hold_vcpus),
+        Operation::Vcpus => routing::on(method, function::vcpus),
         Operation::KeepVcpus => routing::on(method, function::keep_vcpus),
         Operation::ReadVectors => routing::on(method, function::read_vectors),
         Operation::WriteVectors => routing::on(method, function::write_vectors),

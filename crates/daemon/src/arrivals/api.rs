@@ -51,7 +51,7 @@ pub async fn attend(
     one: &Arc<ExpectedVm>,
     ended: &mut watch::Receiver<bool>,
 ) -> Result<(), NetbusError> {
-    if let Err(why) = monitor::look(one).await {
+    if let Err(why) = monitor::may_come(daemon, one).await {
         return arrival.refuse(&why).await;
     }
     let channel = arrival.admit().await?;
@@ -87,6 +87,7 @@ fn router(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) -> Router {
     Router::new()
         .route(Operation::Status.path(), get(status))
         .route(Operation::Disks.path(), get(disks))
+        .route(Operation::ExpectedVms.path(), get(expected))
         .route(Operation::UnexpectVm.path(), delete(settled))
         .with_state(here)
         .merge(steps.with_state(daemon))
@@ -98,16 +99,37 @@ fn router(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) -> Router {
 }
 
 fn is_of(vm: Option<&VmReport>, one: &ExpectedVm) -> bool {
-    vm.is_some_and(|vm| vm.pid == one.pid())
+    vm.is_some_and(|vm| one.pid() == Some(vm.pid))
 }
 
 /// What the VM uses, and nothing else of this host.
 async fn status(State(Parties(daemon, one)): Here) -> Answer {
+    is_there(&daemon, &one).await?;
     json(of_the_vm(daemon.status().await, &one))
 }
 
 async fn disks(State(Parties(daemon, one)): Here) -> Answer {
+    is_there(&daemon, &one).await?;
     json(of_the_vm(daemon.status().await, &one).disks)
+}
+
+/// A QEMU that libvirt starts may have come since the connection began, or may be another one.
+async fn is_there(daemon: &Arc<Daemon>, one: &Arc<ExpectedVm>) -> Result<(), Refusal> {
+    if !one.libvirt {
+        return Ok(());
+    }
+    monitor::look(daemon, one).await.map_err(|unseen| {
+        let place = one.qmp.display();
+        let remedy = format!(
+            "the VM's definition there needs `-qmp unix:{place},server=on,wait=off`; see what libvirt says there"
+        );
+        Refusal::conflict(unseen.to_string(), remedy)
+    })
+}
+
+/// What is expected of that host: this VM.
+async fn expected(State(Parties(_, one)): Here) -> Answer {
+    json(vec![one.report()])
 }
 
 fn of_the_vm(mut status: StatusReport, one: &ExpectedVm) -> StatusReport {

@@ -69,6 +69,8 @@ pub struct ExpectedVm {
     vm: String,
     from: HostName,
     qmp: PathBuf,
+    /// Its QEMU is started only when another program migrates it.
+    libvirt: bool,
     listen: SocketAddr,
     progress: Mutex<Progress>,
     /// When it ends has changed.
@@ -84,8 +86,8 @@ pub struct ExpectedVm {
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     state: ArrivalWord,
-    /// The process whose monitor it is, and whose functions they are therefore.
-    pid: u32,
+    /// The process whose monitor it is, and whose functions they are therefore. `None`: there is none yet.
+    pid: Option<u32>,
     /// Until when it may begin.
     valid: Instant,
     /// Until when it goes on, if it has begun.
@@ -107,9 +109,14 @@ impl ExpectedVm {
         self.progress().state
     }
 
-    /// The process of its QEMU.
-    fn pid(&self) -> u32 {
+    /// The process of its QEMU, if that is there.
+    fn pid(&self) -> Option<u32> {
         self.progress().pid
+    }
+
+    /// Nobody serves its monitor.
+    fn is_absent(&self) {
+        self.progress().pid = None;
     }
 
     /// The other host does what changes something: a deadline does not break that off.
@@ -136,7 +143,7 @@ impl ExpectedVm {
     /// What its monitor said when it was connected to.
     fn seen(&self, seen: &monitor::SeenVm) {
         let mut progress = self.progress();
-        progress.pid = seen.pid;
+        progress.pid = Some(seen.pid);
         match seen.state.as_str() {
             // Whoever drives the migration may have said that it is to run: it does not while its vCPUs are held.
             "running" if !are_held(seen.pid) => progress.state = ArrivalWord::Arrived,
@@ -168,6 +175,7 @@ impl ExpectedVm {
             vm: self.vm.clone(),
             from: self.from.to_string(),
             qmp: self.qmp.clone(),
+            libvirt: self.libvirt,
             pid,
             listen: self.listen.to_string(),
             state,
@@ -231,7 +239,7 @@ impl Daemon {
         vm: &str,
         form: ExpectForm,
     ) -> Result<(bool, ExpectedReport), Refusal> {
-        let ExpectForm { from, qmp, listen, valid_s } = form;
+        let ExpectForm { from, qmp, libvirt, listen, valid_s } = form;
         let from: HostName = from.parse().map_err(|error: ioplane_identity::IdentityError| {
             Refusal::invalid(error.to_string(), "give the name in the certificate of that host").at("from")
         })?;
@@ -254,7 +262,8 @@ impl Daemon {
         let valid = Instant::now() + Duration::from_secs(valid_s);
         let known = self.arrivals.state().expected.get(vm).cloned();
         if let Some(known) = known {
-            if (&known.from, &known.qmp, known.listen) != (&from, &qmp, listen) {
+            let ExpectedVm { from: now, qmp: at, libvirt: late, listen: listens, .. } = &*known;
+            if (now, at, *late, *listens) != (&from, &qmp, libvirt, listen) {
                 let error = format!("VM {vm} is expected already, from {} or otherwise", known.from);
                 return Err(
                     Refusal::conflict(error, format!("ioplane move unexpect {vm}")).coded(Code::Exists)
@@ -268,15 +277,16 @@ impl Daemon {
             vm: vm.to_owned(),
             from,
             qmp,
+            libvirt,
             listen,
-            progress: Mutex::new(Progress { state: ArrivalWord::Expected, pid: 0, valid, grace: None }),
+            progress: Mutex::new(Progress { state: ArrivalWord::Expected, pid: None, valid, grace: None }),
             moved: Notify::new(),
             ended: watch::Sender::new(false),
             places: Arc::new(Semaphore::new(CONNECTIONS)),
             monitor: Arc::default(),
         });
-        monitor::look(&one).await.map_err(|why| {
-            let remedy = "give the socket of -qmp of the QEMU that waits here with -incoming, and -name";
+        monitor::may_come(self, &one).await.map_err(|why| {
+            let remedy = "give the socket of -qmp of the QEMU that waits here with -incoming, and -name; --libvirt, if libvirt is to start it";
             Refusal::conflict(why, remedy).at("qmp")
         })?;
         let mut state = self.arrivals.state();
@@ -374,7 +384,7 @@ async fn admit(
     let mut ended = one.ended.subscribe();
     match arrival.part() {
         API => api::attend(arrival, daemon, &one, &mut ended).await,
-        MONITOR => monitor::attend(arrival, &one, &mut ended).await,
+        MONITOR => monitor::attend(arrival, daemon, &one, &mut ended).await,
         _ => arrival.refuse("it has no such part").await,
     }
 }

@@ -1,6 +1,8 @@
 //! The monitor of the QEMU that waits here, for the host from which its VM comes. Nothing of what that host says goes on as it is: see
 //! [`ioplane_qemu::IncomingRequest`].
 
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +17,13 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::ExpectedVm;
+use crate::Daemon;
 use crate::functions::are_held;
 
 /// For an answer of QEMU's.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The same of one that may not have been started: somebody looks again soon.
+const STARTING: Duration = Duration::from_secs(2);
 /// For the other host to take an answer.
 const PEER: Duration = Duration::from_secs(10);
 /// For the connection before it to leave the monitor: less than the other host waits.
@@ -32,42 +37,98 @@ pub struct SeenVm {
     pub state: String,
 }
 
-/// Connects, if it is the VM's. Blocks.
-fn connect(one: &ExpectedVm) -> Result<(Qmp, SeenVm), String> {
+/// Why a VM is not seen.
+#[derive(Debug, thiserror::Error)]
+pub enum Unseen {
+    /// Nobody serves its monitor.
+    #[error("{0}")]
+    Absent(String),
+    /// Somebody else does.
+    #[error("{0}")]
+    Other(String),
+    /// It does not say.
+    #[error("{0}")]
+    Silent(String),
+}
+
+/// Connects, if it is the VM's, which it has to say in this time. Blocks.
+fn connect(one: &ExpectedVm, patience: Duration) -> Result<(Qmp, SeenVm), Unseen> {
     let place = Endpoint::here(&one.qmp);
-    let said = |error: QemuError| format!("the monitor at {place}: {error}");
-    let mut qmp = Qmp::connect(&place, PATIENCE).map_err(said)?;
+    let of_it = |what: &dyn std::fmt::Display| format!("the monitor at {place}: {what}");
+    let said = |error: QemuError| Unseen::Silent(of_it(&error));
+    if std::fs::metadata(&one.qmp).is_ok_and(|file| !file.file_type().is_socket()) {
+        return Err(Unseen::Other(of_it(&"the file there is no socket")));
+    }
+    let mut qmp = Qmp::connect(&place, patience).map_err(|error| match &error {
+        QemuError::Peer(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            Unseen::Absent(of_it(&error))
+        }
+        _ => said(error),
+    })?;
     let name = qmp.execute("query-name", &json!({})).map_err(said)?;
     match name["name"].as_str() {
         Some(name) if name == one.vm => {}
         Some(name) => {
-            return Err(format!("the monitor at {place} is that of VM {}", ioplane_plain::excerpt(&name)));
+            let name = ioplane_plain::excerpt(&name);
+            return Err(Unseen::Other(format!("the monitor at {place} is that of VM {name}")));
         }
-        None => return Err(format!("the VM of the monitor at {place} has no name")),
+        None => return Err(Unseen::Other(format!("the VM of the monitor at {place} has no name"))),
     }
     let status = qmp.execute("query-status", &json!({})).map_err(said)?;
-    let pid = qmp.process().map_err(|error| format!("the monitor at {place}: {error}"))?;
+    let pid = qmp.process().map_err(|error| Unseen::Silent(of_it(&error)))?;
     let state = status["status"].as_str().unwrap_or_default().to_owned();
+    qmp.set_patience(PATIENCE);
     Ok((qmp, SeenVm { pid, state }))
 }
 
-async fn connected(one: &Arc<ExpectedVm>) -> Result<Qmp, String> {
+async fn connected(daemon: &Daemon, one: &Arc<ExpectedVm>, patience: Duration) -> Result<Qmp, Unseen> {
     let of = one.clone();
-    let connected = tokio::task::spawn_blocking(move || connect(&of)).await;
-    let (qmp, seen) = connected.map_err(|error| error.to_string())??;
+    let connected = tokio::task::spawn_blocking(move || connect(&of, patience)).await;
+    let connected = connected.map_err(|error| Unseen::Silent(error.to_string()))?;
+    let mut checked = connected;
+    // Nobody has seen that monitor when it was named: whoever may write to its directory could have put a socket there.
+    if let Ok((_, SeenVm { pid, .. })) = &checked
+        && one.libvirt
+        && !uses_a_function(daemon, *pid).await
+    {
+        let place = one.qmp.display();
+        checked = Err(Unseen::Other(format!(
+            "the monitor at {place} is served by process {pid}, which uses no PCI function of this daemon"
+        )));
+    }
+    if one.libvirt && matches!(checked, Err(Unseen::Absent(_) | Unseen::Other(_))) {
+        one.is_absent();
+    }
+    let (qmp, seen) = checked?;
     one.seen(&seen);
     Ok(qmp)
 }
 
+async fn uses_a_function(daemon: &Daemon, pid: u32) -> bool {
+    let functions = daemon.functions.report().await;
+    let mut used = functions.iter().filter(|function| function.connected);
+    used.any(|function| function.vm.as_ref().is_some_and(|vm| vm.pid == pid))
+}
+
 /// Looks at the VM, unless somebody speaks with its monitor: then it has just been looked at.
-pub async fn look(one: &Arc<ExpectedVm>) -> Result<(), String> {
+pub async fn look(daemon: &Daemon, one: &Arc<ExpectedVm>) -> Result<(), Unseen> {
     let Ok(_held) = one.monitor.clone().try_lock_owned() else { return Ok(()) };
-    connected(one).await.map(drop)
+    let patience = if one.libvirt { STARTING } else { PATIENCE };
+    connected(daemon, one, patience).await.map(drop)
+}
+
+/// The same, where a QEMU that is started later need not be there yet.
+pub async fn may_come(daemon: &Daemon, one: &Arc<ExpectedVm>) -> Result<(), String> {
+    match look(daemon, one).await {
+        Err(Unseen::Absent(_)) if one.libvirt => Ok(()),
+        looked => looked.map_err(|unseen| unseen.to_string()),
+    }
 }
 
 /// One connection of the other host, from its greeting to its end.
 pub async fn attend(
     arrival: ChannelRequest,
+    daemon: &Daemon,
     one: &Arc<ExpectedVm>,
     ended: &mut watch::Receiver<bool>,
 ) -> Result<(), NetbusError> {
@@ -75,9 +136,9 @@ pub async fn attend(
     let Ok(held) = tokio::time::timeout(TURN, one.monitor.clone().lock_owned()).await else {
         return arrival.refuse(&format!("the monitor of VM {} serves another connection", one.vm)).await;
     };
-    let qmp = match connected(one).await {
+    let qmp = match connected(daemon, one, PATIENCE).await {
         Ok(qmp) => qmp,
-        Err(why) => return arrival.refuse(&why).await,
+        Err(why) => return arrival.refuse(&why.to_string()).await,
     };
     let channel = arrival.admit().await?;
     let session = Session { one: one.clone(), qmp: Some(qmp), ports: IncomingPorts::default(), _held: held };
@@ -162,7 +223,7 @@ impl Session {
         if matches!(command, IncomingCommand::Stop | IncomingCommand::Quit | IncomingCommand::Cont) {
             // Somebody here may have let it run.
             let status = self.ask(IncomingCommand::Query("query-status")).await?;
-            if status["status"] == "running" && !are_held(self.one.pid()) {
+            if status["status"] == "running" && !self.one.pid().is_some_and(are_held) {
                 self.one.arrived();
             }
         }

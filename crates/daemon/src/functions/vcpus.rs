@@ -3,18 +3,35 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::VcpusReport;
 use ioplane_api::request::StopWord;
 use ioplane_vcpu::kvm::{ClusterPage, HoldReport, VcpuStop as Word};
 
 use super::Card;
+use crate::readings::state_of;
 use crate::refusal::Refusal;
 
 /// How long vCPUs that are told to leave the guest may take.
 const OUT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(2);
 const LIBRARY: &str = "start the guest's QEMU by `ioplane run -- qemu-system-x86_64 ...`, with clustering on";
+
+/// Whoever changes what becomes of vCPUs by what it was before.
+static CHANGES: Mutex<()> = Mutex::new(());
+
+/// Whether a process's main thread, which is the main loop of a QEMU, waits for another thread: as `/proc/PID/syscall` says, where that is readable. One that
+/// waits for a processor, for a disk or for events does not. `state` is the thread's.
+fn waits(syscall: Option<&str>, state: Option<char>) -> bool {
+    let call: Option<i64> = syscall.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    match call {
+        Some(call) => call == libc::SYS_futex,
+        // "running"; or nobody may read it.
+        None => syscall.is_none() && state == Some('S'),
+    }
+}
 
 /// Whether the process's vCPUs are held. One without the library holds none.
 pub(crate) fn are_held(pid: u32) -> bool {
@@ -104,20 +121,53 @@ impl Card {
         ))
     }
 
+    /// What they do.
+    pub fn vcpus(&self) -> Result<VcpusReport, Refusal> {
+        let library = self.library()?;
+        let HoldReport { held, inside, stop, kept } = library.report()?;
+        let syscall = std::fs::read_to_string(format!("/proc/{}/syscall", library.pid)).ok();
+        let stop = match stop {
+            Word::Free => StopWord::Free,
+            Word::Kept => StopWord::Keep,
+            Word::Asked(_) => StopWord::Ask,
+        };
+        let main_waits = waits(syscall.as_deref(), state_of(library.pid));
+        Ok(VcpusReport { held, inside, waiting: kept, stop, main_waits })
+    }
+
     /// What becomes of vCPUs that its VMM wants back.
     pub async fn keep_vcpus(&self, stop: StopWord) -> Result<(), Refusal> {
         let library = self.library()?;
+        let set = |word: Word| {
+            let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+            library.set_stop(word)
+        };
         match stop {
             StopWord::Free if library.file.is_none() => Ok(()),
-            StopWord::Free => library.set_stop(Word::Free),
-            StopWord::Ask => library.set_stop(library.report()?.stop.next()),
+            StopWord::Free => set(Word::Free),
+            StopWord::Ask => {
+                let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+                library.set_stop(library.report()?.stop.next())
+            }
+            StopWord::Pass => {
+                let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+                match library.report()? {
+                    HoldReport { stop: word @ Word::Asked(_), kept: 1.., .. } => {
+                        library.set_stop(word.pass())
+                    }
+                    _ => Err(Refusal::conflict(
+                        format!("no vCPU that the VMM of {} wants back waits to be let go", library.name),
+                        "",
+                    )),
+                }
+            }
             StopWord::Keep => {
-                library.set_stop(Word::Kept)?;
+                set(Word::Kept)?;
                 let empty = library.is_empty().await;
                 if matches!(empty, Ok(true)) && library.report()?.kept > 0 {
                     return Ok(());
                 }
-                library.set_stop(Word::Free)?;
+                set(Word::Free)?;
                 empty?;
                 Err(Refusal::conflict(
                     format!("the VMM of {} wants no vCPU back, or one is in the guest still", library.name),
@@ -125,5 +175,21 @@ impl Card {
                 ))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_thread_waits_for_another_one_or_for_something_else() {
+        let futex = format!("{} 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7ffc 0x7f", libc::SYS_futex);
+        let poll = format!("{} 0x7f 0x9 0x0 0x0 0x8 0x0 0x7ffc 0x7f", libc::SYS_ppoll);
+        assert!(waits(Some(&futex), Some('S')));
+        assert!(!waits(Some(&poll), Some('S')) && !waits(Some("running\n"), Some('R')));
+        // Nobody may read that.
+        assert!(waits(None, Some('S')) && !waits(None, Some('R')) && !waits(None, Some('D')));
+        assert!(!waits(None, None), "it is gone");
     }
 }

@@ -14,7 +14,10 @@ mod attended;
 mod broken_off;
 mod cooperating;
 mod kept;
+mod late;
 mod silence;
+mod stall;
+mod vcpus;
 mod way_back;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,9 +39,9 @@ use super::journal::{self, Journal};
 use super::monitor::{Followed, Monitor, PATIENCE};
 use super::ready::Far;
 use super::{failed, refused, with_remedy};
-pub(super) use attended::hold;
 pub(super) use cooperating::announced;
-pub(super) use kept::Late;
+pub(super) use late::Late;
+pub(super) use vcpus::hold;
 
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);
@@ -230,7 +233,9 @@ pub(super) struct Functions<'a> {
     keeps: bool,
     kept: bool,
     /// The other host, whose QEMU is not there yet.
-    late: Option<Late<'a>>,
+    late: Option<Late>,
+    /// Lets vCPUs go that QEMU's main loop waits for.
+    stalls: Option<stall::Stalls>,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -301,6 +306,7 @@ impl<'a> Functions<'a> {
             keeps,
             kept: false,
             late,
+            stalls: None,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -352,7 +358,10 @@ impl<'a> Functions<'a> {
         journal::moment("noted");
         // Before the guards are out: whoever migrates it then has to wait for the functions.
         match self.keeps {
-            true => self.ask()?,
+            true => {
+                self.ask()?;
+                self.stalls = self.watch_stalls(monitor);
+            }
             false => {
                 self.pause_before(monitor, true)?;
                 // While it waits for a guest this only says that the guest is not to run by itself.
@@ -374,7 +383,7 @@ impl<'a> Functions<'a> {
                 self.is_begun(monitor, interrupted)?;
                 // Whoever drives it has set it to migrate as he likes.
                 super::ready::settings(monitor, "here")?;
-                self.find_other()?;
+                self.find_other(monitor, interrupted)?;
             }
             None => {
                 self.hold_there();

@@ -26,7 +26,7 @@ use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport, StatusReport, VmReport};
 use ioplane_api::request::MoveNoteForm;
 use ioplane_api::size::Size;
-use ioplane_cli::args::{Destination, MoveAttend, MoveVm, There};
+use ioplane_cli::args::{Destination, MoveAttend, MoveVm};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, hint, print_done};
 use ioplane_cli::progress::told_to_end;
@@ -100,12 +100,6 @@ pub fn run(client: &Client, args: &MoveVm, json: bool) -> Result<()> {
 /// Brings the PCI functions of a VM along when somebody else migrates it, or says why not.
 pub fn attend(client: &Client, args: &MoveAttend, json: bool) -> Result<()> {
     let MoveAttend { name, qmp, there, tls_hostname, qmp_there, libvirt } = args.clone();
-    if let (There::Host { .. }, true) = (&there, libvirt) {
-        return Err(refused(
-            "a host that is known by its certificate does not serve the monitor of a QEMU that libvirt has not started yet",
-            "forward its two sockets by ssh -L: --there SOCKET --qmp-there SOCKET",
-        ));
-    }
     let to = Destination { uri: ELSEWHERE.to_owned(), host: None };
     let driver = if libvirt { Driver::Libvirt } else { Driver::Other };
     go(client, &MoveVm { name, qmp, to, there: Some(there), tls_hostname, qmp_there }, driver, json)
@@ -152,15 +146,7 @@ fn go(client: &Client, args: &MoveVm, driver: Driver, json: bool) -> Result<()> 
             let version = monitor.execute("query-version", &json!({}))?;
             let (reached, there) = (&reached, there.as_ref());
             let far = match there.filter(|_| late) {
-                Some(there) => {
-                    let disks = devices.disks.clone();
-                    let look = move || {
-                        disks::is_ready(there, &disks)?;
-                        let found = Far::look(vm, reports, Some(there), reached, &version, own)?;
-                        Ok(found.1)
-                    };
-                    Far { there, monitor: None, late: Some(Box::new(look)) }
-                }
+                Some(there) => Far::later(vm, (reports, &devices.disks), there, reached, &version, own)?,
                 None => {
                     let (there, monitor) = Far::look(vm, reports, there, reached, &version, own)?;
                     Far { there, monitor: Some(monitor), late: None }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -27,6 +28,25 @@ pub(super) enum Followed {
 pub(crate) struct Monitor {
     qmp: Qmp,
     path: String,
+    unanswered: Arc<Unanswered>,
+}
+
+/// Which command of a monitor is not answered yet, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered(Mutex<(u64, Option<Instant>)>);
+
+impl Unanswered {
+    fn set(&self, begun: Option<Instant>) {
+        let (number, since) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *number += u64::from(begun.is_some());
+        *since = begun;
+    }
+
+    /// Its number, and for how long it has not been answered; `None`: all are.
+    pub(super) fn now(&self) -> Option<(u64, Duration)> {
+        let (number, since) = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map(|since| (number, since.elapsed()))
+    }
 }
 
 impl Monitor {
@@ -42,7 +62,7 @@ impl Monitor {
                 "give the socket of -qmp; it serves one client at a time",
             )
         })?;
-        Ok(Monitor { qmp, path: shown })
+        Ok(Monitor { qmp, path: shown, unanswered: Arc::default() })
     }
 
     /// The same, which errors name by its host: the socket here is the daemon's own.
@@ -52,12 +72,20 @@ impl Monitor {
     }
 
     pub(crate) fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
-        self.qmp.execute(command, arguments).map_err(|error| {
+        self.unanswered.set(Some(Instant::now()));
+        let answer = self.qmp.execute(command, arguments);
+        self.unanswered.set(None);
+        answer.map_err(|error| {
             failed(
                 format!("the monitor at {}: {error}", self.path),
                 "see what QEMU says, and whether the VM runs",
             )
         })
+    }
+
+    /// Whether it answers, for another thread.
+    pub(super) fn unanswered(&self) -> Arc<Unanswered> {
+        self.unanswered.clone()
     }
 
     /// Where it is.

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{DoneReport, MovePeerReport};
+use ioplane_api::report::{DoneReport, ExpectedReport, MovePeerReport};
 use ioplane_api::request::{MoveNoteForm, MovePeerForm};
 use ioplane_cli::args::{MoveVm, There};
 use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::{CommandError, hint};
+use ioplane_plain::shown;
 
-use super::STEP;
+use super::{STEP, refused};
 
 /// How they are reached. Dropped, the daemon here relays no further connection.
 pub(super) struct Reached<'a> {
@@ -92,6 +93,23 @@ impl<'a> Reached<'a> {
             Some(_) => there.keeping(),
             None => there,
         }))
+    }
+
+    /// Whether the other host expects a VM whose QEMU is started only within the migration: where the monitor of that will be there.
+    pub fn expects_later(&self, there: &Client) -> Result<()> {
+        let Some(host) = self.host() else { return Ok(()) };
+        let all: Vec<ExpectedReport> = there.get("/v1/expected")?;
+        let Some(one) = all.first().filter(|one| one.libvirt) else {
+            let vm = self.vm;
+            return Err(refused(
+                format!("{host} expects VM {vm} with a QEMU that waits already"),
+                format!(
+                    "there: ioplane move unexpect {vm}, then ioplane move expect {vm} --libvirt --from THIS-HOST --qmp SOCKET"
+                ),
+            ));
+        };
+        hint(format!("{host} expects VM {}: the monitor of its QEMU there is {}", one.vm, shown(&one.qmp)));
+        Ok(())
     }
 
     /// The move has come to its end there: the VM is not expected any more.

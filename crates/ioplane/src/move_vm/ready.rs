@@ -1,9 +1,12 @@
 //! Whether a VM with PCI functions can move: what both QEMUs are set to, and what the other host has. Nothing is changed.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use ioplane_api::report::{DoneReport, FunctionReport, PhysicalReport, ServedState, Stage, StatusReport};
+use ioplane_api::report::{
+    DiskReport, DoneReport, FunctionReport, PhysicalReport, ServedState, Stage, StatusReport,
+};
 use ioplane_api::request::PhysicalForm;
 use ioplane_cli::client::{Client, Method};
 use ioplane_plain::plain;
@@ -13,10 +16,12 @@ use super::bus::Found;
 use super::functions::{Late, announced};
 use super::monitor::Monitor;
 use super::peer::Reached;
-use super::refused;
+use super::{disks, refused};
 
 /// For an answer of the other QEMU's monitor: a guest stands still meanwhile.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// For the other daemon to say whether it expects the VM still, while nobody has begun to migrate it.
+const STILL: Duration = Duration::from_secs(2);
 /// QEMU's device for a vfio-user function.
 const DEVICE: &str = "vfio-user-pci";
 /// Ways of migrating that bring no PCI function along.
@@ -86,7 +91,7 @@ pub(super) struct Far<'a> {
     /// Of the QEMU that waits there; `None` if it is not there yet.
     pub monitor: Option<Monitor>,
     /// That looks for it later.
-    pub late: Option<Late<'a>>,
+    pub late: Option<Late>,
 }
 
 impl<'a> Far<'a> {
@@ -100,32 +105,70 @@ impl<'a> Far<'a> {
         own: u32,
     ) -> Result<(&'a Client, Monitor)> {
         let (Some(there), Some(path)) = (there, &reached.qmp_there) else { return Err(not_reached(vm)) };
-        has_the_same(there, vm, functions, own)?;
-        let mut monitor = Monitor::connect(path)?.of_host(reached.host());
-        monitor.set_patience(PATIENCE);
-        monitor.is_surely_of(vm)?;
-        let state = monitor.state()?;
-        if state != "inmigrate" {
-            return Err(refused(
-                format!("the QEMU there does not wait for a guest: its VM is {}", plain(&state)),
-                "start it with -incoming",
-            ));
-        }
-        let other = monitor.execute("query-version", &json!({}))?;
-        let number = |version: &Value| {
-            let part = |field: &str| version["qemu"][field].as_u64().unwrap_or(0);
-            (part("major"), part("minor"))
-        };
-        if number(&other) != number(version) {
-            let ((major, minor), (others, other)) = (number(version), number(&other));
-            return Err(refused(
-                format!("the QEMU here is {major}.{minor}, and the one there is {others}.{other}"),
-                "use the same version on both hosts",
-            ));
-        }
-        settings(&mut monitor, "there")?;
-        Ok((there, monitor))
+        Ok((there, waiting(vm, functions, there, (path, reached.host()), version, own)?))
     }
+
+    /// The same of a QEMU that is started later. `there` has been reached.
+    pub fn later(
+        vm: &str,
+        (functions, disks): (&[FunctionReport], &[DiskReport]),
+        there: &'a Client,
+        reached: &Reached<'_>,
+        version: &Value,
+        own: u32,
+    ) -> Result<Far<'a>> {
+        let (Some(socket), Some(path)) = (&reached.there, reached.qmp_there.clone()) else {
+            return Err(not_reached(vm));
+        };
+        reached.expects_later(there)?;
+        let Some(looking) = reached.daemon()? else { return Err(not_reached(vm)) };
+        let (vm, functions, disks) = (vm.to_owned(), functions.to_vec(), disks.to_vec());
+        let (host, version) = (reached.host().map(str::to_owned), version.clone());
+        let still = host.is_some().then(|| Client::new(socket)).transpose()?;
+        let still = still.map(|there| there.with_patience(STILL).keeping());
+        let look = move || {
+            disks::is_ready(&looking, &disks)?;
+            waiting(&vm, &functions, &looking, (&path, host.as_deref()), &version, own)
+        };
+        let late = Late { look: Some(Box::new(look)), still };
+        Ok(Far { there, monitor: None, late: Some(late) })
+    }
+}
+
+/// The monitor of the QEMU there, at a socket here, if that QEMU waits for this VM with the same functions.
+fn waiting(
+    vm: &str,
+    functions: &[FunctionReport],
+    there: &Client,
+    (path, host): (&Path, Option<&str>),
+    version: &Value,
+    own: u32,
+) -> Result<Monitor> {
+    has_the_same(there, vm, functions, own)?;
+    let mut monitor = Monitor::connect(path)?.of_host(host);
+    monitor.set_patience(PATIENCE);
+    monitor.is_surely_of(vm)?;
+    let state = monitor.state()?;
+    if state != "inmigrate" {
+        return Err(refused(
+            format!("the QEMU there does not wait for a guest: its VM is {}", plain(&state)),
+            "start it with -incoming",
+        ));
+    }
+    let other = monitor.execute("query-version", &json!({}))?;
+    let number = |version: &Value| {
+        let part = |field: &str| version["qemu"][field].as_u64().unwrap_or(0);
+        (part("major"), part("minor"))
+    };
+    if number(&other) != number(version) {
+        let ((major, minor), (others, other)) = (number(version), number(&other));
+        return Err(refused(
+            format!("the QEMU here is {major}.{minor}, and the one there is {others}.{other}"),
+            "use the same version on both hosts",
+        ));
+    }
+    settings(&mut monitor, "there")?;
+    Ok(monitor)
 }
 
 /// Neither was named.

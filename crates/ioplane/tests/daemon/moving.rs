@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ioplane_testkit::vfio_user::VfioUserClient;
 use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, HoldReport, VcpuStop};
@@ -72,6 +72,22 @@ pub struct Qemu {
     pub library: Weak<Library>,
     /// Whoever drives its migration ends it when its guest is there.
     pub ends: bool,
+    /// Its main loop waits for its vCPU the next time that it is asked how the VM does, as for a reset of the guest; and its migration thread stops the guest
+    /// in the same moment.
+    pub stalls: Option<Stall>,
+    /// How long that took.
+    pub stalled: Option<Duration>,
+}
+
+/// What a main loop does that does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stall {
+    /// It waits for the vCPU.
+    Resets,
+    /// The same, and the migration thread has that vCPU, too.
+    ResetsAndStops,
+    /// Something else, for so long.
+    Slow(Duration),
 }
 
 /// A file as of the library, in the process that both daemons take for their VMM: this one.
@@ -126,6 +142,27 @@ impl Qemu {
         waits
     }
 
+    /// Its main loop does not answer for a while.
+    fn stall(&mut self, stall: Stall) {
+        let begun = Instant::now();
+        if let Stall::Slow(time) = stall {
+            std::thread::sleep(time);
+        } else {
+            let library = self.library.upgrade().unwrap();
+            let before = library.says().stop;
+            library.set_kept((before != VcpuStop::Free).into());
+            while library.says().stop.keeps_since(before) {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody lets it go");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            library.set_kept(0);
+        }
+        if stall == Stall::ResetsAndStops {
+            (self.state, self.migration) = ("finish-migrate", Some("pre-switchover"));
+        }
+        self.stalled = Some(begun.elapsed());
+    }
+
     fn new(host: &TestDaemon, state: &'static str) -> Qemu {
         let client = VfioUserClient::greet(&host.path("nic0.sock")).unwrap();
         host.until(|| function(host)["connected"] == true);
@@ -157,6 +194,8 @@ impl Qemu {
             asked: Vec::new(),
             library: Weak::new(),
             ends: false,
+            stalls: None,
+            stalled: None,
         }
     }
 
@@ -258,6 +297,9 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
     match command {
         "query-name" => json!({ "name": qemu.name }),
         "query-status" => {
+            if let Some(stall) = qemu.stalls.take() {
+                qemu.stall(stall);
+            }
             if qemu.delay > 0 {
                 qemu.delay -= 1;
                 if qemu.delay == 0 {

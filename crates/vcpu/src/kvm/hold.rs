@@ -65,6 +65,11 @@ impl VcpuStop {
         }
     }
 
+    /// Asked so often that all that wait now are let go; those that are wanted back from then on wait.
+    pub fn pass(self) -> VcpuStop {
+        self.next().next()
+    }
+
     /// Whether a vCPU that waits since this was `before` goes on waiting: one that was there before it was asked last is known not to be kept.
     pub fn keeps_since(self, before: VcpuStop) -> bool {
         match (before, self) {
@@ -176,6 +181,10 @@ mod tests {
         // A hand-over that has not come about, and the next attendance.
         assert!(!first.keeps_since(VcpuStop::Kept));
         assert_eq!(VcpuStop::Kept.next(), first);
+        for asked in [first, third, VcpuStop::Asked(u32::MAX - 1), VcpuStop::Asked(u32::MAX)] {
+            let passed = asked.pass();
+            assert!(!passed.keeps_since(asked) && passed.keeps_since(passed), "{asked:?}");
+        }
         assert_eq!(VcpuStop::Asked(u32::MAX).next(), VcpuStop::Asked(2));
         for word in [0, 1, 2, 7, u32::MAX] {
             assert_eq!(VcpuStop::of(word).word(), word);

@@ -10,14 +10,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ioplane_api::report::{DoneReport, RestedFunctionReport};
-use ioplane_api::request::HoldVcpusForm;
-use ioplane_cli::client::{Client, Method};
+use ioplane_api::report::RestedFunctionReport;
+use ioplane_cli::client::Client;
 use ioplane_cli::output::hint;
 use serde_json::json;
 
 use super::super::monitor::{Monitor, is_under_way};
 use super::super::{failed, with_remedy};
+use super::late::{Late, is_expected};
+use super::vcpus::hold;
 use super::way_back::LAST_WORD;
 use super::{Functions, Stand, did_not_wait, not_cancelled};
 
@@ -25,6 +26,8 @@ use super::{Functions, Stand, did_not_wait, not_cancelled};
 const PACE: Duration = Duration::from_millis(50);
 /// Between two looks whether the QEMU there is still the one that waits.
 const THERE: Duration = Duration::from_secs(5);
+/// So many times the other host may not be reached in a row while nobody has begun.
+const MISSED: u32 = 1;
 
 /// Nobody else has let QEMU go on with the switch-over: what functions wrote before they came to rest would be missing there.
 pub(super) fn still_waits(monitor: &mut Monitor) -> Result<()> {
@@ -39,17 +42,11 @@ pub(super) fn still_waits(monitor: &mut Monitor) -> Result<()> {
     }
 }
 
-/// Has no vCPU of a function's QEMU enter its guest, or lets them.
-pub(in crate::move_vm) fn hold(host: &Client, name: &str, held: bool) -> Result<()> {
-    let form = HoldVcpusForm { held };
-    host.ask::<DoneReport>(Method::PUT, &format!("/v1/pci/{name}/vcpus"), Some(&form)).map(drop)
-}
-
 impl Functions<'_> {
     /// Waits until somebody has begun to migrate the VM.
     pub(super) fn is_begun(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
         hint(format!("VM {} may be migrated now; press Ctrl-C to stop attending", self.vm));
-        let mut looked = Instant::now();
+        let (mut looked, mut missed) = (Instant::now(), 0);
         loop {
             if is_under_way(&monitor.migration()?) {
                 return Ok(());
@@ -69,8 +66,16 @@ impl Functions<'_> {
             if self.keeps && self.running {
                 self.ask()?;
             }
-            if looked.elapsed() >= THERE && self.late.is_none() {
-                self.is_awaited()?;
+            if looked.elapsed() >= THERE {
+                match &self.late {
+                    None => self.is_awaited()?,
+                    Some(Late { still: Some(there), .. }) => match is_expected(there) {
+                        Ok(()) => missed = 0,
+                        Err((no, error)) if no || missed >= MISSED => return Err(error),
+                        Err(_) => missed += 1,
+                    },
+                    Some(_) => {}
+                }
                 looked = Instant::now();
             }
             std::thread::sleep(PACE);

@@ -54,6 +54,7 @@ impl<'a> Functions<'a> {
             keeps: true,
             kept: false,
             late: None,
+            stalls: None,
             gone: false,
             time: DeviceTime::default(),
             journal,

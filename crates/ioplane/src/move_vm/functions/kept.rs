@@ -7,37 +7,31 @@
 //!   here:       ask ... -----------------------> keep --> rest, take --> free -'                                              revive, replay, ...
 //! ```
 
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ioplane_api::report::{DoneReport, FunctionReport};
-use ioplane_api::request::{KeepVcpusForm, StopWord};
-use ioplane_cli::client::{Client, Method};
+use ioplane_api::report::FunctionReport;
+use ioplane_api::request::StopWord;
+use ioplane_cli::client::Client;
 use ioplane_cli::output::hint;
 use serde_json::{Value, json};
 
 use super::super::failed;
 use super::super::monitor::{Monitor, is_under_way};
-use super::attended::hold;
-use super::{Functions, Moving};
+use super::late::{FOUND, finds};
+use super::stall::Stalls;
+use super::vcpus::{hold, say};
+use super::{Functions, Moving, not_cancelled};
 
 /// In place of QEMU's word for a migration whose QEMU waits for its vCPUs.
 pub(super) const STOPPING: &str = "stopping";
 /// Between two words to the library while the guest runs: a vCPU that is wanted back for something else waits for two of them.
 const ASKING: Duration = Duration::from_millis(50);
-/// How long the QEMU there may take to be found, and between two tries.
-const FOUND: Duration = Duration::from_secs(4);
-const AGAIN: Duration = Duration::from_millis(50);
+/// How much longer than it may take to find the QEMU there the last try may take.
+const SLOW: Duration = Duration::from_secs(4);
 const RUN: &str = "start both QEMUs by `ioplane run -- qemu-system-x86_64 ...`, of libvirt's domains by a script that does, as their <emulator>";
-
-/// Looks at the other host, once its QEMU is there: the monitor of that.
-pub(in crate::move_vm) type Late<'a> = Box<dyn Fn() -> Result<Monitor> + 'a>;
-
-/// Says what becomes of vCPUs that a function's QEMU wants back.
-pub(super) fn say(host: &Client, name: &str, stop: StopWord) -> Result<()> {
-    let form = KeepVcpusForm { stop };
-    host.ask::<DoneReport>(Method::PUT, &format!("/v1/pci/{name}/stop"), Some(&form)).map(drop)
-}
 
 /// Whether QEMU waits for its vCPUs while memory is copied. It says so before it wants the first one back; `state` was asked before `migration`.
 fn is_stopping(state: &str, migration: &str) -> bool {
@@ -57,13 +51,15 @@ pub(super) struct Asking<'a> {
 impl Asking<'_> {
     /// Sees in what state the VM and its migration are. Whether it is of no use to look on.
     pub(super) fn sees(&mut self, state: &str, now: &Value) -> bool {
-        self.stopping = is_stopping(state, now["status"].as_str().unwrap_or_default());
+        let status = now["status"].as_str().unwrap_or_default();
+        self.stopping = is_stopping(state, status);
         // One that waits since the word before the last has waited while the guest was said to run: not for a stop.
         if state == "running" && self.last.is_none_or(|last| last.elapsed() >= ASKING) {
             self.failed = say(self.here, &self.name, StopWord::Ask).err();
             self.last = Some(Instant::now());
         }
-        self.stopping || self.failed.is_some()
+        // With "device" it was not kept: the sooner it is cancelled the better.
+        self.stopping || self.failed.is_some() || status == "device"
     }
 }
 
@@ -85,14 +81,25 @@ impl Functions<'_> {
         self.say(StopWord::Ask).map_err(error)
     }
 
-    /// Finds the QEMU there, which somebody has started since. Its guest does not run before its functions are its.
-    pub(super) fn find_other(&mut self) -> Result<()> {
-        let Some(look) = &self.late else { return Ok(()) };
-        let end = Instant::now() + FOUND;
+    /// Finds the QEMU there, which somebody has started since. Its guest does not run before its functions are its. The one here is asked meanwhile.
+    pub(super) fn find_other(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
+        let Some(look) = self.late.as_mut().and_then(|late| late.look.take()) else { return Ok(()) };
+        let (end, found) = (Instant::now() + FOUND, finds(look));
         let far = loop {
-            match look() {
-                Err(_) if Instant::now() < end => std::thread::sleep(AGAIN),
-                found => break found?,
+            match found.recv_timeout(ASKING) {
+                Ok(found) => break found?,
+                Err(RecvTimeoutError::Timeout) if Instant::now() < end + SLOW => {}
+                Err(_) => return Err(failed("the other host does not say whether its QEMU is there", "")),
+            }
+            not_cancelled(interrupted)?;
+            if monitor.state()? == "running" {
+                self.ask()?;
+            }
+            let status = monitor.migration()?;
+            if !is_under_way(&status) {
+                let why = format!("the migration has ended before the QEMU there was found: it is {status}");
+                self.sent = status == "completed";
+                return Err(failed(why, "migrate it again"));
             }
         };
         self.far = Some(far);
@@ -108,6 +115,12 @@ impl Functions<'_> {
         Ok(())
     }
 
+    /// Has vCPUs let go that QEMU's main loop waits for.
+    pub(super) fn watch_stalls(&self, monitor: &Monitor) -> Option<Stalls> {
+        let one = self.all.first()?;
+        Some(Stalls::watch(self.here.socket(), &one.name, monitor.unanswered()))
+    }
+
     /// QEMU stops its guest: its vCPUs are out of it, and it waits for them.
     pub(super) fn keep(&mut self, monitor: &mut Monitor) -> Result<()> {
         match self.say(StopWord::Keep) {
@@ -120,7 +133,10 @@ impl Functions<'_> {
                 self.hold_here();
                 if self.held[0] { Ok(()) } else { Err(error) }
             }
-            Err(error) => Err(failed(format!("QEMU does not wait for its vCPUs: {error:#}"), RUN)),
+            Err(error) => {
+                let why = self.let_go_meanwhile();
+                Err(failed(format!("QEMU does not wait for its vCPUs{why}: {error:#}"), RUN))
+            }
         }
     }
 
@@ -128,7 +144,7 @@ impl Functions<'_> {
     pub(super) fn let_stop(&mut self, monitor: &mut Monitor) -> Result<()> {
         let status = monitor.migration()?;
         if !matches!(status.as_str(), "setup" | "active") {
-            return Err(not_kept(&status));
+            return Err(self.not_kept(&status));
         }
         self.hold_here();
         if self.kept {
@@ -144,7 +160,25 @@ impl Functions<'_> {
         let now = cancelled.and_then(|_| monitor.migration());
         // One that does not answer has been ended by whoever has the guest there.
         self.sent = !now.is_ok_and(|now| now != "completed");
-        not_kept(status)
+        self.not_kept(status)
+    }
+
+    fn not_kept(&self, status: &str) -> anyhow::Error {
+        let why = self.let_go_meanwhile();
+        failed(
+            format!(
+                "QEMU has stopped the guest, and its migration is {status}, before the functions were at rest{why}"
+            ),
+            "migrate it again; a guest that is paused has to run first",
+        )
+    }
+
+    /// What may be the reason for that.
+    fn let_go_meanwhile(&self) -> &'static str {
+        match self.stalls.as_ref().is_some_and(Stalls::has_let_go) {
+            true => " (a vCPU was let go while its monitor did not answer, as for a reset of the guest)",
+            false => "",
+        }
     }
 
     /// The move has not come about: QEMU has its vCPUs back, and ends the migration. Says whether they enter no guest yet.
@@ -188,15 +222,6 @@ impl Functions<'_> {
             ));
         }
     }
-}
-
-fn not_kept(status: &str) -> anyhow::Error {
-    failed(
-        format!(
-            "QEMU has stopped the guest, and its migration is {status}, before the functions were at rest"
-        ),
-        "migrate it again; a guest that is paused has to run first",
-    )
 }
 
 #[cfg(test)]
