@@ -146,6 +146,11 @@ impl Kept {
         said
     }
 
+    /// What of it may be said ahead of a move: all but unicast addresses, and so no list.
+    pub(super) fn ahead(&self) -> Kept {
+        Kept { address: [0; 2], lists: Vec::new(), ..self.clone() }
+    }
+
     /// The message with the address.
     pub(super) fn address_message(
         &self,

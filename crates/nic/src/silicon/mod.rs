@@ -126,6 +126,11 @@ impl<C: Chip> VirtualFunction<C> {
         self.mailbox.say(word);
     }
 
+    /// The PF's driver begins anew and says nothing: it knows nothing of the VF, and refuses what it says before RESET.
+    pub fn pf_forgets(&mut self) {
+        self.mailbox.pf.reset();
+    }
+
     /// Plugs or pulls the cable.
     pub fn set_link(&mut self, link: bool) {
         self.link = link;
