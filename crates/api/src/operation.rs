@@ -5,11 +5,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    AheadFunctionReport, CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport,
-    ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport,
-    MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport,
-    RestedFunctionReport, SaidFunctionV1, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
-    UpgradeReport, VersionReport,
+    AheadFunctionReport, CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport,
+    DiskReport, DoneReport, ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport,
+    HealthReport, MovePeerReport, MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport,
+    ReplayedFunctionReport, RestedFunctionReport, SaidFunctionV1, SavedReport, StateFileV1, StatusReport,
+    SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{

@@ -93,7 +93,8 @@ impl<H: Hardware> Movable<H> {
         self.running()?;
         let kept = read(&self.plan, said)?.ahead();
         let table = &self.plan.table.mailbox;
-        let words = |kept: &Kept| -> Vec<_> { kept.messages(table).into_iter().map(|(_, words)| words).collect() };
+        let words =
+            |kept: &Kept| -> Vec<_> { kept.messages(table).into_iter().map(|(_, words)| words).collect() };
         let same = |ahead: &&Ahead| ahead.stands && words(&ahead.kept) == words(&kept);
         if let Some(ahead) = self.ahead.as_ref().filter(same) {
             return Ok(ahead.messages);

@@ -37,8 +37,8 @@ pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
-    AheadFunctionReport, CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MoveStep,
-    MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
+    AheadFunctionReport, CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport,
+    MoveStep, MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
     RestedFunctionReport, SaidFunctionV1, Stage, StateFileV1, TrafficReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};

@@ -8,13 +8,12 @@ use ioplane_api::report::{AheadFunctionReport, SaidFunctionV1};
 use ioplane_moving::MOST;
 use ioplane_passthrough::CarryError;
 
+use super::Card;
 use super::around::Here;
 use super::body::Body;
 use super::carry::{Way, refuse};
 use super::state::body_of;
-use super::Card;
 use crate::refusal::Refusal;
-use crate::served::ServedKind;
 
 /// For the messages after the reset. The guest does not wait for them, and its move for no longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -30,7 +29,10 @@ fn file_of(said: &[u8]) -> SaidFunctionV1 {
 fn said_of(file: &SaidFunctionV1) -> Result<Vec<u8>, Refusal> {
     let own = (SaidFunctionV1::FORMAT, SaidFunctionV1::VERSION);
     let said = body_of((&file.format, file.version), own, &file.said).map_err(|why| {
-        Refusal::invalid(why, "give what the source's daemon says: GET /v1/pci/NAME/ahead, of the same version")
+        Refusal::invalid(
+            why,
+            "give what the source's daemon says: GET /v1/pci/NAME/ahead, of the same version",
+        )
     })?;
     match said.len() {
         0..=MOST => Ok(said),
@@ -80,7 +82,12 @@ impl Card {
         };
         let messages_ahead = self.on_its_thread(act).await?.map_err(|error| refuse(&name, &error))?;
         let took_us = begun.elapsed().as_micros() as u64;
-        tracing::info!(function = name, messages_ahead, took_us, "has said what another host's guest has said");
+        tracing::info!(
+            function = name,
+            messages_ahead,
+            took_us,
+            "has said what another host's guest has said"
+        );
         Ok(AheadFunctionReport { name, messages_ahead, took_us })
     }
 

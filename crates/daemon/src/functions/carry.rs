@@ -61,7 +61,9 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
             "load the changed driver (guest/igbvf, guest/ixgbevf) in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
         ),
         CarryError::Mapped => Refusal::conflict(text, STAYS),
-        CarryError::SaysItself => Refusal::conflict(text, "move it without: its driver, or its state, says them"),
+        CarryError::SaysItself => {
+            Refusal::conflict(text, "move it without: its driver, or its state, says them")
+        }
         CarryError::NotSetUp(_) => Refusal::conflict(
             text,
             "write command, BARs and the MSI-X table by the monitor of its QEMU, as they were, and try again",
@@ -537,7 +539,13 @@ impl Card {
         };
         self.unmark();
         self.served.keep_unsent(PageSet::new());
-        tracing::info!(function = name, replay_accesses, replay_messages, messages_ahead, "goes on from its state");
+        tracing::info!(
+            function = name,
+            replay_accesses,
+            replay_messages,
+            messages_ahead,
+            "goes on from its state"
+        );
         let took_us = took.as_micros() as u64;
         Ok(ReplayedFunctionReport { name, replay_accesses, replay_messages, messages_ahead, took_us })
     }

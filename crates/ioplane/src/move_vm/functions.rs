@@ -3,13 +3,14 @@
 //!
 //! ```text
 //!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed -------------------------> gone --------> leave
-//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay --> cont -'
+//!   there:  stop (VF) ahead ...                                       (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay --> cont -'
 //! ```
 //!
 //! Whatever fails before `gone` is written down, the functions here go on, and the guest with them. What is changed is written down first, and then whose the
 //! guest is: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
 //! pre-switchover: [`cooperating`].
 
+mod ahead;
 mod attended;
 mod broken_off;
 mod cooperating;
@@ -73,6 +74,8 @@ pub(super) struct MovedFunction {
     pub replay_accesses: u64,
     /// Messages to the physical function there that did so.
     pub replay_messages: u64,
+    /// And those that had been said ahead, while its guest ran.
+    pub messages_ahead: u64,
     /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rested_before_ms: Option<f64>,
@@ -92,6 +95,7 @@ impl MovedFunction {
             stop_accesses: 0,
             replay_accesses: 0,
             replay_messages: 0,
+            messages_ahead: 0,
             rested_before_ms: None,
             brought_back: None,
         }
@@ -228,6 +232,10 @@ pub(super) struct Functions<'a> {
     kept: bool,
     /// The other host, whose QEMU is not there yet.
     late: Option<Late<'a>>,
+    /// What the guest says goes ahead.
+    telling: Option<ahead::Telling>,
+    /// Something may have been said there.
+    went_ahead: bool,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -298,6 +306,8 @@ impl<'a> Functions<'a> {
             keeps,
             kept: false,
             late,
+            telling: None,
+            went_ahead: false,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -362,6 +372,10 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Logged;
         }
         journal::moment("logged");
+        // With as much time as possible before the stop.
+        if !self.keeps {
+            self.tell_ahead();
+        }
         match uri {
             Some(uri) => {
                 self.let_go_of_former();
@@ -372,6 +386,7 @@ impl<'a> Functions<'a> {
                 // Whoever drives it has set it to migrate as he likes.
                 super::ready::settings(monitor, "here")?;
                 self.find_other()?;
+                self.tell_ahead();
             }
             None => {
                 self.hold_there();
@@ -383,6 +398,8 @@ impl<'a> Functions<'a> {
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
         let begun = *self.time.last.insert(Instant::now());
+        // What is under way there comes first.
+        self.telling = None;
         match now["status"].as_str() {
             Some("pre-switchover") if !self.keeps => {}
             Some(kept::STOPPING) => self.keep(monitor)?,
@@ -619,6 +636,7 @@ impl<'a> Functions<'a> {
             let replayed = replay().or_else(|_| replay())?;
             one.moved.replay_accesses = replayed.replay_accesses;
             one.moved.replay_messages = replayed.replay_messages;
+            one.moved.messages_ahead = replayed.messages_ahead;
         }
         Ok(())
     }

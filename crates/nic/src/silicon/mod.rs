@@ -161,6 +161,11 @@ impl<C: Chip> VirtualFunction<C> {
         self.master = master;
     }
 
+    /// Whether it is a bus master.
+    pub fn is_master(&self) -> bool {
+        self.master
+    }
+
     /// A vector's wire, mask and pending bit.
     pub fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
         let vectors = &mut self.interrupts.vectors;

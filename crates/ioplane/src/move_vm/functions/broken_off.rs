@@ -54,6 +54,9 @@ impl<'a> Functions<'a> {
             keeps: true,
             kept: false,
             late: None,
+            telling: None,
+            // Perhaps.
+            went_ahead: true,
             gone: false,
             time: DeviceTime::default(),
             journal,
