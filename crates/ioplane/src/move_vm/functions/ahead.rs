@@ -115,3 +115,102 @@ impl Functions<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A daemon of one answer for each request, which also tells of it: the method, and the body.
+    fn daemon(
+        socket: &Path,
+        mut answer: impl FnMut(&str) -> (u16, Value) + Send + 'static,
+    ) -> Receiver<(String, Value)> {
+        let listener = UnixListener::bind(socket).unwrap();
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let mut serve = |stream: UnixStream| -> Option<()> {
+                let mut reader = BufReader::new(stream.try_clone().ok()?);
+                loop {
+                    let (mut method, mut length) = (String::new(), 0);
+                    loop {
+                        let mut line = String::new();
+                        (reader.read_line(&mut line).ok()? > 0).then_some(())?;
+                        let line = line.trim_end().to_ascii_lowercase();
+                        match line.strip_prefix("content-length: ") {
+                            Some(bytes) => length = bytes.parse().ok()?,
+                            None if method.is_empty() => method = line.split(' ').next()?.to_owned(),
+                            None if line.is_empty() => break,
+                            None => {}
+                        }
+                    }
+                    let mut body = vec![0; length];
+                    reader.read_exact(&mut body).ok()?;
+                    let (status, said) = answer(&method);
+                    let said = said.to_string();
+                    let head = format!(
+                        "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                        said.len()
+                    );
+                    (&stream).write_all((head + &said).as_bytes()).ok()?;
+                    tell.send((method, serde_json::from_slice(&body).unwrap_or_default())).ok()?;
+                }
+            };
+            for stream in listener.incoming().flatten() {
+                let _ = serve(stream);
+            }
+        });
+        told
+    }
+
+    fn said(words: &str) -> Value {
+        json!({ "format": SaidFunctionV1::FORMAT, "version": 1, "said": words })
+    }
+
+    fn talking() -> Talking {
+        Talking { name: "nic0".into(), path: "/v1/pci/nic0/ahead".into(), last: None, times: 0 }
+    }
+
+    #[test]
+    fn whoever_is_there_is_told_when_the_guest_has_said_something_else_and_only_then() {
+        let directory = tempfile::tempdir().unwrap();
+        let sockets = ["here", "there"].map(|name| directory.path().join(name));
+        let mut asked = 0;
+        let _here = daemon(&sockets[0], move |_| {
+            asked += 1;
+            (200, said(if asked < 3 { "AA==" } else { "AQ==" }))
+        });
+        let there =
+            daemon(&sockets[1], |_| (200, json!({ "name": "nic0", "messages_ahead": 4, "took_us": 1 })));
+        let (end, ended) = channel();
+        let telling = std::thread::spawn(move || run(sockets, vec![talking()], &ended));
+        assert_eq!(there.recv().unwrap(), ("put".into(), said("AA==")));
+        assert_eq!(there.recv().unwrap(), ("put".into(), said("AQ==")), "the second look is the same");
+        drop(end);
+        assert_eq!(telling.join().unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_know_it_is_asked_once_and_that_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let sockets = ["here", "there"].map(|name| directory.path().join(name));
+        let _here = daemon(&sockets[0], |_| (200, said("AA==")));
+        let _there = daemon(&sockets[1], |_| (404, json!({ "error": "there is no such resource" })));
+        let (_end, ended) = channel();
+        // It ends by itself: nobody else is to be told.
+        let troubles = run(sockets, vec![talking()], &ended);
+        let [trouble] = &troubles[..] else { panic!("{troubles:?}") };
+        assert!(
+            trouble.starts_with("PCI function nic0: what its guest has said does not go ahead"),
+            "{trouble}"
+        );
+        // Nor is anybody where no host is reached at all.
+        let nowhere = ["here", "there"].map(|_| directory.path().join("none"));
+        assert_eq!(run(nowhere, vec![talking()], &ended).len(), 1);
+    }
+}
