@@ -9,11 +9,11 @@
 //! drives yet. The function is no bus master, and none of its rings is on.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{DirectModel, KeepRule, MailboxTable, MessageKind};
+use ioplane_model::DirectModel;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{DirectStateError, MovingError};
-use crate::kept::Kept;
+use crate::kept::{Ahead, Kept};
 use crate::mailbox::Latched;
 use crate::movable::Movable;
 use crate::plan::MovePlan;
@@ -27,33 +27,6 @@ const MAGIC: [u8; 4] = *b"ioMM";
 struct SaidV2 {
     model: String,
     kept: Kept,
-}
-
-/// What was said here.
-#[derive(Debug)]
-pub(crate) struct Ahead {
-    kept: Kept,
-    /// The function's address, in words of a message.
-    address: [u32; 2],
-    messages: u64,
-    /// Nothing is known by which it would not hold any more.
-    stands: bool,
-}
-
-/// A message and its words.
-type Message = (&'static MessageKind, Vec<u32>);
-
-impl Kept {
-    /// What is to be said besides `said`, which was said already, in the order of the table; addresses come without the function's own one. `None`:
-    /// something was said that does not hold, or of which only the last holds.
-    fn besides(&self, said: &Kept, mailbox: &'static MailboxTable) -> Option<Vec<Message>> {
-        let (before, mut all) = (said.messages(mailbox), self.messages(mailbox));
-        let has = |messages: &[Message], words: &[u32]| messages.iter().any(|(_, own)| own == words);
-        let holds = before.iter().all(|(_, words)| has(&all, words));
-        all.retain(|(_, words)| !has(&before, words));
-        let last = all.iter().any(|(message, _)| message.keep == KeepRule::Last);
-        (self.begun && said.begun && holds && !last).then_some(all)
-    }
 }
 
 /// A message's words behind the header that fits them, as [`Movable::said`] has it.

@@ -5,9 +5,8 @@ use ioplane_memory::GuestView;
 use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdict, Way};
 
 use crate::addresses::GuestAddress;
-use crate::ahead::Ahead;
 use crate::error::MovingError;
-use crate::kept::Kept;
+use crate::kept::{Ahead, Kept};
 use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
 use crate::plan::{CounterPlan, MovePlan};
 use crate::state::{DirectStateV2, Geometry, RingStateV2};
