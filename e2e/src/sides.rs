@@ -317,6 +317,8 @@ pub fn told(kind: &str, driven: &Driven, moves: &[&Value]) {
             "stop_accesses": most("stop_accesses"),
             "replay_accesses": most("replay_accesses"),
             "replay_frames": most("replay_frames"),
+            "replay_messages": most("replay_messages"),
+            "messages_ahead": most("messages_ahead"),
             "state_bytes": most("state_bytes"),
             "pages_sent": most("pages_sent"),
             "missed_frames": driven.back.lost,

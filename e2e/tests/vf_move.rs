@@ -71,6 +71,15 @@ fn a_stock_guest_with_a_virtual_function_moves_there_and_back_under_traffic() ->
         .with_context(|| format!("{}\n{}", last_words(&l1, "third", [&here, &there]), said(&here, &there)))?;
     eprintln!("{}", serde_json::to_string(&driven)?);
     told("vf82576", &driven, &[&there_report, &back_report]);
+    for report in [&there_report, &back_report] {
+        let [said, ahead] =
+            ["replay_messages", "messages_ahead"].map(|field| report["functions"][0][field].as_u64());
+        // The address goes with the function's settings; one message tells whether the physical function listens.
+        ensure!(
+            said == Some(1) && ahead >= Some(3),
+            "the stop says {said:?} messages, {ahead:?} were said ahead: {report}"
+        );
+    }
     right(&driven, 2).with_context(|| last_words(&l1, "third", [&here, &there]))?;
     let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");

@@ -1,4 +1,4 @@
-//! `moved_state`: the saved state of a function that was moved, which may say anything.
+//! `moved_state`: the saved state of a function that was moved, or what its guest has said and goes ahead of it, which may say anything.
 //!
 //! Oracles: no panic; what is taken is within the limit and of this version; the answer is the same twice; and each refusal is one of a
 //! state, with its name.
@@ -6,7 +6,9 @@
 use arbitrary::{Result, Unstructured};
 use ioplane_memory::GuestMap;
 use ioplane_model::DirectModel;
-use ioplane_moving::{DirectStateError, MOST, MovingError, VERSION, check, vf82576, vf82599};
+use ioplane_moving::{
+    DirectStateError, MOST, MovingError, VERSION, check, check_said, seal, seal_said, vf82576, vf82599,
+};
 use serde::Serialize;
 
 use crate::Signature;
@@ -130,8 +132,11 @@ fn state(input: &mut Unstructured<'_>, shape: &Shape) -> Result<State> {
 
 fn load(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     let shape = &SHAPES[input.choose_index(SHAPES.len())?];
+    let ahead = input.ratio(1, 4)?;
     let mut body = if input.ratio(7, 8)? {
-        postcard::to_stdvec(&state(input, shape)?).expect("it can be encoded")
+        let state = state(input, shape)?;
+        if ahead { postcard::to_stdvec(&(state.model, state.kept)) } else { postcard::to_stdvec(&state) }
+            .expect("it can be encoded")
     } else {
         input.arbitrary()?
     };
@@ -139,18 +144,19 @@ fn load(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         let at = input.choose_index(body.len())?;
         body[at] = input.arbitrary()?;
     }
-    let mut bytes = ioplane_moving::seal(&body);
+    let mut bytes = if ahead { seal_said(&body) } else { seal(&body) };
     if input.ratio(1, 8)? {
         let at = input.choose_index(bytes.len())?;
         bytes[at] ^= input.int_in_range(1..=255u8)?;
     }
     let map = GuestMap::anonymous(1 << 16).expect("memory");
-    let answer = check(shape.table, &map, &bytes);
-    assert_eq!(format!("{answer:?}"), format!("{:?}", check(shape.table, &map, &bytes)), "the same twice");
+    let check = || if ahead { check_said(shape.table, &bytes) } else { check(shape.table, &map, &bytes) };
+    let answer = check();
+    assert_eq!(format!("{answer:?}"), format!("{:?}", check()), "the same twice");
     let seen = match answer {
         Ok(()) => {
             assert!(bytes.len() <= MOST && bytes[4..6] == VERSION.to_le_bytes(), "{} bytes", bytes.len());
-            "taken"
+            if ahead { "said" } else { "taken" }
         }
         Err(MovingError::State(error)) => match error {
             DirectStateError::NotAState => "no state",

@@ -5,11 +5,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport, DiskReport, DoneReport,
-    ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport, HealthReport, MovePeerReport,
-    MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport, ReplayedFunctionReport,
-    RestedFunctionReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport,
-    UpgradeReport, VcpusReport, VersionReport,
+    AheadFunctionReport, CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport,
+    DiskReport, DoneReport, ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport,
+    HealthReport, MovePeerReport, MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport,
+    ReplayedFunctionReport, RestedFunctionReport, SaidFunctionV1, SavedReport, StateFileV1, StatusReport,
+    SwitchReport, SwitchTableReport, UpgradeReport, VcpusReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -344,6 +344,12 @@ operations! {
     RestFunction: Post "/v1/pci/{name}/rest" body FunctionStepForm => 200 RestedFunctionReport;
     /// Whether a PCI function that a guest moves to could have what the guest's has at its host's physical function: tried, and put back.
     CheckTakeFunction: Post "/v1/pci/{name}/carried/check" body PhysicalForm => 200 DoneReport;
+    /// What the guest of a PCI function that it drives itself has said to the physical function, while it runs.
+    SaidFunction: Get "/v1/pci/{name}/ahead" => 200 SaidFunctionV1;
+    /// Says ahead, on the function that such a guest moves to, what it has said; the move itself says the difference.
+    GoAheadFunction: Put "/v1/pci/{name}/ahead" body SaidFunctionV1 => 200 AheadFunctionReport;
+    /// The guest does not come: a function that has said something ahead is reset.
+    ForgetAheadFunction: Delete "/v1/pci/{name}/ahead" => 200 DoneReport;
     /// What another host's function needs to go on from where this one stands still.
     CarriedFunction: Get "/v1/pci/{name}/carried" => 200 CarriedFunctionV1;
     /// Puts what another host's function had into this one, which stands still until its replay.

@@ -514,6 +514,18 @@ fn bad_requests_have_the_right_codes() {
         ("POST", "/v1/pci/soft/rest", "{}", 422),
         ("POST", "/v1/pci/soft/log", "", 409),
         ("DELETE", "/v1/pci/none/log", "", 404),
+        // It is saved whole: nothing of it goes ahead.
+        ("GET", "/v1/pci/soft/ahead", "", 409),
+        (
+            "PUT",
+            "/v1/pci/soft/ahead",
+            "{\"format\": \"ioplane-said-function\", \"version\": 1, \"said\": \"\"}",
+            409,
+        ),
+        ("PUT", "/v1/pci/soft/ahead", "{\"format\": \"x\"}", 422),
+        ("PUT", "/v1/pci/none/ahead", "{\"format\": \"x\", \"version\": 1, \"said\": \"\"}", 404),
+        ("DELETE", "/v1/pci/soft/ahead", "", 409),
+        ("DELETE", "/v1/pci/none/ahead", "", 404),
         ("GET", "/v1/pci/soft/carried", "", 409),
         ("PUT", "/v1/pci/soft/carried", "{\"format\": \"x\"}", 422),
         ("POST", "/v1/pci/soft/replay", "{\"deadline_ms\": 5, \"guest_stopped\": true}", 409),

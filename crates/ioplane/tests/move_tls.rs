@@ -361,14 +361,19 @@ fn of_the_daemon_only_the_vms_functions_are_reached() {
         ("GET", "/v1/pci/nic9", ""),
         ("POST", "/v1/pci/nic9/rest", &step),
         ("POST", "/v1/pci/none/rest", &step),
+        ("PUT", "/v1/pci/nic9/ahead", "{}"),
+        ("DELETE", "/v1/pci/nic9/ahead", ""),
         ("DELETE", "/v1/expected/other", ""),
     ] {
         let (status, said) = ask(method, path, body);
         assert_eq!(status, 404, "{method} {path}: {said}");
     }
-    for (method, path) in
-        [("DELETE", "/v1/pci/nic0"), ("POST", "/v1/pci/nic0"), ("GET", "/v1/pci/nic0/carried")]
-    {
+    for (method, path) in [
+        ("DELETE", "/v1/pci/nic0"),
+        ("POST", "/v1/pci/nic0"),
+        ("GET", "/v1/pci/nic0/carried"),
+        ("GET", "/v1/pci/nic0/ahead"),
+    ] {
         assert_eq!(ask(method, path, "").0, 405, "{method} {path}");
     }
     // What is no state, what is too long, and what is no HTTP.

@@ -20,6 +20,20 @@ pub(super) struct Kept {
     lists: Vec<(u8, Vec<Vec<u32>>)>,
 }
 
+/// What was said ahead of a guest that is to come.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) kept: Kept,
+    /// The function's address, in words of a message.
+    pub(super) address: [u32; 2],
+    pub(super) messages: u64,
+    /// Nothing is known by which it would not hold any more.
+    pub(super) stands: bool,
+}
+
+/// A message and its words.
+pub(super) type Message = (&'static MessageKind, Vec<u32>);
+
 impl Kept {
     /// Whether a message could be kept, should the other side accept it.
     pub(super) fn takes(&self, mailbox: &MailboxTable, place: usize, said: &[u32]) -> bool {
@@ -115,7 +129,7 @@ impl Kept {
     }
 
     /// What to say, in the order of the table: everything but the messages of the beginning and of the address.
-    pub(super) fn messages(&self, mailbox: &'static MailboxTable) -> Vec<(&'static MessageKind, Vec<u32>)> {
+    pub(super) fn messages(&self, mailbox: &'static MailboxTable) -> Vec<Message> {
         let mut said = Vec::new();
         for (place, message) in mailbox.messages.iter().enumerate() {
             for (own, words) in &self.last {
@@ -146,11 +160,24 @@ impl Kept {
         said
     }
 
+    /// What of it may be said ahead of a move: all but unicast addresses, and so no list.
+    pub(super) fn ahead(&self) -> Kept {
+        Kept { address: [0; 2], lists: Vec::new(), ..self.clone() }
+    }
+
+    /// What is to be said besides `said`, which was said already, in the order of the table; addresses come without the function's own one. `None`:
+    /// something was said that does not hold, or of which only the last holds.
+    pub(super) fn besides(&self, said: &Kept, mailbox: &'static MailboxTable) -> Option<Vec<Message>> {
+        let (before, mut all) = (said.messages(mailbox), self.messages(mailbox));
+        let has = |messages: &[Message], words: &[u32]| messages.iter().any(|(_, own)| own == words);
+        let holds = before.iter().all(|(_, words)| has(&all, words));
+        all.retain(|(_, words)| !has(&before, words));
+        let last = all.iter().any(|(message, _)| message.keep == KeepRule::Last);
+        (self.begun && said.begun && holds && !last).then_some(all)
+    }
+
     /// The message with the address.
-    pub(super) fn address_message(
-        &self,
-        mailbox: &'static MailboxTable,
-    ) -> Option<(&'static MessageKind, Vec<u32>)> {
+    pub(super) fn address_message(&self, mailbox: &'static MailboxTable) -> Option<Message> {
         mailbox.messages.iter().find_map(|message| {
             let KeepRule::Address { word, .. } = message.keep else { return None };
             let mut words = vec![0; message.words.into()];

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | while the guest runs | [`Movable::read`], [`Movable::write`] of trapped pages; accepted messages are kept |
 //! | while its memory is copied | [`Movable::begin_copy`] traps the rings' pages; [`Movable::pages`] names what the device wrote |
+//! | meanwhile, on the other function | [`Movable::said`] here, [`Movable::go_ahead`] there: its mailbox has what this one's has, but for unicast addresses |
 //! | the guest's processors stand still | [`Movable::stop`] until it says yes: mailbox answered, frames sent, queues off |
 //! | then | [`Movable::pages`] for the last time, [`Movable::save`] |
 //! | on the other function | [`Movable::load`], [`Movable::replay`] |
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod ahead;
 pub mod catalog;
 mod error;
 mod guarded;
@@ -37,6 +39,7 @@ pub mod vf82599;
 mod written;
 
 pub use addresses::GuestAddress;
+pub use ahead::{check_said, seal_said};
 pub use error::{DirectStateError, MOST, MovingError, VERSION};
 pub use guarded::Guarded;
 pub use movable::{Movable, Unsent};

@@ -6,7 +6,7 @@ use ioplane_model::{DirectModel, KeepRule, Machine, ModelInput, PageRule, Verdic
 
 use crate::addresses::GuestAddress;
 use crate::error::MovingError;
-use crate::kept::Kept;
+use crate::kept::{Ahead, Kept};
 use crate::mailbox::{GuestMailbox, Latched, Line, Sending};
 use crate::plan::{CounterPlan, MovePlan};
 use crate::state::{DirectStateV2, Geometry, RingStateV2};
@@ -65,6 +65,10 @@ pub struct Movable<H: Hardware> {
     pub(crate) phase: Phase,
     /// Messages that replays have sent by the mailbox.
     pub(crate) messages: u64,
+    /// What was said for a guest that is to come.
+    pub(crate) ahead: Option<Ahead>,
+    /// How many messages of that the last replay did not have to say.
+    pub(crate) built_upon: u64,
 }
 
 impl<H: Hardware> Movable<H> {
@@ -92,6 +96,8 @@ impl<H: Hardware> Movable<H> {
             copying: None,
             phase: Phase::Running,
             messages: 0,
+            ahead: None,
+            built_upon: 0,
             plan,
         })
     }
@@ -168,13 +174,14 @@ impl<H: Hardware> Movable<H> {
         Line { hardware: &mut self.hardware, plan: &self.plan, latched: &mut self.latched }
     }
 
-    fn running(&self) -> Result<(), MovingError> {
+    pub(crate) fn running(&self) -> Result<(), MovingError> {
         if matches!(self.phase, Phase::Running) { Ok(()) } else { Err(MovingError::Stopped) }
     }
 
     /// The guest reads a register of 32 bits on a trapped page. What the model does not know reads as zero.
     pub fn read(&mut self, offset: u64) -> Result<u32, MovingError> {
         self.running()?;
+        self.forget_ahead()?;
         if let Some(word) = self.mailbox_word(offset) {
             return Ok(self.mailbox.words[word]);
         }
@@ -247,6 +254,7 @@ impl<H: Hardware> Movable<H> {
     /// The guest writes one. What the model does not know, and what is only read, takes no writes.
     pub fn write(&mut self, offset: u64, value: u32) -> Result<(), MovingError> {
         self.running()?;
+        self.forget_ahead()?;
         if let Some(word) = self.mailbox_word(offset) {
             self.mailbox.words[word] = value;
             return Ok(());
@@ -292,6 +300,7 @@ impl<H: Hardware> Movable<H> {
     /// the reset is to be seen in the mailbox.
     pub fn was_reset(&mut self) {
         self.begin_anew();
+        self.ahead = None;
         self.machine.reset();
         self.phase = Phase::Running;
     }

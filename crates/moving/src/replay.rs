@@ -5,7 +5,7 @@
 
 use ioplane_hardware::Hardware;
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
-use ioplane_model::{Dummy, Machine, MessageKind, ModelInput};
+use ioplane_model::{Dummy, KeepRule, Machine, MessageKind, ModelInput};
 use ioplane_pci::{Irq, Wire};
 
 use crate::error::{DirectStateError, MovingError};
@@ -101,21 +101,16 @@ impl<H: Hardware> Movable<H> {
         view: &GuestView,
         around: &mut dyn Surroundings,
     ) -> Result<(), MovingError> {
-        self.hardware.master(false)?;
-        self.hardware.reset()?;
-        self.latched = Latched::default();
-        // Not every function says so: the first message tells whether it is there.
-        for _ in 0..RESET_LOOKS {
-            self.line().look()?;
-            if self.latched.ready {
-                break;
-            }
-            wait(around, || "the function resets".to_owned())?;
+        self.built_upon = 0;
+        let said = self.say_difference(state, around)?;
+        if !said {
+            self.reset_alone(around)?;
         }
         self.hardware.master(true)?;
         let mut flows = Vec::new();
         for at in 0..self.plan.steps.len() {
             match self.plan.steps[at] {
+                Step::Messages if said => {}
                 Step::Messages => self.say_all(state, around)?,
                 Step::Off => self.switch_off(around)?,
                 Step::Registers(count) => {
@@ -148,6 +143,22 @@ impl<H: Hardware> Movable<H> {
         Ok(())
     }
 
+    /// Resets it, and it reaches no memory.
+    pub(crate) fn reset_alone(&mut self, around: &mut dyn Surroundings) -> Result<(), MovingError> {
+        self.hardware.master(false)?;
+        self.hardware.reset()?;
+        self.latched = Latched::default();
+        // Not every function says so: the first message tells whether it is there.
+        for _ in 0..RESET_LOOKS {
+            self.line().look()?;
+            if self.latched.ready {
+                break;
+            }
+            wait(around, || "the function resets".to_owned())?;
+        }
+        Ok(())
+    }
+
     /// The guest's view is as it was; the states of the model are derived from it.
     fn adopt(&mut self, state: &DirectStateV2) {
         self.kept = state.kept.clone();
@@ -176,8 +187,21 @@ impl<H: Hardware> Movable<H> {
         if !state.kept.begun {
             return Ok(());
         }
-        for message in table.messages {
-            let ioplane_model::KeepRule::Begins { address } = message.keep else { continue };
+        if self.say_begin(around)? != state.kept.address
+            && let Some((message, words)) = state.kept.address_message(table)
+        {
+            self.say(message, &words, around)?;
+        }
+        for (message, words) in state.kept.messages(table) {
+            self.say(message, &words, around)?;
+        }
+        Ok(())
+    }
+
+    /// Says the message that begins anew: which address the function has, in words of a message.
+    pub(crate) fn say_begin(&mut self, around: &mut dyn Surroundings) -> Result<[u32; 2], MovingError> {
+        for message in self.plan.table.mailbox.messages {
+            let KeepRule::Begins { address } = message.keep else { continue };
             let mut words = vec![0; message.words.into()];
             words[0] = message.kind;
             // One that is refused has begun without an address: the other side has given it none.
@@ -186,20 +210,13 @@ impl<H: Hardware> Movable<H> {
                 answer => answer?,
             };
             let at = usize::from(address);
-            if answer[at..at + 2] != state.kept.address
-                && let Some((message, words)) = state.kept.address_message(table)
-            {
-                self.say(message, &words, around)?;
-            }
+            return Ok([answer[at], answer[at + 1]]);
         }
-        for (message, words) in state.kept.messages(table) {
-            self.say(message, &words, around)?;
-        }
-        Ok(())
+        Ok([0; 2])
     }
 
     /// Says one and waits for its answer. What the other side says by itself meanwhile was not meant for this guest.
-    fn say(
+    pub(crate) fn say(
         &mut self,
         message: &'static MessageKind,
         words: &[u32],
@@ -377,7 +394,7 @@ impl<H: Hardware> Movable<H> {
     }
 }
 
-fn wait(around: &mut dyn Surroundings, doing: impl FnOnce() -> String) -> Result<(), MovingError> {
+pub(crate) fn wait(around: &mut dyn Surroundings, doing: impl FnOnce() -> String) -> Result<(), MovingError> {
     if around.wait() { Ok(()) } else { Err(MovingError::Deadline { doing: doing() }) }
 }
 

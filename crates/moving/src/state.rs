@@ -47,8 +47,13 @@ fn checksum(version: u16, body: &[u8]) -> u32 {
 
 /// A state's bytes behind the header that fits them.
 pub fn seal(body: &[u8]) -> Vec<u8> {
+    sealed(MAGIC, body)
+}
+
+/// The same of what begins with other bytes.
+pub(super) fn sealed(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
-    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&magic);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     // Longer ones are refused by their length, whatever this says.
     bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
@@ -59,10 +64,14 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
 
 /// What is behind a state's header, which fits it: at most [`MOST`] bytes.
 pub fn open(bytes: &[u8]) -> Result<&[u8], DirectStateError> {
+    opened(MAGIC, bytes)
+}
+
+fn opened(magic: [u8; 4], bytes: &[u8]) -> Result<&[u8], DirectStateError> {
     if bytes.len() > MOST {
         return Err(DirectStateError::TooLarge(bytes.len()));
     }
-    let Some((header, body)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header[..4] == MAGIC)
+    let Some((header, body)) = bytes.split_at_checked(HEADER).filter(|(header, _)| header[..4] == magic)
     else {
         return Err(DirectStateError::NotAState);
     };
@@ -81,28 +90,39 @@ pub fn open(bytes: &[u8]) -> Result<&[u8], DirectStateError> {
     Ok(body)
 }
 
+/// Behind a header, at most [`MOST`] bytes.
+pub(super) fn encode<S: Serialize>(magic: [u8; 4], what: &S) -> Result<Vec<u8>, DirectStateError> {
+    let body = postcard::to_stdvec(what).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
+    let bytes = sealed(magic, &body);
+    if bytes.len() > MOST { Err(DirectStateError::TooLarge(bytes.len())) } else { Ok(bytes) }
+}
+
+/// What a stranger has encoded so, and nothing behind it.
+pub(super) fn decode<'b, S: Deserialize<'b>>(magic: [u8; 4], bytes: &'b [u8]) -> Result<S, DirectStateError> {
+    match postcard::take_from_bytes(opened(magic, bytes)?) {
+        Ok((what, [])) => Ok(what),
+        Ok((_, rest)) => Err(DirectStateError::Damaged(format!("{} bytes too many", rest.len()))),
+        Err(error) => Err(DirectStateError::Damaged(error.to_string())),
+    }
+}
+
+/// Whether a stranger speaks of this model.
+pub(super) fn is_of(plan: &MovePlan, model: &str) -> Result<(), DirectStateError> {
+    match model == plan.table.model.name {
+        true => Ok(()),
+        false => Err(DirectStateError::OtherModel(model.chars().take(40).collect())),
+    }
+}
+
 impl DirectStateV2 {
     pub(super) fn encode(&self) -> Result<Vec<u8>, DirectStateError> {
-        let body = postcard::to_stdvec(self).map_err(|error| DirectStateError::Damaged(error.to_string()))?;
-        let bytes = seal(&body);
-        if bytes.len() > MOST { Err(DirectStateError::TooLarge(bytes.len())) } else { Ok(bytes) }
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, DirectStateError> {
-        let body = open(bytes)?;
-        match postcard::take_from_bytes(body) {
-            Ok((state, [])) => Ok(state),
-            Ok((_, rest)) => Err(DirectStateError::Damaged(format!("{} bytes too many", rest.len()))),
-            Err(error) => Err(DirectStateError::Damaged(error.to_string())),
-        }
+        encode(MAGIC, self)
     }
 
     /// Reads a stranger's state: whole and possible, or refused.
     pub(super) fn load(plan: &MovePlan, memory: &GuestMap, bytes: &[u8]) -> Result<Self, DirectStateError> {
-        let state = Self::decode(bytes)?;
-        if state.model != plan.table.model.name {
-            return Err(DirectStateError::OtherModel(state.model.chars().take(40).collect()));
-        }
+        let state: Self = decode(MAGIC, bytes)?;
+        is_of(plan, &state.model)?;
         state.doubt(plan, memory).map_err(DirectStateError::Impossible)?;
         Ok(state)
     }

@@ -373,7 +373,47 @@ pub struct ReplayedFunctionReport {
     /// Frames that its physical function has sent to it, which moved the heads of its receive rings to where they were.
     #[serde(default)]
     pub replay_frames: u64,
+    /// Messages that its physical function had been told ahead, and that were not said again; 0: all of them were.
+    #[serde(default)]
+    pub messages_ahead: u64,
     /// From the first of them to the last, microseconds.
+    pub took_us: u64,
+}
+
+/// What the driver of a guest has said to its function's physical function so far, while it runs: the body of `GET` and `PUT
+/// /v1/pci/NAME/ahead`. Hostile input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SaidFunctionV1 {
+    /// [`SaidFunctionV1::FORMAT`].
+    pub format: String,
+    /// [`SaidFunctionV1::VERSION`].
+    pub version: u32,
+    /// The messages, in base64.
+    pub said: String,
+}
+
+impl crate::spec::Form for SaidFunctionV1 {
+    const FIELDS: &'static [&'static str] = &["format", "version", "said"];
+}
+
+impl SaidFunctionV1 {
+    /// What kind of file it is.
+    pub const FORMAT: &'static str = "ioplane-said-function";
+    /// Version of the file.
+    pub const VERSION: u32 = 1;
+}
+
+/// `PUT /v1/pci/NAME/ahead`: what another host's guest has said was said here as well, while it runs there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AheadFunctionReport {
+    /// Its name.
+    pub name: String,
+    /// Messages that stand, whether they were said now or before.
+    pub messages_ahead: u64,
+    /// Microseconds.
     pub took_us: u64,
 }
 

@@ -37,9 +37,10 @@ pub use devices::{DeviceReport, DevicesReport, HostWord, TakenReport};
 pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
-    CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport, MoveStep,
-    MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
-    RestedFunctionReport, Stage, StateFileV1, TrafficReport, VcpusReport, WatchFaultReport, WatchReport,
+    AheadFunctionReport, CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport,
+    MoveStep, MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
+    RestedFunctionReport, SaidFunctionV1, Stage, StateFileV1, TrafficReport, VcpusReport, WatchFaultReport,
+    WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{

@@ -1,7 +1,7 @@
 //! PCI functions.
 
 use axum::extract::{Path, State};
-use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, StateFileV1};
+use ioplane_api::report::{CarriedFunctionV1, DoneReport, EventWord, SaidFunctionV1, StateFileV1};
 use ioplane_api::request::{
     FunctionStepForm, HoldVcpusForm, KeepVcpusForm, MoveFunctionForm, PhysicalForm, QuiesceForm, StopWord,
     WriteVectorsForm,
@@ -121,6 +121,25 @@ pub async fn rest(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
         let rested = daemon.functions.served(&name)?.rest(form).await?;
         daemon.functions.tell(EventWord::Changed, &name, "stands still, to be moved");
         json(rested)
+    })
+    .await
+}
+
+pub async fn said(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.served(&name)?.said().await?)
+}
+
+pub async fn go_ahead(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let file: SaidFunctionV1 = form(body)?;
+    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.go_ahead(file).await?) })
+        .await
+}
+
+pub async fn forget_ahead(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let reset = daemon.functions.served(&name)?.forget_ahead().await?;
+        let nothing = format!("{name} has said nothing ahead: nothing to do");
+        done(if reset { format!("{name} was reset: its guest does not come") } else { nothing })
     })
     .await
 }

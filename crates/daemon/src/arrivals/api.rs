@@ -25,9 +25,11 @@ use crate::api::{Answer, json, route};
 use crate::refusal::Refusal;
 
 /// The steps that are taken here.
-const STEPS: [Operation; 8] = [
+const STEPS: [Operation; 10] = [
     Operation::Function,
     Operation::CheckTakeFunction,
+    Operation::GoAheadFunction,
+    Operation::ForgetAheadFunction,
     Operation::TakeFunction,
     Operation::HoldVcpus,
     Operation::WriteVectors,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   here:   log, while memory is copied --> rest --> carried ----------------> leave     | whatever fails before that: replay
-//!   there:                                              \--> take --> (its VMM) --> replay
+//!   there:  (ahead, meanwhile)                          \--> take --> (its VMM) --> replay
 //! ```
 
 use std::time::{Duration, Instant};
@@ -61,6 +61,9 @@ pub(super) fn refuse(name: &str, error: &CarryError) -> Refusal {
             "load the changed driver (guest/igbvf, guest/ixgbevf) in the guest and raise its interface; an unmodified driver's function is moved with --mode migratable",
         ),
         CarryError::Mapped => Refusal::conflict(text, STAYS),
+        CarryError::SaysItself => {
+            Refusal::conflict(text, "move it without: its driver, or its state, says them")
+        }
         CarryError::NotSetUp(_) => Refusal::conflict(
             text,
             "write command, BARs and the MSI-X table by the monitor of its QEMU, as they were, and try again",
@@ -515,29 +518,42 @@ impl Card {
         way.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.may_go_on()?;
-        let (replay_accesses, replay_messages, replay_frames, took) = match way {
+        let (replay_accesses, replay_messages, replay_frames, messages_ahead, took) = match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 let mut around = blocking(move || Ok(Here::new(way.physical()?, patience))).await?;
-                let (Replayed { accesses, messages, took }, around) = self
+                let (Replayed { accesses, messages, ahead, took }, around) = self
                     .step(move |direct| direct.replay(&mut around).map(|replayed| (replayed, around)))
                     .await?;
                 let frames = around.frames();
                 announce::begin(&self.served.handle, &name, around.physical(), self.vlan().await);
-                (accesses, messages, frames, took)
+                (accesses, messages, frames, ahead, took)
             }
             Way::Saved => {
                 self.is_held()?;
                 self.log_saved(false).await?;
                 self.let_go().await?;
                 self.announce().await;
-                (0, 0, 0, begun.elapsed())
+                (0, 0, 0, 0, begun.elapsed())
             }
         };
         self.unmark();
         self.served.keep_unsent(PageSet::new());
-        tracing::info!(function = name, replay_accesses, "goes on from its state");
+        tracing::info!(
+            function = name,
+            replay_accesses,
+            replay_messages,
+            messages_ahead,
+            "goes on from its state"
+        );
         let took_us = took.as_micros() as u64;
-        Ok(ReplayedFunctionReport { name, replay_accesses, replay_messages, replay_frames, took_us })
+        Ok(ReplayedFunctionReport {
+            name,
+            replay_accesses,
+            replay_messages,
+            replay_frames,
+            messages_ahead,
+            took_us,
+        })
     }
 
     /// Its guest is another function's from here on.

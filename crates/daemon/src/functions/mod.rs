@@ -7,6 +7,7 @@
 //!
 //! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
 
+mod ahead;
 mod announce;
 mod around;
 mod body;

@@ -127,6 +127,12 @@ impl Card {
             if let (Some(keeper), Some(form)) = (&keeper, &physical) {
                 keeper.adopt(form, &adopt).map_err(NotTaken::Settings)?;
             }
+            // What was said ahead was said under what the physical function had then.
+            if let (Ok(carry), Some(keeper)) = (body.carry(), &keeper)
+                && carry.ahead() > 0
+            {
+                carry.is_under(keeper.since_noted());
+            }
             let taken = body.carry().and_then(|carry| carry.load_carried(&carried));
             if taken.is_err()
                 && let Some(Err(error)) = keeper.map(|keeper| keeper.put_back())

@@ -122,6 +122,8 @@ struct Inner {
     along: Option<(Option<MacAddress>, Option<MacAddress>)>,
     /// The former address is nobody's here until the next VMM comes.
     withheld: bool,
+    /// What it was set to when its guest's messages were said ahead.
+    noted: Option<VfSettings>,
 }
 
 /// The settings of one virtual function at its physical function. Blocks while the kernel is asked.
@@ -306,6 +308,21 @@ impl Keeper {
         inner.put_back(&place, &self.folder)?;
         let (own, changes) = inner.plan(&place, form, adopt)?;
         inner.change(&place, &self.folder, own, &changes)
+    }
+
+    /// What it is set to now is noted, for [`Keeper::since_noted`].
+    pub fn note(&self) {
+        let mut inner = self.lock();
+        inner.noted = self.place(&inner).and_then(|place| place.said()).ok().map(|said| said.settings);
+    }
+
+    /// Its address, if nothing else was set since [`Keeper::note`] that the function's filters depend on; all zeros for none. The limits of its rate,
+    /// `spoofchk`, `trust` and `query_rss` are not: a card's driver that has the function begin anew for one of them refuses its next message.
+    pub fn since_noted(&self) -> Option<[u8; 6]> {
+        let inner = self.lock();
+        let (noted, now) = (inner.noted?, self.place(&inner).and_then(|place| place.said()).ok()?);
+        let same = (noted.vlan, noted.state) == (now.settings.vlan, now.settings.state);
+        same.then(|| now.address.map_or([0; 6], |address| address.0))
     }
 
     /// Its guest is another host's, and it was reset.

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //!   here:   log --> migrate --> pre-switchover: INTx off --> rest --> carried ---> migrate-continue --> completed -------------------------> gone --------> leave
-//!   there:  stop                                                      (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay --> cont -'
+//!   there:  stop (VF) ahead ...                                       (VF) take -'                     take --> BARs, command, MSI-X --> (VF) replay --> cont -'
 //! ```
 //!
 //! Whatever fails before `gone` is written down, the functions here go on, and the guest with them. What is changed is written down first, and then whose the
 //! guest is: [`super::journal`], for whoever brings a move to its end that was broken off. A function whose driver cooperates comes to rest before
 //! pre-switchover: [`cooperating`].
 
+mod ahead;
 mod attended;
 mod broken_off;
 mod cooperating;
@@ -78,6 +79,8 @@ pub(super) struct MovedFunction {
     pub replay_messages: u64,
     /// Frames that the physical function there sent to it, which moved the heads of its receive rings to where they were.
     pub replay_frames: u64,
+    /// And those that had been said ahead, while its guest ran.
+    pub messages_ahead: u64,
     /// For how long it stood still while the guest ran, ms, where its driver cooperates; `None`: it came to rest with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rested_before_ms: Option<f64>,
@@ -98,6 +101,7 @@ impl MovedFunction {
             replay_accesses: 0,
             replay_messages: 0,
             replay_frames: 0,
+            messages_ahead: 0,
             rested_before_ms: None,
             brought_back: None,
         }
@@ -236,6 +240,10 @@ pub(super) struct Functions<'a> {
     late: Option<Late>,
     /// Lets vCPUs go that QEMU's main loop waits for.
     stalls: Option<stall::Stalls>,
+    /// What the guest says goes ahead.
+    telling: Option<ahead::Telling>,
+    /// Something may have been said there.
+    went_ahead: bool,
     /// The guest is the other host's.
     gone: bool,
     time: DeviceTime,
@@ -307,6 +315,8 @@ impl<'a> Functions<'a> {
             kept: false,
             late,
             stalls: None,
+            telling: None,
+            went_ahead: false,
             gone: false,
             time: DeviceTime::default(),
         })
@@ -374,6 +384,10 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Logged;
         }
         journal::moment("logged");
+        // With as much time as possible before the stop.
+        if !self.keeps {
+            self.tell_ahead();
+        }
         match uri {
             Some(uri) => {
                 self.let_go_of_former();
@@ -384,6 +398,7 @@ impl<'a> Functions<'a> {
                 // Whoever drives it has set it to migrate as he likes.
                 super::ready::settings(monitor, "here")?;
                 self.find_other(monitor, interrupted)?;
+                self.tell_ahead();
             }
             None => {
                 self.hold_there();
@@ -395,6 +410,8 @@ impl<'a> Functions<'a> {
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
         let begun = *self.time.last.insert(Instant::now());
+        // What is under way there comes first.
+        self.telling = None;
         match now["status"].as_str() {
             Some("pre-switchover") if !self.keeps => {}
             Some(kept::STOPPING) => self.keep(monitor)?,
@@ -632,6 +649,7 @@ impl<'a> Functions<'a> {
             one.moved.replay_accesses = replayed.replay_accesses;
             one.moved.replay_messages = replayed.replay_messages;
             one.moved.replay_frames = replayed.replay_frames;
+            one.moved.messages_ahead = replayed.messages_ahead;
         }
         Ok(())
     }

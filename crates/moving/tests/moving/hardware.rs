@@ -186,6 +186,12 @@ impl<C: Card> Host<C> {
         false
     }
 
+    pub fn go_ahead(&mut self, said: &[u8]) -> Result<u64, MovingError> {
+        let mut around =
+            Around { silicon: self.silicon.clone(), left: 4000, sends: false, waits: 0, filled: 0 };
+        self.movable.go_ahead(said, &mut around)
+    }
+
     pub fn replay(&mut self) -> Result<(), MovingError> {
         let mut around =
             Around { silicon: self.silicon.clone(), left: 4000, sends: true, waits: 0, filled: 0 };

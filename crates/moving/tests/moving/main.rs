@@ -1,5 +1,6 @@
 //! A virtual function moves to another one while a driver works: before each of its accesses, in whatever it does.
 
+mod ahead;
 mod card;
 mod driver;
 mod hardware;
@@ -17,14 +18,14 @@ use ioplane_nic::vf82599::spec::API_1_5;
 use world::{Plan, World};
 
 /// One run of all that the driver does.
-fn run<C: Card>(plan: Plan) -> World<C> {
+pub fn run<C: Card>(plan: Plan) -> World<C> {
     let mut driver = Driver::new(World::new(plan));
     driver.work();
     driver.finish()
 }
 
 /// How many points a run has to which nothing happens.
-fn points<C: Card>() -> u64 {
+pub fn points<C: Card>() -> u64 {
     let world = run::<C>(Plan::at([]));
     assert!(world.points > 500 && world.accepted.len() > 30 && world.sent.len() > 30, "it does something");
     world.points

@@ -9,6 +9,16 @@ use ioplane_nic::silicon::{Chip, PfState, QueueRegister, SiliconViolation, Virtu
 use crate::card::Card;
 use crate::hardware::{Host, LOST, MEMORY, frame, number};
 
+/// When what the driver has said goes ahead of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    Never,
+    /// When copying begins.
+    Once,
+    /// Then, and at each pass.
+    Passes,
+}
+
 /// When the device is moved, by the count of points: each access, each tick is one.
 pub struct Plan {
     /// Before these points.
@@ -21,6 +31,7 @@ pub struct Plan {
     pub unsent: Unsent,
     /// The newest version of messages that physical functions know.
     pub newest_api: Option<u32>,
+    pub ahead: Ahead,
 }
 
 impl Plan {
@@ -31,6 +42,7 @@ impl Plan {
             marking: true,
             unsent: Unsent::Wait,
             newest_api: None,
+            ahead: Ahead::Never,
         }
     }
 }
@@ -62,6 +74,8 @@ pub struct World<C: Card> {
     pub accesses: (u64, u64),
     /// Most messages and frames of a replay.
     pub said: (u64, u64),
+    /// Messages of all replays, those that they built upon, and register accesses of all replays.
+    pub stops: (u64, u64, u64),
     /// Pages that were marked while memory was copied, and that the device wrote meanwhile: of each pass, added up.
     pub marked: (u64, u64),
     copying: Option<Copying<C>>,
@@ -93,6 +107,7 @@ impl<C: Card> World<C> {
             largest_state: 0,
             accesses: (0, 0),
             said: (0, 0),
+            stops: (0, 0, 0),
             marked: (0, 0),
             copying: None,
             mac: [0; 6],
@@ -123,6 +138,15 @@ impl<C: Card> World<C> {
         self.host.silicon.vf().take_written();
         there.view.write(0, &self.host.memory()).expect("memory");
         self.copying = Some(Copying { there, stored: PageSet::new() });
+        self.go_ahead(Ahead::Once);
+    }
+
+    fn go_ahead(&mut self, moment: Ahead) {
+        let Some(copying) = &mut self.copying else { return };
+        if self.plan.ahead == Ahead::Passes || self.plan.ahead == moment && moment != Ahead::Never {
+            let said = self.host.movable.said().expect("it runs");
+            copying.there.go_ahead(&said).expect("a host like this one");
+        }
     }
 
     /// One pass of copying: what the guest stored, and what the device wrote.
@@ -130,6 +154,9 @@ impl<C: Card> World<C> {
         let written = self.host.movable.pages();
         self.marked.0 += written.len() as u64;
         self.marked.1 += self.host.silicon.vf().take_written().len() as u64;
+        if !self.host.movable.is_stopped() {
+            self.go_ahead(Ahead::Passes);
+        }
         let Some(copying) = &mut self.copying else { return };
         let mut pages = std::mem::take(&mut copying.stored);
         if self.plan.marking {
@@ -207,10 +234,16 @@ impl<C: Card> World<C> {
         let state = self.host.movable.save().expect("it stands still");
         self.largest_state = self.largest_state.max(state.len());
         assert!(state.len() <= MOST, "{} bytes", state.len());
+        assert!(there.silicon.vf().take_written().is_empty(), "it reaches no memory before the stop");
+        let before = there.silicon.accesses();
         there.movable.load(&state, &there.view).expect("what a host saves, another loads");
         there.replay().expect("a host like this one");
         let most = |of: (u64, u64), now: (u64, u64)| (of.0.max(now.0), of.1.max(now.1));
-        self.accesses = most(self.accesses, (stopping, there.silicon.accesses()));
+        let replaying = there.silicon.accesses() - before;
+        self.accesses = most(self.accesses, (stopping, replaying));
+        self.stops.0 += there.movable.messages();
+        self.stops.1 += there.movable.built_upon();
+        self.stops.2 += replaying;
         self.said = most(self.said, (there.movable.messages(), there.filled));
         assert!(there.memory() == here, "what was borrowed of the guest's memory was put back");
         self.go_on(there);
@@ -247,8 +280,12 @@ impl<C: Card> World<C> {
             60 + (self.next % 7) as usize * 100
         };
         let to = if self.next.is_multiple_of(5) { [0xff; 6] } else { self.mac };
-        if self.host.silicon.vf().receive(&frame(to, self.next, len)) {
+        let frame = frame(to, self.next, len);
+        if self.host.silicon.vf().receive(&frame) {
             self.accepted.push(self.next);
+        }
+        if let Some(Copying { there, .. }) = &self.copying {
+            assert!(!there.silicon.vf().receive(&frame), "nobody drives it");
         }
         self.next += 1;
     }

@@ -126,6 +126,11 @@ impl<C: Chip> VirtualFunction<C> {
         self.mailbox.say(word);
     }
 
+    /// The PF's driver begins anew and says nothing: it knows nothing of the VF, and refuses what it says before RESET.
+    pub fn pf_forgets(&mut self) {
+        self.mailbox.pf.reset();
+    }
+
     /// Plugs or pulls the cable.
     pub fn set_link(&mut self, link: bool) {
         self.link = link;
@@ -154,6 +159,11 @@ impl<C: Chip> VirtualFunction<C> {
     /// Bus mastering.
     pub fn set_master(&mut self, master: bool) {
         self.master = master;
+    }
+
+    /// Whether it is a bus master.
+    pub fn is_master(&self) -> bool {
+        self.master
     }
 
     /// A vector's wire, mask and pending bit.

@@ -36,6 +36,8 @@ pub struct Replayed {
     pub accesses: u64,
     /// Messages by its mailbox.
     pub messages: u64,
+    /// Messages that were said ahead, and stood; 0: all were said now.
+    pub ahead: u64,
     /// From the first to the last.
     pub took: Duration,
 }
@@ -80,6 +82,9 @@ pub enum CarryError {
     /// Its guest's driver announced something else, or it is no longer there.
     #[error(transparent)]
     Page(#[from] PageFlaw),
+    /// What goes ahead is what a driver says by a mailbox that is trapped.
+    #[error("nothing of it goes ahead: its guest's driver says its messages itself")]
+    SaysItself,
     /// Its VMM may have mapped it.
     #[error("its VMM has mapped registers of it, and would go on driving it")]
     Mapped,
@@ -128,6 +133,31 @@ pub trait Carry {
 
     /// Whether it could take a state now: it has a guest, which has not run yet.
     fn may_load(&mut self) -> Result<(), CarryError>;
+
+    /// What its guest's driver has said by the mailbox so far, for [`Carry::go_ahead`] on another function; the same as long as it says nothing else.
+    fn said(&mut self) -> Result<Vec<u8>, CarryError> {
+        Err(CarryError::SaysItself)
+    }
+
+    /// Says ahead what another function's guest has said, but for unicast addresses: a stranger's word, of a guest that is to have this one, which has
+    /// not run yet. It is no bus master. Says how many messages stand; an error leaves it reset. [`Carry::replay`] says the difference.
+    fn go_ahead(&mut self, _said: &[u8], _around: &mut dyn Surroundings) -> Result<u64, CarryError> {
+        Err(CarryError::SaysItself)
+    }
+
+    /// How many messages were said ahead and stand, as far as is known.
+    fn ahead(&self) -> u64 {
+        0
+    }
+
+    /// What its physical function has for it was looked at since then: nothing but perhaps the address is another, which is this (zeros for none).
+    /// `None`: all is to be said again.
+    fn is_under(&mut self, _address: Option<[u8; 6]>) {}
+
+    /// The move is broken off: a function that has said something ahead is reset. `false`: it has not.
+    fn forget_ahead(&mut self) -> Result<bool, CarryError> {
+        Ok(false)
+    }
 
     /// Takes the state of another function, a stranger's: whole, or not at all. A guest must have it whose memory is that of the other
     /// one's guest, and that has not run yet. No register is touched; it stands still from here on until [`Carry::replay`].
@@ -308,6 +338,36 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
         }
     }
 
+    fn said(&mut self) -> Result<Vec<u8>, CarryError> {
+        self.may_be_carried()?;
+        Ok(self.hardware.movable.said()?)
+    }
+
+    fn go_ahead(&mut self, said: &[u8], around: &mut dyn Surroundings) -> Result<u64, CarryError> {
+        self.may_load()?;
+        // Whoever has made it a bus master uses it.
+        if self.header.bus_master() {
+            return Err(CarryError::Driven);
+        }
+        Ok(self.hardware.movable.go_ahead(said, around)?)
+    }
+
+    fn ahead(&self) -> u64 {
+        self.hardware.movable.ahead()
+    }
+
+    fn is_under(&mut self, address: Option<[u8; 6]>) {
+        match address {
+            Some(address) => self.hardware.movable.has_address(address),
+            None => self.hardware.movable.doubt_ahead(),
+        }
+    }
+
+    fn forget_ahead(&mut self) -> Result<bool, CarryError> {
+        self.may_be_carried()?;
+        Ok(self.hardware.movable.forget_ahead()?)
+    }
+
     fn load_carried(&mut self, carried: &Carried) -> Result<(), CarryError> {
         self.may_load()?;
         let view = self.hardware.view()?;
@@ -333,7 +393,8 @@ impl<H: Hardware> Carry for Passthrough<Migratable<H>> {
         self.bring_here(&view, around)?;
         let accesses = self.hardware.hardware().accesses() - before;
         let messages = self.hardware.messages() - said;
-        Ok(Replayed { accesses, messages, took: begun.elapsed() })
+        let ahead = self.hardware.movable.built_upon();
+        Ok(Replayed { accesses, messages, ahead, took: begun.elapsed() })
     }
 
     fn give_up(&mut self) {}

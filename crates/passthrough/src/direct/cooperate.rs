@@ -188,7 +188,7 @@ impl<H: Hardware> Carry for Passthrough<Cooperating<H>> {
         self.hardware.logs = false;
         let accesses = self.hardware.accesses() - before;
         // The driver talks to the physical function, when it runs again.
-        Ok(Replayed { accesses, messages: 0, took: begun.elapsed() })
+        Ok(Replayed { accesses, messages: 0, ahead: 0, took: begun.elapsed() })
     }
 
     fn leave(&mut self) -> Result<(), CarryError> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::Device;
+use ioplane_device::{Device, Quiescent};
 use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
 use ioplane_moving::{GuestAddress, MovingError, PAGE};
 use ioplane_nic::silicon::QueueRegister::*;
@@ -73,6 +73,8 @@ for_each_chip!(
     a_function_runs_only_as_its_vmm_had_set_it_up,
     queues_that_were_told_to_end_are_brought_back,
     steps_out_of_order_change_nothing,
+    what_its_guest_has_said_goes_ahead,
+    what_was_said_ahead_is_forgotten_with_a_reset_and_with_its_vmm,
 );
 
 fn a_guest_goes_on_with_a_function_of_another_host<C: Moved>() {
@@ -311,4 +313,114 @@ fn steps_out_of_order_change_nothing<C: Moved>() {
     let mut nobodys = ioplane_passthrough::Passthrough::new("nic0", migratable, None).expect("it works");
     assert!(matches!(nobodys.load_carried(&carried), Err(CarryError::NoGuest)));
     assert!(matches!(nobodys.rest(), Err(CarryError::NoGuest)));
+}
+
+const VLAN: u32 = 77;
+
+impl<C: Moved> Guest<C> {
+    fn said(&mut self) -> Vec<u8> {
+        self.device.said().expect("it runs")
+    }
+
+    fn go_ahead(&mut self, said: &[u8]) -> Result<u64, CarryError> {
+        let mut around = around(&self.now, false);
+        self.device.go_ahead(said, &mut around)
+    }
+
+    fn is_in_vlan(&self) -> bool {
+        vf(&self.now).pf().vlans.contains(&(VLAN as u16))
+    }
+}
+
+/// One whose guest is in a VLAN, and where that guest goes: it is in that VLAN too, and the guest runs here.
+fn gone_ahead<C: Moved>() -> (Guest<C>, Guest<C>) {
+    let mut guest = Guest::<C>::new();
+    guest.say([MESSAGE_VLAN | 1 << 16, VLAN, 0]);
+    guest.traffic(0);
+    let mut there = guest.arrives();
+    let said = guest.said();
+    assert_eq!(there.go_ahead(&said).expect("it is nobody's"), 2, "RESET and the VLAN");
+    assert!(there.is_in_vlan() && !vf(&there.now).is_master());
+    assert_ne!(vf(&there.now).pf().mac, GUEST);
+    (guest, there)
+}
+
+fn what_its_guest_has_said_goes_ahead<C: Moved>() {
+    let (mut guest, mut there) = gone_ahead::<C>();
+    for number in 1..4 {
+        assert!(!vf(&there.now).receive(&frame(GUEST, number)), "the guest is elsewhere");
+        guest.traffic(number);
+    }
+    let mut tagged = frame(GUEST, 9);
+    tagged.splice(12..12, [0x81, 0, 0, VLAN as u8]);
+    assert!(!vf(&there.now).receive(&tagged), "the guest is elsewhere");
+    let said = guest.said();
+    let taken = vf(&there.now).pf().taken;
+    assert_eq!((there.go_ahead(&said).expect("the same"), vf(&there.now).pf().taken), (2, taken));
+    let carried = guest.rest();
+    assert!(matches!(guest.device.said(), Err(CarryError::Failed(MovingError::Stopped))));
+    there.device.load_carried(&carried).expect("taken");
+    assert_eq!(there.device.ahead(), 2);
+    there.set_up();
+    let mut frames = around(&there.now, true);
+    let replayed = there.device.replay(&mut frames).expect("it goes on");
+    assert_eq!((replayed.messages, replayed.ahead), (1, 2), "the address");
+    guest.device.leave().expect("left");
+    there
+        .view
+        .write(0, &{
+            let mut bytes = vec![0; 1 << 20];
+            guest.view.read(0, &mut bytes).expect("memory");
+            bytes
+        })
+        .expect("memory");
+    assert!(there.is_in_vlan() && vf(&there.now).is_master() && vf(&there.now).pf().mac == GUEST);
+    assert_eq!(vf(&there.now).violations(), []);
+    // And once more, to a function whose physical function was set otherwise meanwhile.
+    let (mut guest, mut there) = gone_ahead::<C>();
+    let carried = guest.rest();
+    there.device.is_under(None);
+    there.device.load_carried(&carried).expect("taken");
+    there.set_up();
+    let mut frames = around(&there.now, true);
+    let replayed = there.device.replay(&mut frames).expect("it goes on");
+    assert_eq!((replayed.messages, replayed.ahead), (3, 0), "all of them");
+    guest.device.leave().expect("left");
+    there.traffic(1);
+    assert_eq!(there.received, [0, 1]);
+}
+
+fn what_was_said_ahead_is_forgotten_with_a_reset_and_with_its_vmm<C: Moved>() {
+    let forgotten = |there: &Guest<C>| there.device.ahead() == 0 && !there.is_in_vlan();
+    let (mut guest, mut there) = gone_ahead::<C>();
+    assert!(there.device.forget_ahead().expect("it works") && forgotten(&there));
+    assert!(!there.device.forget_ahead().expect("nothing to do"));
+    let said = guest.said();
+    assert!(there.go_ahead(&said).is_ok() && there.is_in_vlan(), "once more");
+    // The VMM resets its machine.
+    let mut quiescent = Quiescent::new(there.device);
+    quiescent.with(|device, proof| device.reset(proof));
+    there.device = quiescent.into_device();
+    assert!(forgotten(&there));
+    // Its guest uses it: what it finds is a function that was reset, and it may be a bus master.
+    assert!(there.go_ahead(&said).is_ok());
+    there.set_up();
+    assert!(vf(&there.now).is_master());
+    assert!(matches!(there.go_ahead(&said), Err(CarryError::Driven)), "somebody is about to");
+    there.write(C::LAYOUT.interrupts.mask, 0);
+    assert!(forgotten(&there) && vf(&there.now).is_master());
+    assert!(matches!(there.go_ahead(&said), Err(CarryError::Driven)));
+    // Its VMM ends, and another one comes.
+    let (_, mut there) = gone_ahead::<C>();
+    there.device.dismiss();
+    assert!(matches!(there.go_ahead(&said), Err(CarryError::NoGuest)));
+    let mut quiescent = Quiescent::new(there.device);
+    quiescent.with(|device, proof| device.admit(proof).expect("it is reset"));
+    there.device = quiescent.into_device();
+    assert!(forgotten(&there));
+    // A stranger's word.
+    assert!(matches!(there.go_ahead(&said[1..]), Err(CarryError::Failed(MovingError::State(_)))));
+    assert!(forgotten(&there));
+    // One that a guest drives takes none.
+    assert!(matches!(guest.go_ahead(&said), Err(CarryError::Driven)));
 }

@@ -138,15 +138,8 @@ impl<C: Moved> Guest<C> {
         self.until(RSTD);
         let [a, b, c, d, e, f] = GUEST;
         let mac = [MESSAGE_MAC, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        for message in [[MESSAGE_RESET, 0, 0], mac] {
-            self.write(C::LAYOUT.mailbox, VFU);
-            for (at, word) in (0..).zip(message) {
-                self.write(C::LAYOUT.memory + 4 * at, word);
-            }
-            self.write(C::LAYOUT.mailbox, REQ);
-            self.until(PFSTS);
-            self.write(C::LAYOUT.mailbox, ACK);
-        }
+        self.say([MESSAGE_RESET, 0, 0]);
+        self.say(mac);
         for (queue, ring) in [(C::LAYOUT.receive, RX_RING), (C::LAYOUT.transmit, TX_RING)] {
             self.write(queue.at(BaseLow), ring as u32);
             self.write(queue.at(Length), SLOTS * DESCRIPTOR);
@@ -160,6 +153,16 @@ impl<C: Moved> Guest<C> {
             self.post(slot);
         }
         self.write(rx::<C>(Tail), SLOTS - 1);
+    }
+
+    fn say(&mut self, message: [u32; 3]) {
+        self.write(C::LAYOUT.mailbox, VFU);
+        for (at, word) in (0..).zip(message) {
+            self.write(C::LAYOUT.memory + 4 * at, word);
+        }
+        self.write(C::LAYOUT.mailbox, REQ);
+        self.until(PFSTS);
+        self.write(C::LAYOUT.mailbox, ACK);
     }
 
     fn post(&mut self, slot: u32) {

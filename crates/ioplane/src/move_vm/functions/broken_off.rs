@@ -55,6 +55,9 @@ impl<'a> Functions<'a> {
             kept: false,
             late: None,
             stalls: None,
+            telling: None,
+            // Perhaps.
+            went_ahead: true,
             gone: false,
             time: DeviceTime::default(),
             journal,

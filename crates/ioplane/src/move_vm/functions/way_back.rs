@@ -42,6 +42,8 @@ impl Functions<'_> {
     /// All that was done, in an order that never has two functions driven for one guest, nor the guest run here without its functions for longer than it
     /// takes to see that. What could not be undone.
     pub(super) fn undo(&mut self, monitor: &mut Monitor) -> Vec<String> {
+        // Nobody there is told anything more.
+        self.telling = None;
         let mut troubles = Vec::new();
         let mut note = |what: &str, done: Result<()>| {
             if let Err(error) = done {
@@ -77,6 +79,7 @@ impl Functions<'_> {
                 note("the monitor here", Err(error));
                 // Nothing is written under a guest that may run.
                 self.let_go_waiting();
+                self.forget_ahead();
                 return troubles;
             }
         };
@@ -103,6 +106,7 @@ impl Functions<'_> {
         note("its migration", self.pause_before(monitor, false));
         note("its downtime limit", self.hold_back(monitor, false));
         self.let_go_waiting();
+        self.forget_ahead();
         troubles
     }
 
