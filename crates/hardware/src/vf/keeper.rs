@@ -313,16 +313,16 @@ impl Keeper {
     /// What it is set to now is noted, for [`Keeper::since_noted`].
     pub fn note(&self) {
         let mut inner = self.lock();
-        inner.noted = self.place(&inner).and_then(|place| place.said()).ok().map(|said| said.settings);
+        let said = self.place(&inner).and_then(|place| place.said());
+        inner.noted = said.ok().map(|said| said.settings);
     }
 
     /// Its address, if nothing else was set since [`Keeper::note`] that the function's filters depend on; all zeros for none. The limits of its rate,
     /// `spoofchk`, `trust` and `query_rss` are not: a card's driver that has the function begin anew for one of them refuses its next message.
     pub fn since_noted(&self) -> Option<[u8; 6]> {
         let inner = self.lock();
-        let (noted, now) = (inner.noted?, self.place(&inner).and_then(|place| place.said()).ok()?);
-        let same = (noted.vlan, noted.state) == (now.settings.vlan, now.settings.state);
-        same.then(|| now.address.map_or([0; 6], |address| address.0))
+        let said = self.place(&inner).and_then(|place| place.said());
+        inner.since_noted(&said.ok()?)
     }
 
     /// Its guest is another host's, and it was reset.
@@ -375,6 +375,12 @@ impl Inner {
         done.map_err(|source| VfError::Record { path, source })?;
         self.kept = kept;
         Ok(())
+    }
+
+    fn since_noted(&self, now: &Said) -> Option<[u8; 6]> {
+        let noted = self.noted?;
+        let same = (noted.vlan, noted.state) == (now.settings.vlan, now.settings.state);
+        same.then(|| now.address.map_or([0; 6], |address| address.0))
     }
 
     fn carried(&mut self, place: &dyn Place) -> Result<PhysicalForm, VfError> {

@@ -315,3 +315,26 @@ fn what_allows_a_guest_more_is_told_from_what_does_not() {
         assert_eq!(allows_more(new, old), more, "{new} after {old}");
     }
 }
+
+#[test]
+fn what_filters_depend_on_is_seen_to_change() {
+    let (folder, mut inner) = new();
+    let card = Card::new(Some(B), usual());
+    let since = |inner: &Inner| inner.since_noted(&card.said().unwrap());
+    assert_eq!(since(&inner), None, "it was not noted");
+    inner.noted = Some(card.said().unwrap().settings);
+    assert_eq!(since(&inner), Some(B.0));
+    // A guest comes under its own address, and may do more.
+    let there =
+        VfSettings { mac: Some(A), spoofchk: Some(false), trust: Some(true), max_tx_rate: 10, ..usual() };
+    take(&mut inner, &card, folder.path(), &form(there), &adopt("all")).expect("it is allowed");
+    assert_eq!(since(&inner), Some(A.0));
+    card.change(VfSetting::Mac(None));
+    assert_eq!(since(&inner), Some([0; 6]));
+    for change in [VfSetting::Vlan(vlan(5)), VfSetting::State(VfLinkWord::Disable)] {
+        card.change(change);
+        assert_eq!(since(&inner), None, "{change:?}");
+        inner.noted = Some(card.said().unwrap().settings);
+        assert!(since(&inner).is_some());
+    }
+}
