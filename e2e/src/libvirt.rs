@@ -80,6 +80,14 @@ pub fn is_installed() -> bool {
     asked.is_ok_and(|status| status.success())
 }
 
+/// Makes the directories that a [`HOST`] mounts over, on this machine: L1 has its root, and may not write to it.
+pub fn prepare() -> Result<()> {
+    for folder in ["/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/etc/libvirt"] {
+        std::fs::create_dir_all(folder).with_context(|| format!("make {folder}"))?;
+    }
+    Ok(())
+}
+
 impl LibvirtHost {
     /// Starts the libvirtd of the host that has this daemon.
     pub fn start(name: &str, daemon: &Daemon) -> Result<LibvirtHost> {

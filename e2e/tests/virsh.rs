@@ -21,6 +21,7 @@ fn virsh_migrates_a_guest_with_a_virtual_function() -> Result<()> {
         eprintln!("*** {why} ***");
         return Ok(());
     }
+    ioplane_e2e::libvirt::prepare()?;
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let (l1, cards) = L1::boot_with_igbs(2048, 2, 1, &news)?;
