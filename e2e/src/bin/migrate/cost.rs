@@ -17,7 +17,7 @@ use ioplane_e2e::coop::LOAD_IGBVF;
 use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
 use ioplane_e2e::nics::Pings;
 use ioplane_e2e::pairs::{Compared, alternate};
-use ioplane_e2e::{Inner, L1, L2, Version};
+use ioplane_e2e::{Inner, L1, L2, PERIODIC, Version};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -130,8 +130,7 @@ pub fn runtime(
     };
     let before = if let Moves::Mapped = moves { l1.interposed()? } else { String::new() };
     let args = side.daemon.guest_args(&["nic0", ORIGINAL], MEMORY)?;
-    let append = if let Moves::ByDriver = moves { Kind::Cooperating.append() } else { "" };
-    let guest = l1.debian_after(&before, Version::Newer, name, &args, append)?;
+    let guest = l1.debian_after(&before, Version::Newer, name, &args, PERIODIC)?;
     let load = match moves {
         Moves::ByTable | Moves::Mapped => "modprobe igbvf",
         Moves::ByDriver => {
