@@ -54,6 +54,14 @@ enum Mishap {
     Cancelled,
 }
 
+/// What the daemon at the destination logs when its function has said what the guest's driver has said here, and when it is rid of that.
+const TOLD: &str = "has said what another host's guest has said";
+const FORGOTTEN: &str = "was reset: the guest whose words it has said does not come";
+
+fn count(side: &Side<'_>, words: &str) -> usize {
+    side.daemon.said().matches(words).count()
+}
+
 /// A move that does not come about: the source goes on with its device under the same traffic.
 fn fails<'a>(
     l1: &'a L1,
@@ -66,6 +74,7 @@ fn fails<'a>(
     let second = format!("after-{mishap:?}").to_lowercase();
     let destination = l1.awaits_traveller(&second, &there.args()?)?;
     let rests = here.daemon.rests();
+    let (told, forgotten) = (count(there, TOLD), count(there, FORGOTTEN));
     let moving = here.daemon.start(&here.command(there, name, &second))?;
     let end = Instant::now() + 3 * MINUTE;
     while l1.migration_of(name)? != "active" {
@@ -91,13 +100,31 @@ fn fails<'a>(
         Mishap::Port => {
             there.port(l1, false)?;
         }
-        Mishap::Cancelled => moving.interrupt()?,
+        Mishap::Cancelled => {
+            let end = Instant::now() + MINUTE;
+            while count(there, TOLD) == told {
+                ensure!(
+                    Instant::now() < end && !moving.has_ended(),
+                    "nothing goes ahead: {}",
+                    moving.output()
+                );
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            moving.interrupt()?;
+        }
     }
     let ended = moving.wait(3 * MINUTE)?;
     eprintln!("{mishap:?}: {}", ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("did not move"), "{mishap:?}: {}", ended.output);
     if mishap == Mishap::Port {
         there.port(l1, true)?;
+    }
+    if mishap == Mishap::Cancelled {
+        ensure!(
+            count(there, FORGOTTEN) > forgotten,
+            "the function there was not reset: {}",
+            there.daemon.said()
+        );
     }
     traffic.goes_on(BETWEEN).with_context(|| {
         format!("after {mishap:?}: {}\n{}", ended.output, last_words(l1, name, [here, there]))

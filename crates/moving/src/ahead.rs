@@ -49,7 +49,7 @@ fn read(plan: &MovePlan, bytes: &[u8]) -> Result<Kept, DirectStateError> {
 
 impl<H: Hardware> Movable<H> {
     /// What the guest's driver has said so far and was accepted, for [`Movable::go_ahead`] on another function; at most [`MOST`](crate::MOST) bytes. The
-    /// same as long as it has said nothing else. Touches no register.
+    /// same as long as it has said nothing more. Touches no register.
     pub fn said(&self) -> Result<Vec<u8>, MovingError> {
         self.running()?;
         let model = self.plan.table.model.name.to_owned();

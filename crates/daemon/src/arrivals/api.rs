@@ -190,8 +190,8 @@ async fn admit(
         if one.state() == ArrivalWord::Arrived {
             return Err(Refusal::conflict(format!("VM {vm} has arrived: it is the other host's"), ""));
         }
-        // That is asked before.
-        if !matches!(operation, Operation::CheckTakeFunction) {
+        // That is asked before, or when nothing comes.
+        if !matches!(operation, Operation::CheckTakeFunction | Operation::ForgetAheadFunction) {
             one.begin();
         }
     }

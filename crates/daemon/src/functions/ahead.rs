@@ -94,9 +94,16 @@ impl Card {
     /// The guest does not come. Says whether something had been said.
     pub async fn forget_ahead(&self) -> Result<bool, Refusal> {
         self.says()?;
-        let _changing = self.changes()?;
+        let _changing = self.changes_soon().await?;
         self.has_guest()?;
-        self.step(|direct| direct.forget_ahead()).await
+        let reset = self.step(|direct| direct.forget_ahead()).await?;
+        if reset {
+            tracing::info!(
+                function = self.name(),
+                "was reset: the guest whose words it has said does not come"
+            );
+        }
+        Ok(reset)
     }
 }
 
@@ -118,7 +125,7 @@ mod tests {
             "it is ioplane-said-function version 2, this is ioplane-said-function version 1"
         );
         assert!(other(|file| file.format = "x".repeat(1000)).len() < 130);
-        assert!(other(|file| file.said = "%".into()).starts_with("the state: "));
+        assert!(other(|file| file.said = "%".into()).starts_with("its base64: "));
         assert_eq!(
             other(|file| file.said = STANDARD.encode([0; MOST + 1])),
             "messages of 1025 bytes, more than 1024"

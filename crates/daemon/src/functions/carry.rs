@@ -30,6 +30,8 @@ use crate::served::{ServedKind, blocking};
 
 /// The longest that a step may take: QEMU's vfio-user client gives up on a message after five seconds.
 const LONGEST: Duration = Duration::from_secs(4);
+/// For another host's words, which are said for a second after a reset.
+const SOON: Duration = Duration::from_secs(2);
 /// Between two looks at a function that comes to rest.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -296,6 +298,14 @@ impl Card {
         self.served.changing.try_lock().map_err(busy)
     }
 
+    /// The same, where another host's words may still be said: they are soon.
+    pub(super) async fn changes_soon(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Refusal> {
+        match tokio::time::timeout(SOON, self.served.changing.lock()).await {
+            Ok(changing) => Ok(changing),
+            Err(_) => self.changes(),
+        }
+    }
+
     /// A step that is for a function which stands still.
     fn is_held(&self) -> Result<(), Refusal> {
         match self.served.handle.held() {
@@ -471,7 +481,7 @@ impl Card {
     pub async fn take(&self, file: CarriedFunctionV1) -> Result<bool, Refusal> {
         let way = self.way()?;
         let Gone { state, set_up, physical } = gone_of(file)?;
-        let _changing = self.changes()?;
+        let _changing = self.changes_soon().await?;
         match way {
             Way::Direct(_) | Way::Cooperating(_) => {
                 // A replay may need the physical function, and then there is no way back.
@@ -633,7 +643,7 @@ mod tests {
             "it is ioplane-carried-function version 2, this is ioplane-carried-function version 1"
         );
         assert!(other(|file| file.format = "x".repeat(1000)).len() < 130);
-        assert!(other(|file| file.state = "%".into()).starts_with("the state: "));
+        assert!(other(|file| file.state = "%".into()).starts_with("its base64: "));
     }
 
     #[test]

@@ -108,7 +108,10 @@ impl Card {
         self.has_guest()?;
         let adopt = self.adopts();
         let act = move |body: &mut Body| {
-            body.carry().and_then(|carry| carry.may_load()).map_err(NotTaken::Carry)?;
+            let carry = body.carry().map_err(NotTaken::Carry)?;
+            carry.may_load().map_err(NotTaken::Carry)?;
+            // Trying a VLAN takes it from the function where its guest's driver has it as well.
+            carry.is_under(None);
             body.keeper().map_or(Ok(()), |keeper| keeper.may_adopt(&form, &adopt)).map_err(NotTaken::Settings)
         };
         self.with_settings(act).await

@@ -34,7 +34,7 @@ pub(super) fn body_of(told: (&str, u32), own: (&str, u32), state: &str) -> Resul
     if told != own {
         return Err(format!("it is {:.40} version {}, this is {} version {}", told.0, told.1, own.0, own.1));
     }
-    let body = STANDARD.decode(state).map_err(|error| format!("the state: {error}"))?;
+    let body = STANDARD.decode(state).map_err(|error| format!("its base64: {error}"))?;
     if body.len() > SavedState::MAX_BODY {
         return Err(format!("a state of {} bytes, more than any device saves", body.len()));
     }
@@ -123,7 +123,7 @@ mod tests {
             "it is ioplane-function version 2, this is ioplane-function version 1"
         );
         assert!(other(|file| file.format = "x".repeat(1000)).len() < 120);
-        assert!(other(|file| file.body = "%".into()).starts_with("the state: "));
+        assert!(other(|file| file.body = "%".into()).starts_with("its base64: "));
         assert!(
             other(|file| file.body = STANDARD.encode(vec![0; SavedState::MAX_BODY + 1]))
                 .contains("1048577 bytes")

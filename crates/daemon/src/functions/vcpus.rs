@@ -11,7 +11,6 @@ use ioplane_api::request::StopWord;
 use ioplane_vcpu::kvm::{ClusterPage, HoldReport, VcpuStop as Word};
 
 use super::Card;
-use crate::readings::state_of;
 use crate::refusal::Refusal;
 
 /// How long vCPUs that are told to leave the guest may take.
@@ -22,15 +21,11 @@ const LIBRARY: &str = "start the guest's QEMU by `ioplane run -- qemu-system-x86
 /// Whoever changes what becomes of vCPUs by what it was before.
 static CHANGES: Mutex<()> = Mutex::new(());
 
-/// Whether a process's main thread, which is the main loop of a QEMU, waits for another thread: as `/proc/PID/syscall` says, where that is readable. One that
-/// waits for a processor, for a disk or for events does not. `state` is the thread's.
-fn waits(syscall: Option<&str>, state: Option<char>) -> bool {
+/// Whether a process's main thread, which is the main loop of a QEMU, waits for another thread, by `/proc/PID/syscall`. One that waits for a processor, for a
+/// disk or for events does not, and of one whose call nobody may read that is not known.
+fn waits(syscall: Option<&str>) -> bool {
     let call: Option<i64> = syscall.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    match call {
-        Some(call) => call == libc::SYS_futex,
-        // "running"; or nobody may read it.
-        None => syscall.is_none() && state == Some('S'),
-    }
+    call == Some(libc::SYS_futex)
 }
 
 /// Whether the process's vCPUs are held. One without the library holds none.
@@ -131,7 +126,7 @@ impl Card {
             Word::Kept => StopWord::Keep,
             Word::Asked(_) => StopWord::Ask,
         };
-        let main_waits = waits(syscall.as_deref(), state_of(library.pid));
+        let main_waits = waits(syscall.as_deref());
         Ok(VcpusReport { held, inside, waiting: kept, stop, main_waits })
     }
 
@@ -186,10 +181,8 @@ mod tests {
     fn a_main_thread_waits_for_another_one_or_for_something_else() {
         let futex = format!("{} 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7ffc 0x7f", libc::SYS_futex);
         let poll = format!("{} 0x7f 0x9 0x0 0x0 0x8 0x0 0x7ffc 0x7f", libc::SYS_ppoll);
-        assert!(waits(Some(&futex), Some('S')));
-        assert!(!waits(Some(&poll), Some('S')) && !waits(Some("running\n"), Some('R')));
-        // Nobody may read that.
-        assert!(waits(None, Some('S')) && !waits(None, Some('R')) && !waits(None, Some('D')));
-        assert!(!waits(None, None), "it is gone");
+        assert!(waits(Some(&futex)));
+        // Nobody may read that, or it is gone.
+        assert!(!waits(Some(&poll)) && !waits(Some("running\n")) && !waits(None));
     }
 }

@@ -59,6 +59,8 @@ const INTX_OFF: u32 = 1 << 10;
 const VECTORS: u32 = 0x7ff;
 const FUNCTION_MASK: u32 = 1 << 14;
 const MSIX_ENABLE: u32 = 1 << 15;
+/// Where a message of MSI has a logical destination (bit 2) that no processor is in (Intel SDM volume 3, 12.11.1).
+const NOBODY: u64 = 0xfee0_0004;
 
 /// What has been moved of a function.
 #[derive(Debug, Clone, Serialize)]
@@ -384,12 +386,10 @@ impl<'a> Functions<'a> {
             one.stand = Stand::Logged;
         }
         journal::moment("logged");
-        // With as much time as possible before the stop.
-        if !self.keeps {
-            self.tell_ahead();
-        }
         match uri {
             Some(uri) => {
+                // With as much time as possible before the stop.
+                self.tell_ahead();
                 self.let_go_of_former();
                 drop(monitor.execute("migrate", &json!({ "uri": uri }))?);
             }
@@ -403,6 +403,7 @@ impl<'a> Functions<'a> {
             None => {
                 self.hold_there();
                 self.is_begun(monitor, interrupted)?;
+                self.tell_ahead();
             }
         }
         let now = match self.all.iter().any(|one| one.cooperates) {
@@ -410,8 +411,6 @@ impl<'a> Functions<'a> {
             false => self.follow(monitor, |now| now["status"] == "pre-switchover", interrupted)?,
         };
         let begun = *self.time.last.insert(Instant::now());
-        // What is under way there comes first.
-        self.telling = None;
         match now["status"].as_str() {
             Some("pre-switchover") if !self.keeps => {}
             Some(kept::STOPPING) => self.keep(monitor)?,
@@ -421,6 +420,8 @@ impl<'a> Functions<'a> {
                 return Err(did_not_wait());
             }
         }
+        // What is under way there comes first; QEMU waits for its vCPUs by now.
+        self.telling = None;
         self.is_awaited()?;
         if uri.is_none() {
             self.is_received()?;
@@ -776,9 +777,13 @@ fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()
     let masked = |(number, vector): (usize, &VectorForm)| vector.masked && wired(number);
     if table.iter().enumerate().any(masked) || (now & FUNCTION_MASK != 0 && !carried.vectors.is_empty()) {
         // QEMU wires only what is not masked, and keeps a wire that is masked later: so all that had one get it, and then come the masks, under that of
-        // the function. A mask by itself would have QEMU ask the daemon something that waits for QEMU to write the table.
-        let open =
-            table.iter().enumerate().map(|(number, vector)| VectorForm { masked: !wired(number), ..*vector });
+        // the function. A mask by itself would have QEMU ask the daemon something that waits for QEMU to write the table. Meanwhile the messages go to
+        // nobody: the guest would get one of a vector that it has masked.
+        let open = table.iter().enumerate().map(|(number, vector)| VectorForm {
+            address: NOBODY,
+            masked: !wired(number),
+            ..*vector
+        });
         write(open.collect())?;
         switch(now & !FUNCTION_MASK)?;
         switch(now | FUNCTION_MASK)?;

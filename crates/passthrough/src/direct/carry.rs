@@ -83,7 +83,7 @@ pub enum CarryError {
     #[error(transparent)]
     Page(#[from] PageFlaw),
     /// What goes ahead is what a driver says by a mailbox that is trapped.
-    #[error("nothing of it goes ahead: its guest's driver says its messages itself")]
+    #[error("nothing of it goes ahead: only what is said by the mailbox of a migratable function does")]
     SaysItself,
     /// Its VMM may have mapped it.
     #[error("its VMM has mapped registers of it, and would go on driving it")]
@@ -134,7 +134,7 @@ pub trait Carry {
     /// Whether it could take a state now: it has a guest, which has not run yet.
     fn may_load(&mut self) -> Result<(), CarryError>;
 
-    /// What its guest's driver has said by the mailbox so far, for [`Carry::go_ahead`] on another function; the same as long as it says nothing else.
+    /// What its guest's driver has said by the mailbox so far, for [`Carry::go_ahead`] on another function; the same as long as it says nothing more.
     fn said(&mut self) -> Result<Vec<u8>, CarryError> {
         Err(CarryError::SaysItself)
     }

@@ -1,8 +1,8 @@
 //! What the guest's driver says by a function's mailbox goes ahead of it while memory is copied (docs/decisions/0077-a-function-in-steps.md): the stop then says the
-//! difference. By a thread of its own, since a function there is reset for it: neither the migration nor whoever keeps vCPUs waits. A move never fails by it.
+//! difference. By a thread of its own, since a function there is reset for it: neither the migration nor whoever keeps vCPUs waits. What fails here costs the move nothing.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -52,10 +52,13 @@ impl Talking {
         talks.then(|| Talking { name: one.name.clone(), path: one.path("ahead"), last: None, times: 0 })
     }
 
-    /// Tells the one there what this one's guest has said, if that is something else. Says whether it is to be asked again.
-    fn tell(&mut self, here: &Client, there: &Client) -> Result<bool> {
+    /// Tells the one there what this one's guest has said, if that is something else and nobody waits for the end. Says whether it is to be asked again.
+    fn tell(&mut self, here: &Client, there: &Client, is_over: impl Fn() -> bool) -> Result<bool> {
+        if is_over() {
+            return Ok(false);
+        }
         let said: SaidFunctionV1 = here.get(&self.path)?;
-        if self.last.as_ref() == Some(&said) {
+        if self.last.as_ref() == Some(&said) || is_over() {
             return Ok(true);
         }
         let _: AheadFunctionReport = there.ask(Method::PUT, &self.path, Some(&said))?;
@@ -71,7 +74,8 @@ fn run(sockets: [PathBuf; 2], mut all: Vec<Talking>, end: &Receiver<()>) -> Vec<
         |socket: &PathBuf| Client::new(socket).map(|client| client.with_patience(PATIENCE).keeping());
     let [Ok(here), Ok(there)] = sockets.each_ref().map(client) else { return troubles };
     while !all.is_empty() {
-        all.retain_mut(|one| match one.tell(&here, &there) {
+        let is_over = || end.try_recv() == Err(TryRecvError::Disconnected);
+        all.retain_mut(|one| match one.tell(&here, &there, is_over) {
             Ok(more) => more,
             Err(error) => {
                 let why = "what its guest has said does not go ahead of it, and is said while the guest stands still";

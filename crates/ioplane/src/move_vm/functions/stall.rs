@@ -85,7 +85,8 @@ impl Stall {
             *self = Stall { command, ..Stall::default() };
         }
         if !(shown.stop == StopWord::Ask && shown.waiting > 0 && shown.main_waits) {
-            (self.since, self.looks) = (None, 0);
+            // It has gone on: what comes next may be the stop for the switch-over.
+            (self.since, self.looks, self.known) = (None, 0, false);
             return false;
         }
         let since = *self.since.get_or_insert(now);

@@ -42,8 +42,6 @@ impl Functions<'_> {
     /// All that was done, in an order that never has two functions driven for one guest, nor the guest run here without its functions for longer than it
     /// takes to see that. What could not be undone.
     pub(super) fn undo(&mut self, monitor: &mut Monitor) -> Vec<String> {
-        // Nobody there is told anything more.
-        self.telling = None;
         let mut troubles = Vec::new();
         let mut note = |what: &str, done: Result<()>| {
             if let Err(error) = done {
@@ -57,6 +55,8 @@ impl Functions<'_> {
             Some(Err(error)) => note("the stop of the VM here", Err(error)),
             None => {}
         }
+        // Nobody there is told anything more.
+        self.telling = None;
         // What has the states there goes first, where it may have them.
         let mut ended = !self.sent || self.end_there();
         // Accesses to these wait, and a monitor with them whose guest runs.
