@@ -133,19 +133,20 @@ impl Card {
     /// What becomes of vCPUs that its VMM wants back.
     pub async fn keep_vcpus(&self, stop: StopWord) -> Result<(), Refusal> {
         let library = self.library()?;
+        let changes = || CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         let set = |word: Word| {
-            let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+            let _changing = changes();
             library.set_stop(word)
         };
         match stop {
             StopWord::Free if library.file.is_none() => Ok(()),
             StopWord::Free => set(Word::Free),
             StopWord::Ask => {
-                let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+                let _changing = changes();
                 library.set_stop(library.report()?.stop.next())
             }
             StopWord::Pass => {
-                let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+                let _changing = changes();
                 match library.report()? {
                     HoldReport { stop: word @ Word::Asked(_), kept: 1.., .. } => {
                         library.set_stop(word.pass())
