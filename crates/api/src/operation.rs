@@ -8,14 +8,14 @@ use crate::report::{
     AheadFunctionReport, CarriedFunctionV1, CoreReport, DaemonEvent, DecisionsReport, DevicesReport,
     DiskReport, DoneReport, ExpectedReport, ExplainReport, ExportReport, FunctionReport, GroupReport,
     HealthReport, MovePeerReport, MovedFunctionReport, MovedReport, NicReport, PoolReport, QuiesceReport,
-    ReplayedFunctionReport, RestedFunctionReport, SaidFunctionV1, SavedReport, StateFileV1, StatusReport,
-    SwitchReport, SwitchTableReport, UpgradeReport, VcpusReport, VersionReport,
+    ReplayedFunctionReport, RestedFunctionReport, SaidFunctionV1, SavedReport, SetUpFunctionReport,
+    StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VcpusReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
     ChangeForm, CoreChangeForm, CoreForm, ExpectForm, ExportSizeForm, FunctionStepForm, HoldVcpusForm,
     KeepVcpusForm, MigrationSocketForm, MoveForm, MoveFunctionForm, MoveNoteForm, MovePeerForm, NotifyForm,
-    PhysicalForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VectorForm, VerifyForm, WriteVectorsForm,
+    PhysicalForm, QuiesceForm, SwapForm, UnpinForm, UpgradeForm, VerifyForm, WriteVectorsForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{
@@ -356,8 +356,8 @@ operations! {
     TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
     /// Has the VMM of a PCI function write the function's MSI-X table, which the VMM emulates.
     WriteVectors: Put "/v1/pci/{name}/vectors" body WriteVectorsForm => 200 DoneReport;
-    /// The MSI-X table of a PCI function, as its VMM has it, which emulates it.
-    ReadVectors: Get "/v1/pci/{name}/vectors" => 200 Vec<VectorForm>;
+    /// How the guest has set up a PCI function: its command register, and MSI-X with the table, which its VMM emulates.
+    SetUpFunction: Get "/v1/pci/{name}/set-up" => 200 SetUpFunctionReport;
     /// Has no vCPU of a PCI function's VMM enter the guest, which stands still, or lets them: by the library that `ioplane run` has put into the VMM's process.
     HoldVcpus: Put "/v1/pci/{name}/vcpus" body HoldVcpusForm => 200 DoneReport;
     /// What the vCPUs of a PCI function's VMM do, as that library says, and whether the VMM's main thread waits for something.

@@ -204,7 +204,7 @@ fn a_move_that_is_killed_at_any_command_comes_to_its_end_by_another_one() {
 #[test]
 fn a_move_that_is_killed_between_two_steps_comes_to_its_end_by_another_one() {
     let mut world = World::new();
-    let here = ["noted", "logged", "port", "commands", "rested", "taken", "sent", "revived", "replayed"];
+    let here = ["noted", "logged", "commands", "rested", "taken", "sent", "revived", "replayed"];
     for moment in here {
         world.move_is_killed([None, None], Some(moment));
         assert!(!is_brought_to_its_end(&world, moment), "{moment}");

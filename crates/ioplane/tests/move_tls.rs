@@ -517,7 +517,7 @@ fn a_host_that_is_lost_while_memory_is_copied_is_not_waited_for() {
 #[test]
 fn a_move_that_is_killed_comes_to_its_end_by_another_command() {
     let (mut world, _) = expecting();
-    for moment in ["noted", "logged", "port", "commands", "rested", "taken", "sent", "revived", "replayed"] {
+    for moment in ["noted", "logged", "commands", "rested", "taken", "sent", "revived", "replayed"] {
         world.move_is_killed([None, None], Some(moment));
         assert!(!is_brought_to_its_end(&world, moment), "{moment}");
         assert_eq!(expected(&world).len(), 1, "it may be tried again");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::{PhysicalForm, StopWord};
+use crate::request::{PhysicalForm, StopWord, VectorForm};
 use crate::spec::{MacAddress, VfSettings};
 
 use super::{PortReport, RetryReport, ServedState, VmReport};
@@ -494,6 +494,31 @@ impl StateFileV1 {
     pub const FORMAT: &'static str = "ioplane-function";
     /// Version of the file.
     pub const VERSION: u32 = 1;
+}
+
+/// How the guest has set a PCI function up, and its VMM: `GET /v1/pci/NAME/set-up`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct SetUpFunctionReport {
+    /// Its command register (PCI Local Bus Specification 3.0, 6.2.2).
+    pub command: u16,
+    /// It has a pin for a wired interrupt (6.2.4).
+    pub pin: bool,
+    /// Its MSI-X, if it has the capability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub msix: Option<MsixReport>,
+}
+
+/// MSI-X of a PCI function (the same specification, 6.8.2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MsixReport {
+    /// Where the capability is in configuration space.
+    pub at: u8,
+    /// Its message control.
+    pub control: u16,
+    /// All entries of the table, as the VMM has it, which emulates it; empty unless MSI-X is in use.
+    pub table: Vec<VectorForm>,
 }
 
 /// The vCPUs of a PCI function's VMM, as ioplane's library in its process says: `GET /v1/pci/NAME/vcpus`.

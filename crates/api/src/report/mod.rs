@@ -38,9 +38,9 @@ pub use explain::{ChoiceText, DeviceTimes, ExplainReport, Slowdown, SlowdownCaus
 pub use export::{ClaimReport, ExportReport, ReservationReport};
 pub use function::{
     AheadFunctionReport, CarriedFunctionV1, ChipReport, CooperationReport, EventReport, FunctionReport,
-    MoveStep, MovedFunctionReport, PhysicalReport, QuiesceReport, RegionReport, ReplayedFunctionReport,
-    RestedFunctionReport, SaidFunctionV1, Stage, StateFileV1, TrafficReport, VcpusReport, WatchFaultReport,
-    WatchReport,
+    MoveStep, MovedFunctionReport, MsixReport, PhysicalReport, QuiesceReport, RegionReport,
+    ReplayedFunctionReport, RestedFunctionReport, SaidFunctionV1, SetUpFunctionReport, Stage, StateFileV1,
+    TrafficReport, VcpusReport, WatchFaultReport, WatchReport,
 };
 pub use group::{GroupCoreReport, GroupReport, GroupUseReport, InFlightReport};
 pub use network::{

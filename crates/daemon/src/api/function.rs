@@ -170,8 +170,8 @@ pub async fn write_vectors(State(daemon): Own, Path(name): Path<String>, body: B
     .await
 }
 
-pub async fn read_vectors(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    json(daemon.functions.served(&name)?.read_vectors().await?)
+pub async fn set_up(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.served(&name)?.set_up().await?)
 }
 
 pub async fn vcpus(State(daemon): Own, Path(name): Path<String>) -> Answer {

@@ -156,7 +156,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::HoldVcpus => routing::on(method, function::hold_vcpus),
         Operation::Vcpus => routing::on(method, function::vcpus),
         Operation::KeepVcpus => routing::on(method, function::keep_vcpus),
-        Operation::ReadVectors => routing::on(method, function::read_vectors),
+        Operation::SetUpFunction => routing::on(method, function::set_up),
         Operation::WriteVectors => routing::on(method, function::write_vectors),
         Operation::ReplayFunction => routing::on(method, function::replay),
         Operation::ShowMove => routing::on(method, moving::show),

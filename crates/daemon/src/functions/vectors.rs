@@ -1,8 +1,10 @@
-//! The MSI-X table of a function. Its VMM emulates it, for the guest's processors alone; but whoever moves a guest has to set it up at the
-//! destination before they run. A write of the function to its own BAR, carried out by the VMM, does so.
+//! How a guest has set a function up, as far as its state does not say it: the command register, and MSI-X. Its VMM emulates the MSI-X table, for the
+//! guest's processors alone; but whoever moves a guest has to set it up at the destination before they run. A read and a write of the function of its
+//! own BAR, carried out by the VMM, do so.
 
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::{MsixReport, SetUpFunctionReport};
 use ioplane_api::request::{VectorForm, WriteVectorsForm};
 use ioplane_device::{Access, Device, Lifecycle, RegisterAddress};
 use ioplane_host::vfio_user::DmaWrite;
@@ -27,9 +29,9 @@ struct Table {
     entries: usize,
 }
 
-/// Finds it by the configuration space, whose aligned words `word` reads.
-fn table_of(mut word: impl FnMut(usize) -> u32) -> Result<Table, &'static str> {
-    let (command, status) = (word(spec::COMMAND) as u16, (word(spec::COMMAND) >> 16) as u16);
+/// Where the capability of MSI-X is in a configuration space, whose aligned words `word` reads.
+fn msix_of(word: &mut impl FnMut(usize) -> u32) -> Option<usize> {
+    let status = (word(spec::COMMAND) >> 16) as u16;
     let mut at = match status & spec::STATUS_CAPABILITIES {
         0 => 0,
         _ => word(spec::CAPABILITIES) as usize & 0xfc,
@@ -39,9 +41,13 @@ fn table_of(mut word: impl FnMut(usize) -> u32) -> Result<Table, &'static str> {
         at = (word(at) >> 8) as usize & 0xfc;
         left -= 1;
     }
-    if at < spec::HEADER_END || left == 0 || at + spec::MSIX_TABLE > spec::CONFIG_SIZE - 4 {
-        return Err("it has no MSI-X");
-    }
+    (at >= spec::HEADER_END && left > 0 && at + spec::MSIX_TABLE <= spec::CONFIG_SIZE - 4).then_some(at)
+}
+
+/// Finds the table in the same way.
+fn table_of(word: &mut impl FnMut(usize) -> u32) -> Result<Table, &'static str> {
+    let at = msix_of(word).ok_or("it has no MSI-X")?;
+    let command = word(spec::COMMAND) as u16;
     let needed = spec::COMMAND_MEMORY | spec::COMMAND_MASTER;
     if command & needed != needed {
         return Err("its command register lacks memory or bus mastering");
@@ -85,12 +91,34 @@ fn bytes_of(table: &[VectorForm]) -> Vec<u8> {
     table.iter().flat_map(entry).collect()
 }
 
+/// What a configuration space says of how a function is set up.
+struct Config {
+    command: u16,
+    pin: bool,
+    /// Where MSI-X is, and its message control.
+    msix: Option<(u8, u16)>,
+    table: Result<Table, &'static str>,
+}
+
+impl Config {
+    fn of(mut word: impl FnMut(usize) -> u32) -> Config {
+        let word = &mut word;
+        let msix = msix_of(word).map(|at| (at as u8, (word(at) >> 16) as u16));
+        Config {
+            command: word(spec::COMMAND) as u16,
+            pin: word(spec::INTERRUPT_LINE) >> 8 & 0xff != 0,
+            msix,
+            table: table_of(word),
+        }
+    }
+}
+
 impl Card {
-    /// Where it is, as the function's VMM has set the function up.
-    async fn table(&self, name: &str) -> Result<Table, Refusal> {
+    /// Its configuration space, as the guest and the VMM have set it up.
+    async fn config(&self, name: &str) -> Result<Config, Refusal> {
         let found = self.served.handle.with(move |device: &mut Lifecycle<Body>| {
             device.with(|body| {
-                table_of(|at| {
+                Config::of(|at| {
                     let mut bytes = [0; 4];
                     body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
                     u32::from_le_bytes(bytes)
@@ -98,21 +126,41 @@ impl Card {
             })
         });
         let found = found.await.map_err(|_| gone(name))?;
-        let found =
-            found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
-        found.map_err(|why| {
-            let remedy = "write its BARs and its command register by the monitor of its QEMU first";
-            Refusal::conflict(format!("{name}: {why}"), remedy)
-        })
+        found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))
     }
 
-    /// Has its VMM read the MSI-X table.
-    pub async fn read_vectors(&self) -> Result<Vec<VectorForm>, Refusal> {
+    /// How it is set up. Its VMM reads the MSI-X table, if that is in use.
+    pub async fn set_up(&self) -> Result<SetUpFunctionReport, Refusal> {
         let name = self.name();
         self.has_guest()?;
-        let Table { address, entries } = self.table(&name).await?;
+        let Config { command, pin, msix, table } = self.config(&name).await?;
+        let msix = match msix {
+            None => None,
+            Some((at, control)) => {
+                let table = match control & spec::MSIX_ENABLE {
+                    0 => Vec::new(),
+                    _ => {
+                        let table = table.map_err(|why| {
+                            let text =
+                                format!("{name} has MSI-X on, and {why}: nobody could set that up again");
+                            Refusal::conflict(
+                                text,
+                                "load its driver in the guest, or unload it, and try again",
+                            )
+                        })?;
+                        self.read_vectors(&name, table).await?
+                    }
+                };
+                Some(MsixReport { at, control, table })
+            }
+        };
+        Ok(SetUpFunctionReport { command, pin, msix })
+    }
+
+    async fn read_vectors(&self, name: &str, table: Table) -> Result<Vec<VectorForm>, Refusal> {
+        let Table { address, entries } = table;
         let read = self.served.handle.read(address, entries * spec::MSIX_ENTRY, Instant::now() + READING);
-        let bytes = read.await.map_err(|_| gone(&name))?.map_err(|error| {
+        let bytes = read.await.map_err(|_| gone(name))?.map_err(|error| {
             Refusal::conflict(
                 format!("the VMM of {name} does not read its MSI-X table: {error}"),
                 "a VMM with an IOMMU for the guest does not; else try again",
@@ -127,7 +175,10 @@ impl Card {
         self.way()?.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.has_guest()?;
-        let Table { address, entries } = self.table(&name).await?;
+        let Table { address, entries } = self.config(&name).await?.table.map_err(|why| {
+            let remedy = "write its BARs and its command register by the monitor of its QEMU first";
+            Refusal::conflict(format!("{name}: {why}"), remedy)
+        })?;
         if form.table.len() != entries {
             let text = format!("{} entries, and the MSI-X table of {name} has {entries}", form.table.len());
             return Err(Refusal::invalid(text, "give all of them").at("table"));
@@ -167,7 +218,7 @@ mod tests {
         let of = |change: &dyn Fn(&mut [u32; 64])| {
             let mut words = space();
             change(&mut words);
-            table_of(|at| words[at / 4])
+            Config::of(|at| words[at / 4]).table
         };
         words_at(of(&|words| words[16] = 0x0002_5001), 0x38_febd_2000);
         words_at(of(&|words| words[7] = 0xfebd_0000), 0xfebd_2000);
@@ -182,6 +233,21 @@ mod tests {
         assert_eq!(of(&|words| (words[7], words[8]) = (4, 0)), nowhere);
         let none = Err("its MSI-X table is in no memory");
         assert_eq!(of(&|words| (words[7], words[8], words[21]) = (0xffff_fff4, !0, !4)), none);
+    }
+
+    #[test]
+    fn what_a_guest_has_set_up_is_read() {
+        let of = |words: [u32; 64]| {
+            let Config { command, pin, msix, .. } = Config::of(|at| words[at / 4]);
+            (command, pin, msix)
+        };
+        let mut words = space();
+        assert_eq!(of(words), (6, false, Some((0x50, 0x8002))));
+        (words[1], words[15]) = (0x407, 0x0000_0100);
+        assert_eq!(of(words), (0x407, true, None));
+        // A line without a pin.
+        words[15] = 0x0b;
+        assert!(!of(words).1);
     }
 
     fn words_at(table: Result<Table, &'static str>, address: u64) {

@@ -1,4 +1,4 @@
-//! The PCI bus of a guest that stands still, by its QEMU's monitor: which functions there are, their configuration space, their MSI-X table.
+//! The PCI bus of a guest that stands still, by its QEMU's monitor: which functions there are, and their configuration space.
 //!
 //! Configuration space is reached as by the guest, by the ports of configuration mechanism #1 (PCI Local Bus Specification 3.0, 3.2.2.3.2), with
 //! HMP's `i` and `o`. What the guest has left in the address port is put back.
@@ -16,25 +16,12 @@ const DATA: u16 = 0xcfc;
 /// Registers of configuration space (the same specification, 6.1).
 pub(super) const COMMAND: u8 = 0x04;
 const BAR0: u8 = 0x10;
-const BARS: u8 = 6;
-const CAPABILITIES: u8 = 0x34;
-/// Of the status register: there is a list of capabilities.
-const HAS_CAPABILITIES: u32 = 1 << 4;
-/// MSI-X (6.8.2): its number, and where its control, and where its table is, lie.
-const MSIX: u32 = 0x11;
+/// Of the capability of MSI-X (6.8.2): where its message control is.
 pub(super) const MSIX_CONTROL: u8 = 2;
-const MSIX_TABLE: u8 = 4;
 /// Class and subclass of the bridge that routes the wires of PCI to the interrupt controllers, and its first registers for that, one byte a wire (PIIX3
 /// data sheet, 2.2.10; ICH9 data sheet, 13.1.11).
 const ISA_BRIDGE: u64 = 0x0601;
 const PIRQ_ROUTES: u8 = 0x60;
-/// Capabilities begin behind the header, and there is room for so many.
-const HEADER: u8 = 0x40;
-/// The last place at which there is room for that of MSI-X.
-const LAST: u8 = 0xf4;
-const MOST_CAPABILITIES: usize = 48;
-/// Words of an entry of an MSI-X table.
-pub(super) const ENTRY: usize = 4;
 
 /// Where a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +91,6 @@ pub(super) fn has_ports(monitor: &mut Monitor) -> Result<bool> {
 /// Bytes of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
-    Byte,
     Word,
     Long,
 }
@@ -113,7 +99,6 @@ impl Size {
     /// What HMP calls it. It keeps the last one, so each command says it.
     fn letter(self) -> char {
         match self {
-            Size::Byte => 'b',
             Size::Word => 'h',
             Size::Long => 'w',
         }
@@ -193,70 +178,11 @@ impl Ports<'_> {
         }
         Ok(())
     }
-
-    /// Where the capability of MSI-X is, if there is one, of a function with this in its status register.
-    pub fn msix(&mut self, place: Place, status: u32) -> Result<Option<u8>> {
-        if status & HAS_CAPABILITIES == 0 {
-            return Ok(None);
-        }
-        let mut at = self.read(place, CAPABILITIES, Size::Byte)? as u8 & !3;
-        for _ in 0..MOST_CAPABILITIES {
-            if at < HEADER {
-                return Ok(None);
-            }
-            let head = self.read(place, at, Size::Word)?;
-            if head & 0xff == MSIX {
-                return Ok(Some(at).filter(|at| *at <= LAST));
-            }
-            at = (head >> 8) as u8 & !3;
-        }
-        Ok(None)
-    }
-
-    /// Guest-physical address of the MSI-X table whose capability is at `at`; `None` if it is in no BAR of memory.
-    pub fn msix_table(&mut self, place: Place, at: u8) -> Result<Option<u64>> {
-        let table = self.read(place, at + MSIX_TABLE, Size::Long)?;
-        let number = (table & 7) as u8;
-        if number >= BARS {
-            return Ok(None);
-        }
-        let low = self.read(place, bar_at(number), Size::Long)?;
-        let high = match has_high(low) && number + 1 < BARS {
-            true => self.read(place, bar_at(number + 1), Size::Long)?,
-            false => 0,
-        };
-        Ok(memory_at(low, high).and_then(|bar| bar.checked_add(u64::from(table & !7))))
-    }
-
-    /// Words of memory, or of what is there in its place, as the guest sees it.
-    pub fn memory(&mut self, address: u64, count: usize) -> Result<Vec<u32>> {
-        let said = self.monitor.human(&format!("xp /{count}xw {address:#x}"))?;
-        let words = words(&said).filter(|words| words.len() == count);
-        words.ok_or_else(|| unreadable(&said))
-    }
-}
-
-/// What `xp /NUMBERxw ADDRESS` prints.
-fn words(said: &str) -> Option<Vec<u32>> {
-    let lines = said.lines().filter_map(|line| line.split_once(':'));
-    let all = lines.flat_map(|(_, words)| words.split_whitespace());
-    all.map(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect()
 }
 
 /// Where a BAR is in configuration space.
 pub(super) fn bar_at(number: u8) -> u8 {
     BAR0 + 4 * number
-}
-
-/// Whether a BAR has 64 bits (PCI Local Bus Specification 3.0, 6.2.5.1).
-fn has_high(low: u32) -> bool {
-    low & 7 == 4
-}
-
-/// Address of a BAR of memory, whose next word is `high` if it has 64 bits.
-fn memory_at(low: u32, high: u32) -> Option<u64> {
-    let address = u64::from(high) << 32 | u64::from(low & !0xf);
-    (low & 1 == 0 && address != 0).then_some(address)
 }
 
 fn unreadable(said: &str) -> anyhow::Error {
@@ -291,20 +217,5 @@ mod tests {
                 ("01:00.0".into(), "ioplane-nic0", kind)
             ]
         );
-    }
-
-    #[test]
-    fn bars_of_memory_have_an_address() {
-        assert_eq!(memory_at(0xfebf_0008, 0), Some(0xfebf_0000));
-        assert_eq!((memory_at(0xc001, 0), memory_at(4, 0)), (None, None));
-        assert_eq!(memory_at(0xe000_000c, 0x12), Some(0x12_e000_0000));
-        assert_eq!([4, 0xc, 0, 8, 1, 5].map(has_high), [true, true, false, false, false, false]);
-    }
-
-    #[test]
-    fn words_of_memory_are_read() {
-        let said = "00000000fea00000: 0xfee01004 0x00000000 0x00000021 0x00000000\r\n00000000fea00010: 0x1";
-        assert_eq!(words(said), Some(vec![0xfee0_1004, 0, 0x21, 0, 1]));
-        assert_eq!(words("0: Cannot access memory"), None);
     }
 }

@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ioplane_api::report::{
-    CarriedFunctionV1, DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport,
+    CarriedFunctionV1, DoneReport, FunctionReport, MsixReport, ReplayedFunctionReport, RestedFunctionReport,
+    SetUpFunctionReport,
 };
 use ioplane_api::request::{FunctionStepForm, MoveNoteForm, NotedFunction, VectorForm, WriteVectorsForm};
 use ioplane_cli::client::{Client, Method};
@@ -52,13 +53,10 @@ pub(super) const STEP: u64 = 4000;
 const SWITCH_OVER: Duration = Duration::from_secs(20);
 /// For the other QEMU to have loaded the guest, once this one has sent it.
 const ARRIVAL: Duration = Duration::from_secs(60);
-/// Bits of the command register (PCI Local Bus Specification 3.0, 6.2.2).
-const WRITES: u32 = 1 << 1 | 1 << 2;
+/// Of the command register (PCI Local Bus Specification 3.0, 6.2.2).
 const INTX_OFF: u32 = 1 << 10;
-/// Bits of the control of MSI-X: vectors less one, and whether it is in use.
-const VECTORS: u32 = 0x7ff;
+/// Of the message control of MSI-X: all vectors are masked (6.8.2.3).
 const FUNCTION_MASK: u32 = 1 << 14;
-const MSIX_ENABLE: u32 = 1 << 15;
 /// Where a message of MSI has a logical destination (bit 2) that no processor is in (Intel SDM volume 3, 12.11.1).
 const NOBODY: u64 = 0xfee0_0004;
 
@@ -150,15 +148,6 @@ enum Stand {
     Left,
 }
 
-/// MSI-X of a function, as the guest has set it up.
-struct Vectors {
-    /// Where the capability is.
-    at: u8,
-    control: u32,
-    /// The table, if it is in use.
-    table: Vec<VectorForm>,
-}
-
 struct Moving {
     name: String,
     /// A guest drives the hardware itself: it is brought back register by register, or by its driver.
@@ -169,7 +158,9 @@ struct Moving {
     stand: Stand,
     /// The command register as it was before INTx was switched off.
     command: Option<u32>,
-    vectors: Option<Vectors>,
+    /// It has a wired interrupt.
+    pin: bool,
+    msix: Option<MsixReport>,
     carried: Option<CarriedFunctionV1>,
     moved: MovedFunction,
 }
@@ -181,6 +172,13 @@ impl Moving {
 
     fn path(&self, step: &str) -> String {
         format!("/v1/pci/{}/{step}", self.name)
+    }
+
+    /// Notes how the guest has set the function up, as far as its state does not say so.
+    fn note_set_up(&mut self, here: &Client) -> Result<()> {
+        let SetUpFunctionReport { command, pin, msix } = here.get(&self.path("set-up"))?;
+        (self.command, self.pin, self.msix) = (Some(command.into()), pin, msix);
+        Ok(())
     }
 
     fn step<R: serde::de::DeserializeOwned>(&self, host: &Client, step: &str) -> Result<R> {
@@ -290,7 +288,8 @@ impl<'a> Functions<'a> {
                 found,
                 stand: Stand::Runs,
                 command: None,
-                vectors: None,
+                pin: false,
+                msix: None,
                 carried: None,
                 moved,
             });
@@ -529,21 +528,25 @@ impl<'a> Functions<'a> {
 
     /// Brings all of them to rest, and has the other daemon look at the states of those that are brought back register by register.
     fn stand_still(&mut self, monitor: &mut Monitor, interrupted: &AtomicBool) -> Result<()> {
-        // Before the first one is at rest: accesses to one that is wait, and the monitor with them.
+        // Before the first one is at rest: accesses to one that is wait, and the monitor with them. Daemons are asked what they know, since each of HMP's
+        // commands takes time in which the guest stands still.
+        for one in &mut self.all {
+            one.note_set_up(self.here)?;
+        }
+        let wired = self.all.iter().any(|one| one.pin);
+        if wired {
+            self.journal.note.latch = Some(*self.latch.insert(bus::latch(monitor)?));
+        }
         self.journal.note.running = self.running;
-        self.journal.note.latch = Some(*self.latch.insert(bus::latch(monitor)?));
+        self.note_functions();
         self.journal.write()?;
-        journal::moment("port");
-        let (all, journal) = (&mut self.all, &mut self.journal);
-        // A vCPU that is kept answers nobody, and `xp` would wait for it.
-        let table_by = self.kept.then_some(self.here);
-        with_ports(monitor, &mut self.latch, |ports| {
-            all.iter_mut().try_for_each(|one| note_set_up(ports, table_by, one))?;
-            journal.note.functions = all.iter().map(Moving::noted).collect();
-            journal.write()?;
-            journal::moment("commands");
-            all.iter().try_for_each(|one| switch_wire_off(ports, one))
-        })?;
+        journal::moment("commands");
+        if wired {
+            let all = &self.all;
+            with_ports(monitor, &mut self.latch, |ports| {
+                all.iter().filter(|one| one.pin).try_for_each(|one| switch_wire_off(ports, one))
+            })?;
+        }
         self.time.step("set-up here");
         for one in &mut self.all {
             not_cancelled(interrupted)?;
@@ -618,7 +621,9 @@ impl<'a> Functions<'a> {
         let (there, all) = (self.there, &self.all);
         let Some(far) = &mut self.far else { return Ok(()) };
         with_ports(far, &mut None, |ports| {
-            ports.route_again(&on_bus)?;
+            if all.iter().any(|one| one.pin) {
+                ports.route_again(&on_bus)?;
+            }
             all.iter().try_for_each(|one| set_up(ports, there, one))
         })
     }
@@ -709,52 +714,6 @@ fn switch_wire_off(ports: &mut bus::Ports<'_>, one: &Moving) -> Result<()> {
     ports.write(one.found.place, bus::COMMAND, Size::Word, command | INTX_OFF)
 }
 
-/// Notes how the guest has set the function up, as far as nobody else knows. `table_by` reads the MSI-X table, if not the monitor does.
-fn note_set_up(ports: &mut bus::Ports<'_>, table_by: Option<&Client>, one: &mut Moving) -> Result<()> {
-    let place = one.found.place;
-    let both = ports.read(place, bus::COMMAND, Size::Long)?;
-    let (command, status) = (both & 0xffff, both >> 16);
-    if both == u32::MAX {
-        return Err(failed(format!("PCI function {} does not answer at {place}", one.name), "try again"));
-    }
-    one.command = Some(command);
-    let Some(at) = ports.msix(place, status)? else { return Ok(()) };
-    let control = ports.read(place, at + bus::MSIX_CONTROL, Size::Word)?;
-    let mut table: Vec<VectorForm> = Vec::new();
-    if control & MSIX_ENABLE != 0 {
-        if command & WRITES != WRITES {
-            return Err(failed(
-                format!(
-                    "PCI function {} has MSI-X on, and memory or bus mastering off: nobody could set that up there",
-                    one.name
-                ),
-                "load its driver in the guest, or unload it, and try again",
-            ));
-        }
-        table = match table_by {
-            Some(host) => host.get(&one.path("vectors"))?,
-            None => {
-                let address = ports.msix_table(place, at)?.ok_or_else(|| {
-                    failed(format!("the MSI-X table of PCI function {} is in no BAR of memory", one.name), "")
-                })?;
-                let words = ports.memory(address, ((control & VECTORS) as usize + 1) * bus::ENTRY)?;
-                words.chunks_exact(bus::ENTRY).map(vector).collect()
-            }
-        };
-    }
-    one.vectors = Some(Vectors { at, control, table });
-    Ok(())
-}
-
-/// An entry of an MSI-X table (PCI Local Bus Specification 3.0, 6.8.2.6 to 6.8.2.9).
-fn vector(words: &[u32]) -> VectorForm {
-    VectorForm {
-        address: u64::from(words[1]) << 32 | u64::from(words[0]),
-        data: words[2],
-        masked: words[3] & 1 != 0,
-    }
-}
-
 /// Sets a function up as it was, by the monitor of the QEMU that has it now.
 fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()> {
     let place: Place = one.found.place;
@@ -765,14 +724,13 @@ fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()
     }
     // With the wired interrupt as the guest had it: from here on the function may raise it.
     ports.write(place, bus::COMMAND, Size::Word, command)?;
-    let Some(vectors) = &one.vectors else { return Ok(()) };
-    let control = vectors.at + bus::MSIX_CONTROL;
+    let Some(MsixReport { at, control: now, table }) = &one.msix else { return Ok(()) };
+    let (control, now) = (at.saturating_add(bus::MSIX_CONTROL), u32::from(*now));
     let mut switch = |value: u32| ports.write(place, control, Size::Word, value);
     let write = |table: Vec<VectorForm>| {
         let form = WriteVectorsForm { table, deadline_ms: STEP, guest_stopped: true };
         there.ask::<DoneReport>(Method::PUT, &one.path("vectors"), Some(&form))
     };
-    let Vectors { control: now, table, .. } = vectors;
     let wired = |number: usize| carried.vectors.iter().any(|wired| usize::from(*wired) == number);
     let masked = |(number, vector): (usize, &VectorForm)| vector.masked && wired(number);
     if table.iter().enumerate().any(masked) || (now & FUNCTION_MASK != 0 && !carried.vectors.is_empty()) {
@@ -791,5 +749,5 @@ fn set_up(ports: &mut bus::Ports<'_>, there: &Client, one: &Moving) -> Result<()
     if !table.is_empty() {
         write(table.clone())?;
     }
-    switch(*now)
+    switch(now)
 }

@@ -3,7 +3,6 @@
 use anyhow::Result;
 use ioplane_cli::client::Client;
 
-use super::super::bus::with_ports;
 use super::super::guard::Guards;
 use super::super::journal::{self, Journal};
 use super::super::monitor::Monitor;
@@ -28,7 +27,8 @@ impl<'a> Functions<'a> {
             found: journal::found(noted),
             stand: if at_rest(&noted.name) { Stand::Still } else { Stand::Logged },
             command: noted.command,
-            vectors: None,
+            pin: false,
+            msix: None,
             carried: None,
             moved: MovedFunction::of(&noted.name, "", ""),
         });
@@ -68,11 +68,6 @@ impl<'a> Functions<'a> {
     pub fn recover(&mut self, monitor: &mut Monitor) -> Result<Vec<String>> {
         if let Some(far) = &mut self.far {
             self.far_state = far.state()?;
-        }
-        let used = self.latch.is_some() && self.all.iter().all(|one| one.command.is_none());
-        if used && monitor.state()? != "running" {
-            // It was broken off between two accesses to the ports.
-            with_ports(monitor, &mut self.latch, |_| Ok(()))?;
         }
         let troubles = self.undo(monitor);
         if troubles.is_empty() {
