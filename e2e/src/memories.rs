@@ -27,7 +27,7 @@ const MOST: usize = 32;
 /// What the traffic does before memory is copied.
 const BEFORE: u64 = 50;
 /// So that there is some traffic while memory is copied, on a stage where little comes through: bytes a second, and echoes.
-const SLOWLY: u64 = 8 << 20;
+const SLOWLY: u64 = 16 << 20;
 
 /// A page that is another one there.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -224,12 +224,12 @@ pub type Named<'g> = (&'g L2<'g>, &'g str);
 
 /// Copies `guest` to `there`, which waits for it at `uri`, under that traffic; compares; and has it go on where it was. Its function is `nic0` of the
 /// daemon at `control`. With `log` the daemon says which pages the function has written.
-pub fn stop<'t>(
+pub fn stop(
     (guest, name): Named<'_>,
     control: &str,
     (there, next, uri): (L2<'_>, &str, &str),
     log: bool,
-    traffic: impl FnOnce() -> Result<Traffic<'t>>,
+    traffic: &Traffic<'_>,
 ) -> Result<Stop> {
     let l1 = guest.l1();
     let none = json!({});
@@ -249,7 +249,6 @@ pub fn stop<'t>(
     if log {
         post("log", "")?;
     }
-    let traffic = traffic()?;
     traffic.goes_on(BEFORE)?;
     guest.qmp("migrate", &json!({ "uri": uri }))?;
     state(guest, "pre-switchover")?;
@@ -265,7 +264,6 @@ pub fn stop<'t>(
     post("replay", &held)?;
     guest.qmp("cont", &none)?;
     traffic.goes_on(BEFORE).context("the guest goes on where it was")?;
-    traffic.end()?;
     guest.qmp("migrate-set-parameters", &json!({ "max-bandwidth": parameters["max-bandwidth"] }))?;
     Ok(Stop::of(&compared, &rested))
 }

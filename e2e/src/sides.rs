@@ -342,7 +342,9 @@ pub fn compares<'t>(
     traffic: impl FnOnce() -> Result<Traffic<'t>>,
 ) -> Result<()> {
     let waits = there.waits(l1, copy)?;
-    let stop = memories::stop(guest, &here.control(), (waits, copy, &there.uri(copy)), true, traffic)?;
+    let traffic = traffic()?;
+    let stop = memories::stop(guest, &here.control(), (waits, copy, &there.uri(copy)), true, &traffic)?;
+    traffic.end()?;
     eprintln!("{stop:?}");
     ensure!(stop.missed == 0 && stop.sent > Some(0), "{stop:?}");
     Ok(())

@@ -175,6 +175,8 @@ fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, when: &str, traffic: &Traffi
     lan.cable(1, false)?;
     moving.signal("CONT")?;
     let cut = Instant::now();
+    let taken_back = || there.daemon.said().matches("was reset: the guest whose words").count();
+    let before = taken_back();
     let ended = moving.wait(3 * MINUTE)?;
     eprintln!("cut, {when}: {:.1} s later: {}", cut.elapsed().as_secs_f64(), ended.output.trim());
     ensure!(ended.status != 0 && ended.output.contains("it runs here as before"), "{}", ended.output);
@@ -184,7 +186,12 @@ fn cut(ends: &Ends<'_>, guest: &L2<'_>, name: &str, when: &str, traffic: &Traffi
     // There QEMU has not heard of it yet.
     let state = waits.qmp("query-status", &json!({}))?;
     ensure!(state["status"] == "inmigrate", "{state}");
-    waits.kill()?;
     there.daemon.text("move unexpect web")?;
+    // What the guest's driver had said was sent there in advance, and nobody can say any more that it does not come.
+    while when != "active" && taken_back() == before {
+        ensure!(cut.elapsed() < 3 * MINUTE, "nothing is taken back: {}", there.daemon.said());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    waits.kill()?;
     lan.cable(1, true)
 }

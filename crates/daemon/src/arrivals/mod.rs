@@ -308,6 +308,25 @@ impl Daemon {
         tokio::spawn(expire(self.clone(), one.clone()));
         Ok((true, one.report()))
     }
+
+    /// Functions of the QEMU that waited for this VM are reset if they have sent messages in advance for a guest that has not come: whoever moved it may
+    /// not be able to say so any more. Those that a guest has come to have nothing of that.
+    async fn forgets(&self, one: &ExpectedVm) {
+        let Some(pid) = one.pid() else { return };
+        for function in self.functions.report().await {
+            if function.vm.is_none_or(|vm| vm.pid != pid) {
+                continue;
+            }
+            let Ok(served) = self.functions.served(&function.name) else { continue };
+            if let Err(refusal) = served.forget_ahead().await {
+                tracing::debug!(
+                    function = function.name,
+                    why = refusal.error,
+                    "nothing sent in advance is taken back"
+                );
+            }
+        }
+    }
 }
 
 fn bound(address: SocketAddr) -> Result<TcpListener, Refusal> {
@@ -321,14 +340,19 @@ fn bound(address: SocketAddr) -> Result<TcpListener, Refusal> {
     TcpListener::from_std(listener).map_err(refused)
 }
 
-/// Ends it when its time is over.
+/// Ends it when its time is over; then, and if somebody ends it before, a guest that has not come leaves nothing here.
 async fn expire(daemon: Arc<Daemon>, one: Arc<ExpectedVm>) {
+    is_over(&daemon, &one).await;
+    daemon.forgets(&one).await;
+}
+
+async fn is_over(daemon: &Daemon, one: &Arc<ExpectedVm>) {
     let mut ended = one.ended.subscribe();
     loop {
         let until = one.until();
         if Instant::now() >= until {
             tracing::info!(vm = one.vm, from = %one.from, "it is expected no longer: its time is over");
-            return daemon.arrivals.remove(&one);
+            return daemon.arrivals.remove(one);
         }
         tokio::select! {
             () = tokio::time::sleep_until(until) => {}

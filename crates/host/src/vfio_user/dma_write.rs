@@ -17,10 +17,11 @@ use super::connection::Connection;
 use super::fault::ClientFault;
 use super::spec::{self, DmaAccess};
 
-/// Most bytes of one write.
-const PIECE: usize = 16 << 10;
+/// Most bytes of one write: what drivers of NICs take at once for the buffers that a device fills (Linux's `page_frag_cache`). Each write is a message and
+/// an answer, and there are hundreds of pages to be written again while the guest stands still.
+const PIECE: usize = 32 << 10;
 /// Most writes without an answer yet: together less than a socket takes.
-const WINDOW: usize = 8;
+const WINDOW: usize = 4;
 /// Places at which a client may be asked to read, until one tells its layout.
 const PROBES: usize = 16;
 /// Bytes of such a read.
@@ -304,14 +305,19 @@ impl<'a> Writing<'a> {
                 DmaWrite::Again { address, len } => {
                     let (mut at, mut left) = (*address, *len);
                     while left > 0 {
-                        // Up to the end of a page where a range may end.
-                        let piece = left.min(self.piece as u64).min(PAGE - at % PAGE) as usize;
-                        match self.view.read(at, &mut bytes[..piece]) {
-                            Ok(()) => self.send(layout, at, &bytes[..piece])?,
-                            Err(_) => self.written.gone += piece as u64,
+                        // A range of memory may end at the end of any page.
+                        let most = left.min(self.piece as u64) as usize;
+                        let page = most.min((PAGE - at % PAGE) as usize);
+                        let there = [most, page]
+                            .into_iter()
+                            .find(|len| self.view.read(at, &mut bytes[..*len]).is_ok());
+                        match there {
+                            Some(len) => self.send(layout, at, &bytes[..len])?,
+                            None => self.written.gone += page as u64,
                         }
-                        left -= piece as u64;
-                        at = at.saturating_add(piece as u64);
+                        let done = there.unwrap_or(page) as u64;
+                        left -= done;
+                        at = at.saturating_add(done);
                     }
                 }
             }

@@ -104,22 +104,31 @@ fn both_layouts_are_found_out_and_kept() {
         wanted[0x8004..][..40].fill(7);
         let writes = vec![
             again(AT + 0x3000, 0x1800),
+            // More than goes into one message.
+            again(AT + 0x1_0800, 0x9000),
             DmaWrite::Bytes { address: AT + 0x8004, data: vec![7; 40] },
-            // The last bytes of memory, and as many behind it.
-            again(AT + LEN - 0x10, 0x20),
+            // The last two pages of memory, but for a few bytes, and one behind it.
+            again(AT + LEN - 0x1ff0, 0x2ff0),
         ];
         let pending = card.writing(writes);
         assert_eq!(obey(&client, &memory, layout).0, spec::DMA_READ, "it finds out first");
-        let written: Vec<_> = (0..4)
+        let written: Vec<_> = (0..6)
             .map(|_| {
                 let (command, address, data) = obey(&client, &memory, layout);
                 (command, address - AT, data.len())
             })
             .collect();
-        let places = [(0x3000, 0x1000), (0x4000, 0x800), (0x8004, 40), (LEN - 0x10, 0x10)];
+        let places = [
+            (0x3000, 0x1800),
+            (0x1_0800, 0x8000),
+            (0x1_8800, 0x1000),
+            (0x8004, 40),
+            (LEN - 0x1ff0, 0xff0),
+            (LEN - 0x1000, 0x1000),
+        ];
         assert_eq!(written, places.map(|(at, len)| (spec::DMA_WRITE, at, len)), "{layout:?}");
         let done = pending.wait().unwrap().unwrap();
-        assert_eq!(done, DmaWritten { commands: 4, bytes: 0x1838, gone: 0x10 });
+        assert_eq!(done, DmaWritten { commands: 6, bytes: 0x1800 + 0x9000 + 40 + 0x1ff0, gone: 0x1000 });
         assert_eq!(bytes_of(&memory, 0, LEN as usize), wanted, "{layout:?}");
         // It is known from now on.
         let pending = card.writing(vec![again(AT, 8)]);
@@ -238,7 +247,7 @@ fn what_the_client_reads_is_told_in_either_layout() {
     for layout in [DmaLayout::Specification, DmaLayout::ShortCount] {
         let (card, client, memory) = connected();
         // More than goes into one message.
-        let pending = card.handle.read(AT + 0x1230, 0x5000, Instant::now() + PATIENCE);
+        let pending = card.handle.read(AT + 0x1230, 0x9000, Instant::now() + PATIENCE);
         let asked: Vec<_> = (0..3)
             .map(|_| {
                 let (command, address, data) = obey(&client, &memory, layout);
@@ -246,8 +255,8 @@ fn what_the_client_reads_is_told_in_either_layout() {
                 (address - AT, data.len())
             })
             .collect();
-        assert_eq!(asked[1..], [(0x1230, 0x4000), (0x5230, 0x1000)], "it finds out first: {asked:x?}");
-        assert_eq!(pending.wait().unwrap().unwrap(), bytes_of(&memory, 0x1230, 0x5000), "{layout:?}");
+        assert_eq!(asked[1..], [(0x1230, 0x8000), (0x9230, 0x1000)], "it finds out first: {asked:x?}");
+        assert_eq!(pending.wait().unwrap().unwrap(), bytes_of(&memory, 0x1230, 0x9000), "{layout:?}");
         assert!(card.handle.status().faults.is_empty(), "{:?}", card.handle.status());
     }
 }

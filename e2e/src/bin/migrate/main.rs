@@ -165,15 +165,18 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     if options.wants(Part::Vf) || options.wants(Part::Pages) {
         let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
         let stops = std::iter::repeat_n(true, options.comparisons).chain([false]);
-        let stops = stops.filter(|_| options.wants(Part::Pages));
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
         let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
+            if !options.wants(Part::Pages) {
+                return Ok(());
+            }
+            let traffic = course.traffic()?;
             for (number, log) in stops.enumerate() {
-                let stop = course.compared(number, log).context("memories compared")?;
+                let stop = course.compared(number, log, &traffic).context("memories compared")?;
                 say(&format!("memories compared: {stop:?}"));
                 memories.push(stop);
             }
-            Ok(())
+            traffic.end().map(drop)
         });
         measured.note("vf", done, say);
     }

@@ -158,7 +158,7 @@ impl<'a> Course<'a> {
     pub fn moves(&mut self) -> Result<Moved> {
         let before = self.unseen()?;
         let destination = self.awaited()?;
-        let traffic = Traffic::start(self.l1, GUEST_IP, self.rate, BYTES)?;
+        let traffic = self.traffic()?;
         traffic.goes_on(AROUND)?;
         let pair = self.kind == Kind::FailoverVf;
         let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
@@ -194,12 +194,16 @@ impl<'a> Course<'a> {
         Ok(moved)
     }
 
+    /// What the other end sends it, until that is ended.
+    pub fn traffic(&self) -> Result<Traffic<'a>> {
+        Traffic::start(self.l1, GUEST_IP, self.rate, BYTES)
+    }
+
     /// Its memory, compared with a copy at the other side. It stays where it is.
-    pub fn compared(&self, number: usize, log: bool) -> Result<Stop> {
+    pub fn compared(&self, number: usize, log: bool, traffic: &Traffic<'_>) -> Result<Stop> {
         let next = format!("compared{number}{}", self.kind.word());
         let there = self.l1.awaits_traveller(&next, &self.there().args(self.kind)?)?;
         let (guest, control) = ((self.guest()?, self.qemu()), self.here().control());
-        let traffic = || Traffic::start(self.l1, GUEST_IP, self.rate, BYTES);
         let uri = format!("unix:/tmp/{next}.in");
         memories::stop((guest.0, &guest.1), &control, (there, &next, &uri), log, traffic)
     }
