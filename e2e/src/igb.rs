@@ -1,5 +1,5 @@
 //! An L1 with Intel 82576s (QEMU's igb) and virtual functions of them, behind an IOMMU. At the other end of each card's cable is one hub,
-//! with an interface of L1 itself, `peer14`.
+//! with an interface of L1 itself, `peer14`, and where it is asked for one of this machine.
 //!
 //! ```text
 //!   L1:  pf14, pf15, ... (physical functions, up) --cables-- a hub -- peer14: 10.0.20.1/24
@@ -63,10 +63,35 @@ impl L1 {
         functions: u32,
         news: News<'_>,
     ) -> Result<(L1, Vec<VirtualFunctions>)> {
+        L1::boot_with_igbs_and(memory_mib, cards, functions, "", news)
+    }
+
+    /// The same with a TAP interface of this machine at that hub, which QEMU makes.
+    pub fn boot_with_igbs_at(
+        tap: &str,
+        memory_mib: u64,
+        cards: u8,
+        functions: u32,
+        news: News<'_>,
+    ) -> Result<(L1, Vec<VirtualFunctions>)> {
+        let outside = format!(
+            "-netdev tap,ifname={tap},script=no,downscript=no,vnet_hdr=off,id=outside \
+             -netdev hubport,hubid={SLOT},netdev=outside,id=out "
+        );
+        L1::boot_with_igbs_and(memory_mib, cards, functions, &outside, news)
+    }
+
+    fn boot_with_igbs_and(
+        memory_mib: u64,
+        cards: u8,
+        functions: u32,
+        outside: &str,
+        news: News<'_>,
+    ) -> Result<(L1, Vec<VirtualFunctions>)> {
         let hub = format!("hubport,hubid={SLOT}");
         let far = format!("-netdev {hub},id=far -device virtio-net-pci,netdev=far,mac={PEER_MAC},romfile=");
         let cards_args: String = (0..cards).map(|card| card_args(card, &hub)).collect();
-        let l1 = L1::boot_for_igbs(memory_mib, &format!("{far}{cards_args}"), news)?;
+        let l1 = L1::boot_for_igbs(memory_mib, &format!("{outside}{far}{cards_args}"), news)?;
         l1.raise_own(PEER_MAC, PEER, PEER_IP)?;
         let made = (0..cards).map(|card| l1.virtual_functions(card, functions)).collect::<Result<_>>()?;
         Ok((l1, made))

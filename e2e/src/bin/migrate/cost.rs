@@ -9,9 +9,8 @@
 //!
 //! `pci move` refuses a function that cooperates and whose registers the VMM maps: a VMM maps once.
 
-use crate::MINUTE;
 use crate::moves::Course;
-use crate::place::{FAR, Kind, MEMORY, ORIGINAL, Side, bring_module};
+use crate::place::{Kind, MEMORY, ORIGINAL, OTHER, Side, bring_module};
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::coop::LOAD_IGBVF;
 use ioplane_e2e::igb::{GUEST_IP, PEER_IP};
@@ -38,8 +37,6 @@ pub const BOUND: f64 = 0.75;
 const PINGS: u32 = 40;
 /// Of registers that the library maps: those of interrupts and queues.
 const PAGES: u64 = 3;
-/// Network of the function that is handed over as it is.
-const OTHER: [&str; 2] = ["10.0.22.1", "10.0.22.2"];
 
 #[derive(Debug, Serialize)]
 pub struct Runtime {
@@ -65,14 +62,8 @@ fn second(busybox: &str) -> String {
     )
 }
 
-/// The far end has an address on that network too.
-fn far_end(l1: &L1) -> Result<()> {
-    l1.run(&format!("ip addr replace {}/24 dev {FAR}", OTHER[0]), MINUTE).map(drop)
-}
-
 /// Both interfaces, in the order in which the guest's bus has them.
-fn raise(l1: &L1, guest: &L2<'_>, load: &str) -> Result<()> {
-    far_end(l1)?;
+fn raise(guest: &L2<'_>, load: &str) -> Result<()> {
     let script = format!(
         "set -e; {load}; bb=/folder/busybox
          echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
@@ -138,7 +129,7 @@ pub fn runtime(
             LOAD_IGBVF
         }
     };
-    raise(l1, &guest, load).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
+    raise(&guest, load).with_context(|| format!("ioplane said {}", side.daemon.said()))?;
     let until_mapped = || match moves {
         Moves::Mapped => side.daemon.until_mapped("nic0", PAGES),
         Moves::ByTable | Moves::ByDriver => Ok(()),
@@ -163,7 +154,6 @@ pub fn after_moves(course: &Course<'_>, limit: Duration) -> Result<Runtime> {
         course.kind == Kind::Cooperating && course.has_moved(),
         "its driver cooperates, and it has moved"
     );
-    far_end(l1)?;
     side.plug_original(course.guest()?)?;
     let there = "[ $(ls -d /sys/bus/pci/drivers/igbvf/0*/net/* | wc -l) = 2 ]";
     let script = format!(

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   here:  models of the silicon, moved N times               --> vf82599, and the frames, pages and accesses of both cards
-//!   L1:    moves there and back under UDP and TCP, by kind    --> gaps that the other end of the cable sees; frames by their numbers
+//!   L1:    moves there and back under UDP and TCP, by kind    --> gaps that the other end of the cable, on this machine, sees; frames by their numbers
 //!          memories of both QEMUs compared at the switch-over --> pages missed, with the log of what the function writes and without
 //!          pings in pairs                                     --> what it costs while nothing moves, before a move and after one
 //!          statistics in turn                                 --> a read that the driver makes of memory against one that is trapped
@@ -24,6 +24,7 @@ mod reads;
 use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
 use ioplane_e2e::assets::{CoopDriver, Host};
+use ioplane_e2e::uplink;
 use ioplane_e2e::{L1, memories};
 use ioplane_figures::report::envelope_of;
 use std::path::PathBuf;
@@ -158,7 +159,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let made = Host::prepare(say).and_then(|host| host.cooperating(CoopDriver::Igbvf, say));
         measured.note("the changed igbvf", made.map(drop), say);
     }
-    let (l1, cards) = L1::boot_with_igbs(2560, 2, place::FUNCTIONS, say)?;
+    let (l1, cards, far) = place::boot(say)?;
     let both = sides(&l1, cards)?;
     say("both daemons serve");
     // What goes wrong in one part says so, and the others are measured all the same.
@@ -166,7 +167,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
         let stops = std::iter::repeat_n(true, options.comparisons).chain([false]);
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
-        let done = course(&l1, &both, Kind::Vf, (options.rate, moves), vf, say, |course| {
+        let done = course(&l1, &both, &far, Kind::Vf, (options.rate, moves), vf, say, |course| {
             if !options.wants(Part::Pages) {
                 return Ok(());
             }
@@ -182,13 +183,13 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     }
     if options.wants(Part::Virtio) {
         let way = (options.rate, options.moves());
-        let done = course(&l1, &both, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
+        let done = course(&l1, &both, &far, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
         measured.note("virtio", done, say);
     }
     if options.wants(Part::Failover) {
         let way = (options.rate, options.moves());
         let done = place::pair_addresses(&l1).and_then(|()| {
-            course(&l1, &both, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
+            course(&l1, &both, &far, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
         });
         measured.note("failover", done, say);
     }
@@ -200,7 +201,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         };
         let changed = both.iter().try_for_each(|side| side.becomes(COOPERATING));
         let done = changed.and_then(|()| {
-            course(&l1, &both, Kind::Cooperating, (options.rate, moves), rows, say, |course| {
+            course(&l1, &both, &far, Kind::Cooperating, (options.rate, moves), rows, say, |course| {
                 if options.wants(Part::CostCooperating) {
                     after = Some(cost::after_moves(course, options.pinging()));
                 }
@@ -245,13 +246,14 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
 fn course<'a>(
     l1: &'a L1,
     both: &'a [place::Side<'a>; 2],
+    far: &'a uplink::Host,
     kind: Kind,
     (rate, moves): (u32, u32),
     into: &mut Vec<moves::Moved>,
     say: &dyn Fn(&str),
     then: impl FnOnce(&Course<'a>) -> Result<()>,
 ) -> Result<()> {
-    let mut course = Course::begin(l1, both, kind, rate)?;
+    let mut course = Course::begin(l1, both, far, kind, rate)?;
     say(&format!("{kind:?}: the guest is up"));
     let mut done = Ok(());
     for _ in 0..moves {

@@ -10,15 +10,19 @@ use ioplane_e2e::process::built;
 use ioplane_e2e::sides::unseen;
 use ioplane_e2e::streams::{Driven, Gap};
 use ioplane_e2e::travel::VM;
+use ioplane_e2e::uplink::Host;
 use ioplane_e2e::{L1, L2, Traffic};
 use ioplane_figures::report::{median, rounded};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// Echoes before a move, and after it.
 const AROUND: u64 = 100;
 /// Bytes of TCP a second, each way.
 const BYTES: u32 = 65536;
+/// Between two looks at what QEMU is at.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// One move.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -39,14 +43,16 @@ pub struct Moved {
     /// Of a pair: the gap while the first NIC was unplugged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unplug_gap_ms: Option<f64>,
-    /// What was said of the move.
+    /// Seconds of this machine in one of L1, whose clock is the daemons': what it has told of time was wrong where it was booted on a busy machine.
+    pub l1_clock: f64,
+    /// What was said of the move, by L1's clock.
     pub report: Value,
     #[serde(skip)]
     pub over_time: OverTime,
 }
 
 impl Moved {
-    fn of(driven: &Driven, unseen: u64, report: Value) -> Moved {
+    fn of(driven: &Driven, unseen: u64, l1_clock: f64, report: Value) -> Moved {
         let gap = |at: usize| driven.gaps.get(at).map_or(0.0, |gap| gap.ms);
         Moved {
             gap_ms: gap(0),
@@ -58,6 +64,7 @@ impl Moved {
             echoes: driven.back.received,
             bytes: [driven.bytes_there, driven.bytes_back],
             unplug_gap_ms: None,
+            l1_clock,
             report,
             over_time: driven.gaps.first().map_or_else(OverTime::default, |gap| OverTime::of(driven, gap)),
         }
@@ -70,7 +77,7 @@ impl Moved {
 
     /// For how long it stood still before its guest did, ms: that of a driver that cooperates.
     pub fn rested_before_ms(&self) -> Option<f64> {
-        self.report["functions"][0]["rested_before_ms"].as_f64()
+        Some(self.report["functions"][0]["rested_before_ms"].as_f64()? * self.l1_clock)
     }
 
     /// What the function took, ms: of the time in which the guest stood still, and [before that](Moved::rested_before_ms). What a driver that cooperates does
@@ -78,7 +85,7 @@ impl Moved {
     pub fn device_ms(&self) -> Option<f64> {
         let time = &self.report["device_time"];
         let stood = time["stop_ms"].as_f64()? + time["revive_ms"].as_f64()?;
-        Some(stood + self.rested_before_ms().unwrap_or(0.0))
+        Some(stood * self.l1_clock + self.rested_before_ms().unwrap_or(0.0))
     }
 }
 
@@ -88,6 +95,8 @@ pub struct Course<'a> {
     pub sides: &'a [Side<'a>; 2],
     pub kind: Kind,
     pub rate: u32,
+    /// The other end.
+    far: &'a Host,
     guest: Option<L2<'a>>,
     /// Moves so far.
     done: usize,
@@ -95,7 +104,7 @@ pub struct Course<'a> {
 
 impl<'a> Course<'a> {
     /// Boots the guest at the first side.
-    pub fn begin(l1: &'a L1, sides: &'a [Side<'a>; 2], kind: Kind, rate: u32) -> Result<Self> {
+    pub fn begin(l1: &'a L1, sides: &'a [Side<'a>; 2], far: &'a Host, kind: Kind, rate: u32) -> Result<Self> {
         let name = format!("{}0", kind.word());
         let guest = l1.traveller(&name, &sides[0].args(kind)?)?;
         if kind == Kind::Cooperating {
@@ -105,7 +114,7 @@ impl<'a> Course<'a> {
         raised.with_context(|| {
             format!("QEMU said {}\nioplane said {}", guest.said(), sides[0].daemon.said())
         })?;
-        Ok(Course { l1, sides, kind, rate, guest: Some(guest), done: 0 })
+        Ok(Course { l1, sides, kind, rate, far, guest: Some(guest), done: 0 })
     }
 
     pub fn qemu(&self) -> String {
@@ -161,6 +170,7 @@ impl<'a> Course<'a> {
         let traffic = self.traffic()?;
         traffic.goes_on(AROUND)?;
         let pair = self.kind == Kind::FailoverVf;
+        let clocks = self.clocks()?;
         let moved = if pair { self.migrates() } else { self.here().daemon.json(&self.command()) };
         let runs = moved.and_then(|report| {
             let state = destination.qmp("query-status", &json!({}))?;
@@ -184,10 +194,11 @@ impl<'a> Course<'a> {
             self.here().daemon.brought_back("nic0")?;
         }
         traffic.goes_on(AROUND)?;
+        let l1_clock = self.clocks()?.since(&clocks);
         let driven = traffic.end()?;
         let unseen =
             u64::try_from(self.unseen()? - before).context("the driver had frames that were not counted")?;
-        let mut moved = Moved::of(&driven, unseen, report);
+        let mut moved = Moved::of(&driven, unseen, l1_clock, report);
         if pair {
             apart(&driven, &mut moved)?;
         }
@@ -195,8 +206,8 @@ impl<'a> Course<'a> {
     }
 
     /// What the other end sends it, until that is ended.
-    pub fn traffic(&self) -> Result<Traffic<'a>> {
-        Traffic::start(self.l1, GUEST_IP, self.rate, BYTES)
+    pub fn traffic(&self) -> Result<Traffic<'static>> {
+        Traffic::start_at(&self.far.place(), GUEST_IP, self.rate, BYTES)
     }
 
     /// Its memory, compared with a copy at the other side. It stays where it is.
@@ -208,7 +219,16 @@ impl<'a> Course<'a> {
         memories::stop((guest.0, &guest.1), &control, (there, &next, &uri), log, traffic)
     }
 
-    /// By QEMU alone: when it came to which state, by L1's clock.
+    /// L1's and this machine's.
+    fn clocks(&self) -> Result<Clocks> {
+        let before = uptime()?;
+        let said = self.l1.run("cut -d' ' -f1 /proc/uptime", MINUTE)?;
+        let inside = said.trim().parse().with_context(|| said)?;
+        // Half of the way there and back.
+        Ok(Clocks { inside, outside: f64::midpoint(before, uptime()?) })
+    }
+
+    /// By QEMU alone: when it came to which state.
     fn migrates(&self) -> Result<Value> {
         let (from, to, client) = (self.qemu(), self.next(), built("ioplane-qmp")?);
         let client = client.display();
@@ -219,37 +239,59 @@ impl<'a> Course<'a> {
             ),
             _ => String::new(),
         };
-        let said = self.l1.run(
+        let job = self.l1.start(
             &format!(
                 "set -e; {guard}
-                 echo begun $(cut -d' ' -f1 /proc/uptime)
                  {client} /tmp/{from}.watch migrate '{{\"uri\":\"unix:/tmp/{to}.in\"}}'
                  last=
                  for try in $(seq 2000); do
                      now=$({client} /tmp/{from}.watch query-migrate | sed 's/.*\"status\":\"\\([a-z-]*\\)\".*/\\1/')
-                     [ \"$now\" = \"$last\" ] || echo $now $(cut -d' ' -f1 /proc/uptime)
+                     [ \"$now\" = \"$last\" ] || echo $now
                      last=$now
                      case $now in completed) exit 0;; failed|cancelled) break;; esac
                  done
                  {client} /tmp/{from}.watch query-migrate; exit 1"
             ),
-            4 * MINUTE,
         )?;
-        let mut states = serde_json::Map::new();
-        for line in said.lines() {
-            if let Some((state, at)) = line.split_once(' ')
-                && let Ok(at) = at.parse::<f64>()
-            {
-                states.entry(state.to_owned()).or_insert(json!(at));
+        let (mut states, end) = (serde_json::Map::new(), Instant::now() + 8 * MINUTE);
+        loop {
+            let over = job.has_ended();
+            let (said, now) = (job.output(), uptime()?);
+            // The last line may not be whole yet.
+            for state in said.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+                states.entry(state.to_owned()).or_insert(json!(now));
             }
+            ensure!(!over || states.contains_key("completed"), "QEMU did not migrate its guest: {said}");
+            if over {
+                return Ok(json!({ "states": states }));
+            }
+            ensure!(Instant::now() < end, "it does not come to its end: {said}");
+            std::thread::sleep(LOOK);
         }
-        Ok(json!({ "states": states }))
     }
 
     /// Ends the guest.
     pub fn end(self) -> Result<()> {
         self.guest.map_or(Ok(()), L2::kill)
     }
+}
+
+/// Seconds since both were booted, at one moment.
+struct Clocks {
+    inside: f64,
+    outside: f64,
+}
+
+impl Clocks {
+    /// Seconds of this machine in one of L1's, since then.
+    fn since(&self, then: &Clocks) -> f64 {
+        (self.outside - then.outside) / (self.inside - then.inside)
+    }
+}
+
+fn uptime() -> Result<f64> {
+    let said = std::fs::read_to_string("/proc/uptime")?;
+    said.split_whitespace().next().and_then(|word| word.parse().ok()).context(said)
 }
 
 /// Tells the gap while a pair's first NIC was unplugged from that of the switch-over, which ends after memory was copied.

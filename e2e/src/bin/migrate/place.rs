@@ -1,15 +1,17 @@
 //! The two sides that a guest goes to and fro between, in one L1, and what a guest has of them.
 //!
 //! ```text
-//!   far: 10.0.20.1/24 (a bridge that learns) -- peer14 -- hub -- card A, card B: four virtual functions of each
-//!                                            `-- up0, up1: the switches of the daemons `here` and `there`, with the NIC `vnic`
+//!   the other end, on this machine: 10.0.20.1/24 --TAP-- hub -- card A, card B: four virtual functions of each
+//!                                                         `-- peer14 -- far (a bridge that learns) -- up0, up1: the switches of the daemons
+//!                                                                                                     `here` and `there`, with the NIC `vnic`
 //! ```
 
 use crate::MINUTE;
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::assets::CoopDriver;
+use ioplane_e2e::assets::{CoopDriver, News};
 use ioplane_e2e::coop::LOAD_IGBVF;
 use ioplane_e2e::igb::{GUEST_IP, PEER, PEER_IP};
+use ioplane_e2e::uplink::Host;
 use ioplane_e2e::{Inner, L1, L2, VirtualFunctions};
 use serde_json::{Value, json};
 
@@ -23,7 +25,9 @@ const FREE: &str = "beside";
 /// Virtual functions of each card.
 pub const FUNCTIONS: u32 = 4;
 /// The bridge.
-pub const FAR: &str = "far";
+const FAR: &str = "far";
+/// Network of the function that is handed over as it is: the other end, and a guest.
+pub const OTHER: [&str; 2] = ["10.0.22.1", "10.0.22.2"];
 /// Of the NIC, and of what is a pair with it.
 const MAC: &str = "52:54:00:00:30:01";
 /// In `pci add` of the functions that are handed over as they are.
@@ -171,6 +175,17 @@ pub fn pair_addresses(l1: &L1) -> Result<()> {
     l1.run(&script, MINUTE).map(drop)
 }
 
+/// Boots the host with both cards, and takes the other end of their cables: a bridge of this machine, whose clock is right and which is in nobody's way.
+pub fn boot(news: News<'_>) -> Result<(L1, Vec<VirtualFunctions>, Host)> {
+    let tap = format!("ifar{}", std::process::id() % 100_000);
+    let (l1, cards) = L1::boot_with_igbs_at(&tap, 2560, 2, FUNCTIONS, news)?;
+    let far = Host::behind_a_bridge(&[&tap])?;
+    for address in [PEER_IP, OTHER[0]] {
+        far.ip(&format!("addr add {address}/24 dev bridge"))?;
+    }
+    Ok((l1, cards, far))
+}
+
 /// Starts both daemons, and connects everything.
 pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 2]> {
     let modules = l1.host.modules.display();
@@ -180,7 +195,7 @@ pub fn sides<'a>(l1: &'a L1, cards: Vec<VirtualFunctions>) -> Result<[Side<'a>; 
             "set -e; modprobe -d {modules} -a bridge tun
              ip link add name {FAR} type bridge forward_delay 0 mcast_snooping 0
              echo 1 >/proc/sys/net/ipv6/conf/{FAR}/disable_ipv6
-             ip addr flush dev {PEER}; ip link set {PEER} master {FAR}; ip addr add {PEER_IP}/24 dev {FAR}; ip link set {FAR} up
+             ip addr flush dev {PEER}; ip link set {PEER} master {FAR}; ip link set {FAR} up
              for card in {a} {b}; do echo 1 >/proc/sys/net/ipv4/conf/$card/arp_ignore; done"
         ),
         MINUTE,
