@@ -356,8 +356,8 @@ operations! {
     TakeFunction: Put "/v1/pci/{name}/carried" body CarriedFunctionV1 => 200 DoneReport;
     /// Has the VMM of a PCI function write the function's MSI-X table, which the VMM emulates.
     WriteVectors: Put "/v1/pci/{name}/vectors" body WriteVectorsForm => 200 DoneReport;
-    /// How the guest has set up a PCI function: its command register, and MSI-X with the table, which its VMM emulates.
-    SetUpFunction: Get "/v1/pci/{name}/set-up" => 200 SetUpFunctionReport;
+    /// How the guest, which stands still, has set up a PCI function: its command register, and MSI-X with the table, which its VMM emulates and is asked for.
+    SetUpFunction: Post "/v1/pci/{name}/set-up" body FunctionStepForm => 200 SetUpFunctionReport;
     /// Has no vCPU of a PCI function's VMM enter the guest, which stands still, or lets them: by the library that `ioplane run` has put into the VMM's process.
     HoldVcpus: Put "/v1/pci/{name}/vcpus" body HoldVcpusForm => 200 DoneReport;
     /// What the vCPUs of a PCI function's VMM do, as that library says, and whether the VMM's main thread waits for something.

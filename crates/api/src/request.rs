@@ -261,6 +261,10 @@ body! {
         /// Whoever asks has stopped the guest. It is not done otherwise, but where its driver cooperates.
         #[serde(default)]
         guest_stopped: bool,
+        /// Of `rest`: what the function has written is not sent yet. Another `rest` sends it, once all functions of the guest are at rest, which may write
+        /// to the same pages.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unsent: bool,
     }
 }
 
@@ -292,6 +296,13 @@ pub struct NotedFunction {
     pub kind: String,
     /// Its command register, once that is about to be changed.
     pub command: Option<u32>,
+    /// It has a wired interrupt, which is switched off by that register; so it is of a note that does not say.
+    #[serde(default = "yes")]
+    pub pin: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// An image that keeps QEMU from migrating a VM, which is taken away for a move.

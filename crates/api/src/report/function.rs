@@ -496,7 +496,7 @@ impl StateFileV1 {
     pub const VERSION: u32 = 1;
 }
 
-/// How the guest has set a PCI function up, and its VMM: `GET /v1/pci/NAME/set-up`.
+/// How the guest has set a PCI function up, and its VMM: `POST /v1/pci/NAME/set-up`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SetUpFunctionReport {

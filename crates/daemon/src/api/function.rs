@@ -170,8 +170,9 @@ pub async fn write_vectors(State(daemon): Own, Path(name): Path<String>, body: B
     .await
 }
 
-pub async fn set_up(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    json(daemon.functions.served(&name)?.set_up().await?)
+pub async fn set_up(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: FunctionStepForm = form(body)?;
+    json(daemon.functions.served(&name)?.set_up(form).await?)
 }
 
 pub async fn vcpus(State(daemon): Own, Path(name): Path<String>) -> Answer {

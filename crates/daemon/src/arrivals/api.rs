@@ -38,7 +38,7 @@ const STEPS: [Operation; 10] = [
     Operation::LeaveFunction,
 ];
 /// For the answer that is on its way when it ends.
-const LAST: Duration = Duration::from_secs(2);
+pub(super) const LAST: Duration = Duration::from_secs(2);
 
 /// This daemon, and the VM that a connection is about.
 #[derive(Clone)]
@@ -193,6 +193,9 @@ async fn admit(
         // That is asked before, or when nothing comes.
         if !matches!(operation, Operation::CheckTakeFunction | Operation::ForgetAheadFunction) {
             one.begin();
+        }
+        if operation == Operation::GoAheadFunction {
+            one.ahead().insert(name);
         }
     }
     Ok(next.run(request).await)

@@ -12,8 +12,8 @@
 mod api;
 mod monitor;
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +51,8 @@ const LONGEST: u64 = 10 * 24 * 3600;
 /// Of a move that has begun: how long it may take, and how long it may be brought to its end after its monitor connection was lost.
 const MOVE: Duration = Duration::from_secs(24 * 3600);
 const RECOVERY: Duration = Duration::from_secs(3600);
+/// To take back what functions have sent in advance, [`PAUSE`] apart, while they do something else.
+const TRIES: u32 = 50;
 
 /// What is expected, and where it is listened.
 pub struct Arrivals {
@@ -80,6 +82,8 @@ pub struct ExpectedVm {
     places: Arc<Semaphore>,
     /// Whoever speaks with the monitor, which serves one client at a time.
     monitor: Arc<tokio::sync::Mutex<()>>,
+    /// Functions that may have sent messages in advance for it.
+    ahead: Mutex<BTreeSet<String>>,
 }
 
 /// How far it is.
@@ -97,6 +101,10 @@ struct Progress {
 impl ExpectedVm {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When it ends.
@@ -284,6 +292,7 @@ impl Daemon {
             ended: watch::Sender::new(false),
             places: Arc::new(Semaphore::new(CONNECTIONS)),
             monitor: Arc::default(),
+            ahead: Mutex::default(),
         });
         monitor::may_come(self, &one).await.map_err(|why| {
             let remedy = "give the socket of -qmp of the QEMU that waits here with -incoming, and -name; --libvirt, if libvirt is to start it";
@@ -309,21 +318,30 @@ impl Daemon {
         Ok((true, one.report()))
     }
 
-    /// Functions of the QEMU that waited for this VM are reset if they have sent messages in advance for a guest that has not come: whoever moved it may
-    /// not be able to say so any more. Those that a guest has come to have nothing of that.
+    /// Functions are reset that have sent messages in advance for a guest that has not come by this expectation: whoever moved it may not be able to say so
+    /// any more. A function that its guest drives has none.
     async fn forgets(&self, one: &ExpectedVm) {
-        let Some(pid) = one.pid() else { return };
-        for function in self.functions.report().await {
-            if function.vm.is_none_or(|vm| vm.pid != pid) {
-                continue;
-            }
-            let Ok(served) = self.functions.served(&function.name) else { continue };
-            if let Err(refusal) = served.forget_ahead().await {
-                tracing::debug!(
-                    function = function.name,
-                    why = refusal.error,
-                    "nothing sent in advance is taken back"
-                );
+        // Requests that are under way come to their end first.
+        let _ = tokio::time::timeout(api::LAST + PAUSE, one.places.acquire_many(CONNECTIONS as u32)).await;
+        let names = std::mem::take(&mut *one.ahead());
+        for name in names {
+            for tries in 1.. {
+                let Ok(served) = self.functions.served(&name) else { break };
+                match served.forget_ahead().await {
+                    Err(refusal) if refusal.code == Code::Busy && tries < TRIES => {
+                        tokio::time::sleep(PAUSE).await
+                    }
+                    Err(refusal) => {
+                        // Without a VMM there is nothing of it any more.
+                        tracing::info!(
+                            function = name,
+                            why = refusal.error,
+                            "what it has sent in advance is not taken back"
+                        );
+                        break;
+                    }
+                    Ok(_) => break,
+                }
             }
         }
     }

@@ -342,8 +342,9 @@ impl Card {
         }
         let stop_accesses = rested?;
         let waited_us = begun.elapsed().as_micros() as u64;
-        // A guest that runs may write to the same pages. Those of a function whose driver cooperates are sent by another `rest`, of a guest that stands still.
-        let pages_sent = if form.guest_stopped { self.send_written(way).await? } else { None };
+        // A guest that runs may write to the same pages, and so may functions that are not at rest. Then another `rest` sends them.
+        let pages_sent =
+            if form.guest_stopped && !form.unsent { self.send_written(way).await? } else { None };
         tracing::info!(function = name, stop_accesses, pages_sent, "stands still, to be moved");
         Ok(RestedFunctionReport { name, stop_accesses, waited_us, pages_sent })
     }

@@ -1,11 +1,11 @@
-//! How a guest has set a function up, as far as its state does not say it: the command register, and MSI-X. Its VMM emulates the MSI-X table, for the
+//! How a guest has set a function up, of what its state does not contain: the command register, and MSI-X. Its VMM emulates the MSI-X table, for the
 //! guest's processors alone; but whoever moves a guest has to set it up at the destination before they run. A read and a write of the function of its
 //! own BAR, carried out by the VMM, do so.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ioplane_api::report::{MsixReport, SetUpFunctionReport};
-use ioplane_api::request::{VectorForm, WriteVectorsForm};
+use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
 use ioplane_device::{Access, Device, Lifecycle, RegisterAddress};
 use ioplane_host::vfio_user::DmaWrite;
 use ioplane_pci::spec;
@@ -18,9 +18,6 @@ use crate::refusal::Refusal;
 
 /// Capabilities that are looked at: as many as have room.
 const CAPABILITIES: usize = (spec::CONFIG_SIZE - spec::HEADER_END) / 4;
-
-/// How long the VMM may take to read it.
-const READING: Duration = Duration::from_secs(4);
 
 /// Where a function's table is, as the function sees memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,16 +64,31 @@ fn table_of(word: &mut impl FnMut(usize) -> u32) -> Result<Table, &'static str> 
     Ok(Table { address: address.ok_or("its MSI-X table is in no memory")?, entries })
 }
 
+/// A word of an entry of the table.
+fn word(entry: &[u8], at: usize) -> u32 {
+    entry[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte))
+}
+
 fn entries_of(bytes: &[u8]) -> Vec<VectorForm> {
-    let word = |entry: &[u8], at: usize| {
-        entry[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte))
-    };
     let one = |entry: &[u8]| VectorForm {
         address: u64::from(word(entry, 4)) << 32 | u64::from(word(entry, 0)),
         data: word(entry, 8),
         masked: word(entry, spec::MSIX_VECTOR_CONTROL) & spec::MSIX_MASKED != 0,
     };
     bytes.chunks_exact(spec::MSIX_ENTRY).map(one).collect()
+}
+
+/// Whether this may be a table: a client whose layout of messages could not be found out may have read four bytes further. No bit that is reserved is set, and
+/// what is not masked goes to processors, as x86 has them (Intel SDM volume 3, 12.11.1), or nowhere.
+fn plausible(bytes: &[u8]) -> bool {
+    bytes.chunks_exact(spec::MSIX_ENTRY).all(|entry| {
+        let control = word(entry, spec::MSIX_VECTOR_CONTROL);
+        let goes = match (word(entry, 0), word(entry, 4)) {
+            (0, high) => high == 0,
+            (low, _) => low >> 20 == 0xfee,
+        };
+        control & !spec::MSIX_MASKED == 0 && (goes || control & spec::MSIX_MASKED != 0)
+    })
 }
 
 fn bytes_of(table: &[VectorForm]) -> Vec<u8> {
@@ -129,9 +141,10 @@ impl Card {
         found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))
     }
 
-    /// How it is set up. Its VMM reads the MSI-X table, if that is in use.
-    pub async fn set_up(&self) -> Result<SetUpFunctionReport, Refusal> {
-        let name = self.name();
+    /// How it is set up. Its VMM reads the MSI-X table, if that is in use: an access of a guest that runs would wait for that, and the VMM for the access.
+    pub async fn set_up(&self, form: FunctionStepForm) -> Result<SetUpFunctionReport, Refusal> {
+        let (name, end) = (self.name(), Instant::now() + patience(form.deadline_ms)?);
+        self.way()?.stands_still(&name, form.guest_stopped)?;
         self.has_guest()?;
         let Config { command, pin, msix, table } = self.config(&name).await?;
         let msix = match msix {
@@ -148,7 +161,7 @@ impl Card {
                                 "load its driver in the guest, or unload it, and try again",
                             )
                         })?;
-                        self.read_vectors(&name, table).await?
+                        self.read_vectors(&name, table, end).await?
                     }
                 };
                 Some(MsixReport { at, control, table })
@@ -157,16 +170,25 @@ impl Card {
         Ok(SetUpFunctionReport { command, pin, msix })
     }
 
-    async fn read_vectors(&self, name: &str, table: Table) -> Result<Vec<VectorForm>, Refusal> {
+    async fn read_vectors(&self, name: &str, table: Table, end: Instant) -> Result<Vec<VectorForm>, Refusal> {
         let Table { address, entries } = table;
-        let read = self.served.handle.read(address, entries * spec::MSIX_ENTRY, Instant::now() + READING);
+        let read = self.served.handle.read(address, entries * spec::MSIX_ENTRY, end);
         let bytes = read.await.map_err(|_| gone(name))?.map_err(|error| {
             Refusal::conflict(
                 format!("the VMM of {name} does not read its MSI-X table: {error}"),
                 "a VMM with an IOMMU for the guest does not; else try again",
             )
         })?;
-        Ok(entries_of(&bytes))
+        let table = plausible(&bytes).then(|| entries_of(&bytes));
+        table.ok_or_else(|| {
+            Refusal::conflict(
+                format!(
+                    "what the VMM of {name} reads is no MSI-X table: {}",
+                    ioplane_plain::plain(&format!("{bytes:02x?}"))
+                ),
+                "try again, when the guest has used some of its memory",
+            )
+        })
     }
 
     /// Has its VMM write the MSI-X table. Says how many entries that has. Its VMM is served meanwhile.
@@ -265,5 +287,19 @@ mod tests {
         let high = VectorForm { address: 0x1234_5678_fee0_1000, data: !0, masked: false };
         assert_eq!(entries_of(&bytes_of(&[high])), [high]);
         assert!(entries_of(&bytes[..15]).is_empty());
+    }
+
+    #[test]
+    fn a_table_that_is_read_at_the_wrong_place_is_none() {
+        let vector = |address, data| VectorForm { address, data, masked: false };
+        let table = [vector(0xfee0_1004, 0x4022), vector(0xfee0_2004, 0x4023), vector(0, 0)];
+        let masked = [VectorForm { address: !0, data: 7, masked: true }];
+        assert!(plausible(&bytes_of(&table)) && plausible(&bytes_of(&masked)) && plausible(&[]));
+        for count in 1..=table.len() {
+            // As the other layout of messages has it.
+            let shifted = [&bytes_of(&table[..count])[4..], &[0; 4]].concat();
+            assert!(!plausible(&shifted), "{shifted:02x?}");
+        }
+        assert!(!plausible(&bytes_of(&[vector(0x1234_5000, 0)])));
     }
 }

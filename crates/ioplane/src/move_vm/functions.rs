@@ -48,7 +48,10 @@ pub(super) use vcpus::hold;
 /// Between two looks at a migration: the guest stands still until it is seen that it has stopped.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a step may take, ms; QEMU gives up on a function after five seconds.
-pub(super) const STEP: u64 = 4000;
+const STEP: u64 = 4000;
+/// Of a guest that stands still.
+pub(super) const STEPS: FunctionStepForm =
+    FunctionStepForm { deadline_ms: STEP, guest_stopped: true, unsent: false };
 /// For an answer of the QEMU here while it sends the last of the guest, which stands still.
 const SWITCH_OVER: Duration = Duration::from_secs(20);
 /// For the other QEMU to have loaded the guest, once this one has sent it.
@@ -156,9 +159,9 @@ struct Moving {
     cooperates: bool,
     found: Found,
     stand: Stand,
-    /// The command register as it was before INTx was switched off.
+    /// The command register as it was, once the guest stands still.
     command: Option<u32>,
-    /// It has a wired interrupt.
+    /// It has a wired interrupt, which is switched off by that register.
     pin: bool,
     msix: Option<MsixReport>,
     carried: Option<CarriedFunctionV1>,
@@ -167,7 +170,7 @@ struct Moving {
 
 impl Moving {
     fn noted(&self) -> NotedFunction {
-        journal::noted(&self.name, self.direct, &self.found, self.command)
+        journal::noted(&self.name, self.direct, &self.found, (self.command, self.pin))
     }
 
     fn path(&self, step: &str) -> String {
@@ -176,24 +179,43 @@ impl Moving {
 
     /// Notes how the guest has set the function up, as far as its state does not say so.
     fn note_set_up(&mut self, here: &Client) -> Result<()> {
-        let SetUpFunctionReport { command, pin, msix } = here.get(&self.path("set-up"))?;
+        let SetUpFunctionReport { command, pin, msix } = self.step(here, "set-up")?;
         (self.command, self.pin, self.msix) = (Some(command.into()), pin, msix);
         Ok(())
     }
 
     fn step<R: serde::de::DeserializeOwned>(&self, host: &Client, step: &str) -> Result<R> {
-        self.step_within(host, step, STEP, true)
+        self.step_as(host, step, STEPS)
     }
 
-    fn step_within<R: serde::de::DeserializeOwned>(
+    fn step_as<R: serde::de::DeserializeOwned>(
         &self,
         host: &Client,
         step: &str,
-        deadline_ms: u64,
-        guest_stopped: bool,
+        form: FunctionStepForm,
     ) -> Result<R> {
-        let form = FunctionStepForm { deadline_ms, guest_stopped };
         host.ask(Method::POST, &self.path(step), Some(&form))
+    }
+
+    /// Comes to rest. What it has written is sent then, unless it is left `unsent` for another time.
+    fn rest(&mut self, here: &Client, unsent: bool) -> Result<()> {
+        // It may have come to rest although the answer says no, or does not come.
+        self.stand = Stand::Still;
+        let deadline_ms = if self.cooperates { cooperating::LOCKED } else { STEP };
+        let form = FunctionStepForm { deadline_ms, unsent, ..STEPS };
+        let rested: RestedFunctionReport = self.step_as(here, "rest", form)?;
+        self.moved.stop_accesses += rested.stop_accesses;
+        match rested.pages_sent {
+            Some(pages) => self.moved.pages_sent = pages,
+            None if unsent => {}
+            None => {
+                return Err(failed(
+                    format!("what PCI function {} has written is not logged any more", self.name),
+                    "try again",
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -548,21 +570,17 @@ impl<'a> Functions<'a> {
             })?;
         }
         self.time.step("set-up here");
+        // Buffers of several functions may lie in one page, which nobody may write to while it is sent.
+        let several = self.all.len() > 1;
+        for one in self.all.iter_mut().filter(|_| several) {
+            not_cancelled(interrupted)?;
+            one.rest(self.here, true)?;
+        }
         for one in &mut self.all {
             not_cancelled(interrupted)?;
-            // It may have come to rest although the answer says no, or does not come.
-            one.stand = Stand::Still;
-            let deadline = if one.cooperates { cooperating::LOCKED } else { STEP };
-            let rested: RestedFunctionReport = one.step_within(self.here, "rest", deadline, true)?;
+            one.rest(self.here, false)?;
             self.time.step("rest");
             journal::moment("rested");
-            one.moved.stop_accesses += rested.stop_accesses;
-            one.moved.pages_sent = rested.pages_sent.ok_or_else(|| {
-                failed(
-                    format!("what PCI function {} has written is not logged any more", one.name),
-                    "try again",
-                )
-            })?;
             let carried: CarriedFunctionV1 = self.here.get(&one.path("carried"))?;
             one.moved.state_bytes = (carried.state.len() / 4 * 3) as u64;
             // That of one whose driver cooperates is in the guest's memory, which is not there yet.

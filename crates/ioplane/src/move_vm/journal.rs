@@ -1,7 +1,7 @@
 //! What is written down of a move, at the daemon here: before anything is changed that could not be put back otherwise. One entry moves ownership.
 //!
 //! ```text
-//!   begun: what the guest had --> its address port --> command registers --> gone: the guest is the other host's
+//!   begun: what the guest had --> its address port and command registers --> gone: the guest is the other host's
 //! ```
 
 use std::path::PathBuf;
@@ -121,7 +121,12 @@ pub(super) fn blank(pid: u32, to: &str, qmp: &str, there: PathBuf, qmp_there: Pa
 }
 
 /// A function of the guest's bus, as it is noted.
-pub(super) fn noted(name: &str, direct: bool, found: &Found, command: Option<u32>) -> NotedFunction {
+pub(super) fn noted(
+    name: &str,
+    direct: bool,
+    found: &Found,
+    (command, pin): (Option<u32>, bool),
+) -> NotedFunction {
     let Found { place: Place { bus, slot, function }, id, kind, .. } = found;
     NotedFunction {
         name: name.to_owned(),
@@ -130,6 +135,7 @@ pub(super) fn noted(name: &str, direct: bool, found: &Found, command: Option<u32
         id: id.clone(),
         kind: kind.clone(),
         command,
+        pin,
     }
 }
 

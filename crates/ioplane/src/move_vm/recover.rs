@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{DoneReport, FunctionReport, MoveStep, ReplayedFunctionReport, StatusReport};
-use ioplane_api::request::{FunctionStepForm, MoveNoteForm};
+use ioplane_api::request::MoveNoteForm;
 use ioplane_cli::args::MoveRecover;
 use ioplane_cli::client::{Client, Method};
 use ioplane_cli::output::{CommandError, hint, print_done};
@@ -21,7 +21,7 @@ use ioplane_plain::plain;
 use serde::Serialize;
 use serde_json::json;
 
-use super::functions::{Functions, STEP, hold};
+use super::functions::{Functions, STEPS, hold};
 use super::journal::{self, Journal};
 use super::monitor::Monitor;
 use super::peer::Reached;
@@ -170,9 +170,8 @@ fn revived(there: &Client, status: &StatusReport, name: &str) -> Option<String> 
     if function.step != Some(MoveStep::Taken) {
         return None;
     }
-    let form = FunctionStepForm { deadline_ms: STEP, guest_stopped: true };
     let replayed: Result<ReplayedFunctionReport> =
-        there.ask(Method::POST, &format!("/v1/pci/{name}/replay"), Some(&form));
+        there.ask(Method::POST, &format!("/v1/pci/{name}/replay"), Some(&STEPS));
     replayed.err().map(|error| format!("PCI function {name} there: {error:#}"))
 }
 

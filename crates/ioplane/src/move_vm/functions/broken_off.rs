@@ -27,7 +27,7 @@ impl<'a> Functions<'a> {
             found: journal::found(noted),
             stand: if at_rest(&noted.name) { Stand::Still } else { Stand::Logged },
             command: noted.command,
-            pin: false,
+            pin: noted.pin,
             msix: None,
             carried: None,
             moved: MovedFunction::of(&noted.name, "", ""),

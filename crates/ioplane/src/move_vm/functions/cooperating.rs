@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ioplane_api::report::{DoneReport, FunctionReport, ReplayedFunctionReport, RestedFunctionReport};
+use ioplane_api::request::FunctionStepForm;
 use ioplane_cli::client::Method;
 use serde_json::{Value, json};
 
-use super::{Functions, Moving, STEP, Stand, ms};
+use super::{Functions, Moving, STEPS, Stand, ms};
 use crate::move_vm::journal;
 use crate::move_vm::monitor::Monitor;
 
@@ -111,7 +112,8 @@ impl Functions<'_> {
         let begun = Instant::now();
         for one in self.all.iter_mut().filter(|one| one.cooperates) {
             one.stand = Stand::Still;
-            let rested: RestedFunctionReport = one.step_within(self.here, "rest", STEP, false)?;
+            let rested: RestedFunctionReport =
+                one.step_as(self.here, "rest", FunctionStepForm { guest_stopped: false, ..STEPS })?;
             one.moved.stop_accesses += rested.stop_accesses;
         }
         Ok(begun)
@@ -120,7 +122,8 @@ impl Functions<'_> {
     /// Their drivers have them again, and memory is copied still.
     fn let_go_on(&mut self) -> Result<()> {
         for one in self.all.iter_mut().filter(|one| one.cooperates) {
-            let _: ReplayedFunctionReport = one.step_within(self.here, "replay", STEP, false)?;
+            let _: ReplayedFunctionReport =
+                one.step_as(self.here, "replay", FunctionStepForm { guest_stopped: false, ..STEPS })?;
             one.moved.stop_accesses = 0;
             one.stand = Stand::Runs;
             let _: DoneReport = self.here.ask(Method::POST, &one.path("log"), None::<&()>)?;

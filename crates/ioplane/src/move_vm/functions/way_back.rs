@@ -84,7 +84,7 @@ impl Functions<'_> {
             }
         };
         note("a function here", self.go_on(true));
-        if self.all.iter().any(|one| one.command.is_some()) {
+        if self.all.iter().any(|one| one.pin && one.command.is_some()) {
             note("the command register of a function", self.put_back_commands(monitor, stopped && !stood));
         }
         match ended {
@@ -198,7 +198,7 @@ impl Functions<'_> {
         let all = &self.all;
         with_ports(monitor, &mut self.latch, |ports| {
             let mut first = Ok(());
-            for one in all.iter().filter(|one| one.direct || one.stand != Stand::Still) {
+            for one in all.iter().filter(|one| one.pin && (one.direct || one.stand != Stand::Still)) {
                 if let Some(command) = one.command {
                     first = first.and(ports.write(one.found.place, bus::COMMAND, Size::Word, command));
                 }
