@@ -58,7 +58,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     comparisons: usize,
     /// Datagrams a second, as far as the stage is fast enough
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = moves::RATE)]
     rate: u32,
     /// Only this part; may be given again
     #[arg(long)]
