@@ -162,12 +162,13 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     let (l1, cards, far) = place::boot(say)?;
     let both = sides(&l1, cards)?;
     say("both daemons serve");
+    let ground = (&l1, &both, &far);
     // What goes wrong in one part says so, and the others are measured all the same.
     if options.wants(Part::Vf) || options.wants(Part::Pages) {
         let moves = if options.wants(Part::Vf) { options.moves() } else { 0 };
         let stops = std::iter::repeat_n(true, options.comparisons).chain([false]);
         let (vf, memories) = (&mut measured.vf, &mut measured.stops);
-        let done = course(&l1, &both, &far, Kind::Vf, (options.rate, moves), vf, say, |course| {
+        let done = course(ground, Kind::Vf, (options.rate, moves), vf, say, |course| {
             if !options.wants(Part::Pages) {
                 return Ok(());
             }
@@ -183,14 +184,13 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     }
     if options.wants(Part::Virtio) {
         let way = (options.rate, options.moves());
-        let done = course(&l1, &both, &far, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
+        let done = course(ground, Kind::Virtio, way, &mut measured.virtio, say, |_| Ok(()));
         measured.note("virtio", done, say);
     }
     if options.wants(Part::Failover) {
         let way = (options.rate, options.moves());
-        let done = place::pair_addresses(&l1).and_then(|()| {
-            course(&l1, &both, &far, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(()))
-        });
+        let done = place::pair_addresses(&l1)
+            .and_then(|()| course(ground, Kind::FailoverVf, way, &mut measured.failover, say, |_| Ok(())));
         measured.note("failover", done, say);
     }
     if options.wants(Part::Cooperating) || options.wants(Part::CostCooperating) {
@@ -201,7 +201,7 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
         };
         let changed = both.iter().try_for_each(|side| side.becomes(COOPERATING));
         let done = changed.and_then(|()| {
-            course(&l1, &both, &far, Kind::Cooperating, (options.rate, moves), rows, say, |course| {
+            course(ground, Kind::Cooperating, (options.rate, moves), rows, say, |course| {
                 if options.wants(Part::CostCooperating) {
                     after = Some(cost::after_moves(course, options.pinging()));
                 }
@@ -242,11 +242,12 @@ fn nested(options: &Options, measured: &mut Measured, say: &dyn Fn(&str)) -> Res
     Ok(())
 }
 
+/// The host with both sides, and the other end.
+type Ground<'a> = (&'a L1, &'a [place::Side<'a>; 2], &'a uplink::Host);
+
 /// A guest that moves so often, at so many datagrams a second; then something else is done with it.
 fn course<'a>(
-    l1: &'a L1,
-    both: &'a [place::Side<'a>; 2],
-    far: &'a uplink::Host,
+    (l1, both, far): Ground<'a>,
     kind: Kind,
     (rate, moves): (u32, u32),
     into: &mut Vec<moves::Moved>,
