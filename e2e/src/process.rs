@@ -17,6 +17,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// Seconds since this machine was booted.
+pub fn uptime() -> Result<f64> {
+    let said = fs::read_to_string("/proc/uptime")?;
+    said.split_whitespace().next().and_then(|word| word.parse().ok()).context(said)
+}
+
 /// A program that was built with this one: next to the running test or binary in the target folder.
 pub fn built(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;

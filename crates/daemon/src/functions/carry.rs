@@ -214,13 +214,16 @@ fn gone_of(file: CarriedFunctionV1) -> Result<Gone, Refusal> {
     Ok(Gone { state, set_up: SetUp { command, bars, msix, vectors }, physical })
 }
 
+/// An aligned word of its configuration space.
+pub(super) fn config_word(body: &mut Body, at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
+    u32::from_le_bytes(bytes)
+}
+
 /// How the VMM has set up a function whose state has the rest.
 fn set_up_of(body: &mut Body) -> SetUp {
-    let mut word = |at: usize| {
-        let mut bytes = [0; 4];
-        body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
-        u32::from_le_bytes(bytes)
-    };
+    let mut word = |at| config_word(body, at);
     let command = word(spec::COMMAND) as u16;
     let bars = [0, 1, 2, 3, 4, 5].map(|at| word(spec::BAR0 + 4 * at));
     SetUp { command, bars, msix: 0, vectors: Vec::new() }

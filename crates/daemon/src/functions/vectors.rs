@@ -6,13 +6,11 @@ use std::time::Instant;
 
 use ioplane_api::report::{MsixReport, SetUpFunctionReport};
 use ioplane_api::request::{FunctionStepForm, VectorForm, WriteVectorsForm};
-use ioplane_device::{Access, Device, Lifecycle, RegisterAddress};
 use ioplane_host::vfio_user::DmaWrite;
 use ioplane_pci::spec;
 
 use super::Card;
-use super::body::Body;
-use super::carry::patience;
+use super::carry::{config_word, patience};
 use super::hold::gone;
 use crate::refusal::Refusal;
 
@@ -127,18 +125,8 @@ impl Config {
 
 impl Card {
     /// Its configuration space, as the guest and the VMM have set it up.
-    async fn config(&self, name: &str) -> Result<Config, Refusal> {
-        let found = self.served.handle.with(move |device: &mut Lifecycle<Body>| {
-            device.with(|body| {
-                Config::of(|at| {
-                    let mut bytes = [0; 4];
-                    body.access(RegisterAddress::Config(at as u64), Access::Read(&mut bytes));
-                    u32::from_le_bytes(bytes)
-                })
-            })
-        });
-        let found = found.await.map_err(|_| gone(name))?;
-        found.map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))
+    async fn config(&self) -> Result<Config, Refusal> {
+        self.on_its_thread(|body| Config::of(|at| config_word(body, at))).await
     }
 
     /// How it is set up. Its VMM reads the MSI-X table, if that is in use: an access of a guest that runs would wait for that, and the VMM for the access.
@@ -146,7 +134,7 @@ impl Card {
         let (name, end) = (self.name(), Instant::now() + patience(form.deadline_ms)?);
         self.way()?.stands_still(&name, form.guest_stopped)?;
         self.has_guest()?;
-        let Config { command, pin, msix, table } = self.config(&name).await?;
+        let Config { command, pin, msix, table } = self.config().await?;
         let msix = match msix {
             None => None,
             Some((at, control)) => {
@@ -197,7 +185,7 @@ impl Card {
         self.way()?.stands_still(&name, form.guest_stopped)?;
         let _changing = self.changes()?;
         self.has_guest()?;
-        let Table { address, entries } = self.config(&name).await?.table.map_err(|why| {
+        let Table { address, entries } = self.config().await?.table.map_err(|why| {
             let remedy = "write its BARs and its command register by the monitor of its QEMU first";
             Refusal::conflict(format!("{name}: {why}"), remedy)
         })?;

@@ -6,7 +6,7 @@ use crate::place::{Kind, ORIGINAL, Side, bring_module};
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::igb::GUEST_IP;
 use ioplane_e2e::memories::{self, Stop};
-use ioplane_e2e::process::built;
+use ioplane_e2e::process::{built, uptime};
 use ioplane_e2e::sides::unseen;
 use ioplane_e2e::streams::{Driven, Gap};
 use ioplane_e2e::travel::VM;
@@ -290,11 +290,6 @@ impl Clocks {
     fn since(&self, then: &Clocks) -> f64 {
         (self.outside - then.outside) / (self.inside - then.inside)
     }
-}
-
-fn uptime() -> Result<f64> {
-    let said = std::fs::read_to_string("/proc/uptime")?;
-    said.split_whitespace().next().and_then(|word| word.parse().ok()).context(said)
 }
 
 /// Tells the gap while a pair's first NIC was unplugged from that of the switch-over, which ends after memory was copied.

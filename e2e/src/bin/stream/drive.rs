@@ -2,6 +2,7 @@
 
 use crate::{SIZE, number, receive, send};
 use anyhow::{Context, Result, bail};
+use ioplane_e2e::process::uptime;
 use ioplane_e2e::streams::{Answered, Driven, Gap, Numbers, Series, refused};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -134,11 +135,6 @@ fn kernel_refused() -> BTreeMap<String, u64> {
 }
 
 /// Seconds since this machine has booted.
-fn uptime() -> Result<f64> {
-    let said = std::fs::read_to_string("/proc/uptime")?;
-    said.split_whitespace().next().and_then(|word| word.parse().ok()).context(said)
-}
-
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
