@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate moves two-hosts guests clusters soak roam hosts fresh fresh-reverse)
+nightly_stages=(alone differential fuzz invariants race shipped crash power neighbour exitless core network elvis remote exits exits-clusters exits-sweeps demo-exits passthrough migrate memories moves two-hosts guests clusters soak roam hosts fresh fresh-reverse)
 
 # Files of e2e/tests that are run at night only, or by name: they look closer at what others look at, too.
 # shellcheck disable=SC2034  # script/test's.
@@ -18,7 +18,8 @@ nightly_limit() {
     fresh-reverse) echo 2400 ;;
     fuzz) echo 2400 ;;
     clusters) echo 3600 ;;
-    moves) echo 9000 ;;
+    moves | migrate) echo 9000 ;;
+    memories) echo 10800 ;;
     *) echo 1800 ;;
     esac
 }
@@ -128,6 +129,15 @@ nightly_exits-clusters() { judged exits-clusters; }
 nightly_exits-sweeps() { judged exits-sweeps; }
 nightly_passthrough() { judged passthrough; }
 nightly_migrate() { judged migrate; }
+# Whatever a function wrote comes along, in 200 moves under traffic, each with both memories compared; and without the marks something is missed.
+nightly_memories() {
+    local json=$logs/memories.json
+    env -u IOPLANE_BIN script/bench migrate --only pages --comparisons "${IOPLANE_COMPARISONS:-200}" --json >"$json" || { cat "$json"; return 1; }
+    cat "$json"
+    # Each has come to its end, nothing was missed, and the one without marks shows that the comparison can fail.
+    [ "$(grep -c '"log": true' "$json")" = "${IOPLANE_COMPARISONS:-200}" ] && grep -q '"pages_missed": 0,' "$json" &&
+        grep -A 1 '"log": false' "$json" | grep -q '"missed": [1-9]'
+}
 # What clustering saves of a stock VM's exits.
 nightly_demo-exits() { stage_build && stage_demo --exits; }
 

@@ -9,6 +9,7 @@ use crate::accelerator::Accelerator;
 use crate::assets::{Host, News};
 use crate::process::{Process, scratch, tail};
 use crate::version::{Version, newer_beside, program};
+use crate::vmrun;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::fs;
@@ -90,6 +91,11 @@ impl L1 {
         news(&format!("l1: booting on {accelerator}"));
         let (program, args) = command(&host, folder.path(), &accelerator, shape, news)?;
         let process = Process::start(&program, &args, &folder.path().join("qemu.log"))?;
+        if accelerator != Accelerator::Kvm
+            && let Err(error) = vmrun::mend(process.id())
+        {
+            news(&format!("l1: a guest may get an interrupt twice: {error:#}"));
+        }
         let patience = accelerator.patience();
         let (process, jobs, huge) = (Mutex::new(process), Mutex::new(0), shape.huge_mib > 0);
         let l1 = L1 { host, folder, process, jobs, patience, huge };

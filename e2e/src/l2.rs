@@ -18,8 +18,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// a device that has a driver (`iomem`).
 pub(crate) const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 iomem=relaxed \
      sysctl.net.core.default_qdisc=pfifo_fast";
-/// More of them: fewer timer interrupts. On this stage one is now and then delivered to a processor that has interrupts off, and the guest hangs
-/// (docs/decisions/0078).
+/// More of them: fewer timer interrupts, each of which takes a translated guest long. They also hid what `vmrun.rs` mends.
 pub const PERIODIC: &str = "highres=off nohz=off";
 
 /// What a guest is booted from.

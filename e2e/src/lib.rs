@@ -58,6 +58,7 @@ pub mod uplink;
 pub mod version;
 pub mod virsh;
 pub mod vm;
+mod vmrun;
 
 pub use accelerator::Accelerator;
 pub use agent::{Agent, RunningLoad};

@@ -149,7 +149,8 @@ pub fn judge(report: &Value) -> Result<Vec<Verdict>> {
     Ok(mine.map(|goal| Verdict { goal, measured: measured(goal, report) }).collect())
 }
 
-/// The JSON of the run that documents show, of each benchmark: `docs/measurements/results/NAME.json`.
+/// The JSON of the runs that documents show, of each benchmark: `docs/measurements/results/NAME.json`, and `NAME.PART.json` of parts that have a run of
+/// their own.
 ///
 /// # Errors
 /// When one is there and cannot be read.
@@ -157,14 +158,29 @@ pub fn recorded(results: &Path) -> Result<Vec<Value>> {
     let mut names: Vec<&str> = GOALS.iter().map(|goal| goal.bench).collect();
     names.dedup();
     let mut reports = Vec::new();
+    let mut files: Vec<_> =
+        std::fs::read_dir(results)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    // `NAME.json` is before `NAME.PART.json`.
+    files.sort_by_key(|path| path.with_extension(""));
     for name in names {
-        let path = results.join(format!("{name}.json"));
-        if path.is_file() {
-            let text = std::fs::read_to_string(&path)?;
+        let of = |path: &&std::path::PathBuf| {
+            let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
+            file.ends_with(".json") && file.split('.').next() == Some(name)
+        };
+        for path in files.iter().filter(of) {
+            let text = std::fs::read_to_string(path)?;
             reports.push(serde_json::from_str(&text).with_context(|| path.display().to_string())?);
         }
     }
     Ok(reports)
+}
+
+/// What the runs of its benchmark have for a goal: the first that has it.
+fn found(goal: &Goal, reports: &[Value]) -> Measured {
+    let of = reports.iter().filter(|report| report["name"] == goal.bench);
+    of.map(|report| measured(goal, report))
+        .find(|found| *found != Measured::Missing)
+        .unwrap_or(Measured::Missing)
 }
 
 /// The page of goals, as `docs/measurements/goals.md` has it.
@@ -176,8 +192,7 @@ pub fn page(reports: &[Value]) -> String {
          | figure | goal | floor | measured | | key |\n|---|---|---|---|---|---|\n",
     );
     for goal in GOALS {
-        let report = reports.iter().find(|report| report["name"] == goal.bench);
-        let measured = report.map_or(Measured::Missing, |report| measured(goal, report));
+        let measured = found(goal, reports);
         let verdict = Verdict { goal, measured };
         let floor = goal.floor.map_or(String::new(), |floor| floor.to_string());
         let (measured, word) = match measured {
