@@ -16,7 +16,7 @@ const GUEST: &str = "cooperates";
 /// Pings that are under way while functions change, and how often they do.
 const PINGS: u32 = 150;
 const MOVES: u32 = 4;
-/// Moves inside of operations, at night: the stage has guests that hang in them (docs/decisions/0078).
+/// Moves inside of operations, at night.
 const INSIDE: &str = "IOPLANE_MOVES_INSIDE";
 
 /// What the guest's kernel and interface say that would differ if the link had changed: carrier, errors, complaints.

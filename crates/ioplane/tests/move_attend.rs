@@ -121,6 +121,35 @@ fn whoever_goes_on_too_early_is_told_so_and_the_guest_stays() {
 }
 
 #[test]
+fn a_migration_by_which_no_function_goes_along_keeps_the_guest() {
+    let _alone = alone();
+    let world = World::new();
+    let stays = |why: &str, set: fn(&World), unset: fn(&World)| {
+        // QEMU takes such a setting until the migration begins.
+        let attended = attends(&world);
+        set(&world);
+        migrates(&world);
+        let said = attended.join().unwrap();
+        assert!(said.err.contains(why), "{}", said.err);
+        assert!(world.near().asked.iter().any(|asked| asked == "migrate_cancel"), "{why}");
+        unset(&world);
+        world.is_as_before(&said, why);
+        world.again();
+    };
+    stays(
+        "is set to migrate with postcopy-ram",
+        |world| world.near().capability = Some("postcopy-ram"),
+        |world| world.near().capability = None,
+    );
+    stays(
+        "is set to migrate in mode cpr-transfer",
+        |world| world.near().mode = "cpr-transfer",
+        |world| world.near().mode = "normal",
+    );
+    assert_eq!(goes(&world).code, 0);
+}
+
+#[test]
 fn a_guest_that_is_sent_to_another_qemu_stays() {
     let _alone = alone();
     let world = World::new();

@@ -144,10 +144,15 @@ fn what_cannot_go_along_is_found_before_anything_is_done() {
     refused("is that of VM mail");
     world.far().name = own;
     for host in 0..2 {
-        for capability in ["postcopy-ram", "x-colo", "background-snapshot", "mapped-ram"] {
+        for capability in ["postcopy-ram", "x-colo", "background-snapshot", "mapped-ram", "x-ignore-shared"] {
             lock(&world.qemus[host]).capability = Some(capability);
             refused(&format!("is set to migrate with {capability}"));
             lock(&world.qemus[host]).capability = None;
+        }
+        for mode in ["cpr-reboot", "cpr-transfer"] {
+            lock(&world.qemus[host]).mode = mode;
+            refused(&format!("is set to migrate in mode {mode}"));
+            lock(&world.qemus[host]).mode = "normal";
         }
     }
     // Held; another one there; another address; none.

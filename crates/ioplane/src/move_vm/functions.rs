@@ -414,16 +414,16 @@ impl<'a> Functions<'a> {
                 self.let_go_of_former();
                 drop(monitor.execute("migrate", &json!({ "uri": uri }))?);
             }
-            None if self.keeps => {
-                self.is_begun(monitor, interrupted)?;
-                // Whoever drives it has set it to migrate as he likes.
-                super::ready::settings(monitor, "here")?;
-                self.find_other(monitor, interrupted)?;
-                self.tell_ahead();
-            }
             None => {
-                self.hold_there();
+                if !self.keeps {
+                    self.hold_there();
+                }
                 self.is_begun(monitor, interrupted)?;
+                // Whoever drives it has set it to migrate as he likes; from now on QEMU lets nobody change that.
+                super::ready::settings(monitor, "here")?;
+                if self.keeps {
+                    self.find_other(monitor, interrupted)?;
+                }
                 self.tell_ahead();
             }
         }

@@ -43,6 +43,8 @@ pub struct Qemu {
     /// Its downtime limit, ms.
     pub limit: u64,
     pub capability: Option<&'static str>,
+    /// Its parameter `mode`.
+    pub mode: &'static str,
     /// It gives up at the end of the migration, and has the guest run by itself a moment later.
     pub fails: bool,
     /// Somebody else has the guest that arrives run at once.
@@ -178,6 +180,7 @@ impl Qemu {
             pauses: false,
             limit: 300,
             capability: None,
+            mode: "normal",
             fails: false,
             eager: false,
             hasty: false,
@@ -363,7 +366,7 @@ fn answer(command: &str, arguments: &Value, own: &Mutex<Qemu>, other: &Mutex<Qem
             let nic = arguments["path"] == "/machine/peripheral/ioplane-nic0";
             if nic { "vfio-user-pci" } else { "pcie-root-port" }.into()
         }
-        "query-migrate-parameters" => json!({ "mode": "normal", "downtime-limit": qemu.limit }),
+        "query-migrate-parameters" => json!({ "mode": qemu.mode, "downtime-limit": qemu.limit }),
         "migrate-set-parameters" => {
             qemu.limit = arguments["downtime-limit"].as_u64().unwrap();
             json!({})
