@@ -88,6 +88,13 @@ impl Inner<'_> {
         both.map(|(reads, writes)| reads + writes).with_context(|| shown.to_string())
     }
 
+    /// An error if a register of a function was accessed as its hardware forbids: the emulated card takes what silicon does not.
+    pub fn breaks_no_rule(&self, function: &str) -> Result<()> {
+        let faults = self.json(&format!("pci show {function}"))?["hardware_faults"].clone();
+        ensure!(faults == serde_json::json!({}), "{function}: {faults}");
+        Ok(())
+    }
+
     /// How many pages of a function's registers its guest has mapped. One that has no time just now says nothing.
     pub fn mapped_pages(&self, function: &str) -> Result<u64> {
         Ok(self.json(&format!("pci show {function}"))?["mapped_pages"].as_u64().unwrap_or(0))

@@ -294,13 +294,17 @@ pub fn arrives<'a>(
     destination: L2<'a>,
 ) -> Result<(L2<'a>, Value)> {
     let begun = Instant::now();
+    let status =
+        |guest: &L2<'_>| Ok::<_, anyhow::Error>(guest.qmp("query-status", &json!({}))?["status"].clone());
+    let before = status(&source)?;
     let moved = to
         .expects(from, names[1])
         .and_then(|()| from.daemon.json_within(&from.command(to, names[0], names[1]), MOVE));
     let context = || format!("{}\nthere QEMU said {}", to.daemon.said(), destination.said());
     let report = moved.with_context(context)?;
     eprintln!("moved in {:.1} s: {report}", begun.elapsed().as_secs_f64());
-    ensure!(destination.qmp("query-status", &json!({}))?["status"] == "running", "{report}");
+    let after = status(&destination)?;
+    ensure!(before == after, "it was {before}, and is {after}: {report}");
     let left = from.daemon.json("pci show nic0")?;
     source.kill()?;
     ensure!(left["connected"] == true, "{left:#}");

@@ -2,8 +2,9 @@
 //! under the same traffic. The stage is that of `vf_move`.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::sides::{Side, last_words, noticed, right, start_traffic};
+use ioplane_e2e::sides::{Side, last_words, moves, noticed, right, start_traffic};
 use ioplane_e2e::{L1, L2, Traffic};
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -29,11 +30,22 @@ fn a_guest_keeps_its_virtual_function_when_a_move_fails() -> Result<()> {
         fails(&l1, &here, "first", &mut there, mishap, &traffic)
             .with_context(|| format!("ioplane said:\n{}\n{}", here.daemon.said(), there.daemon.said()))?;
     }
-    let driven = traffic.end().with_context(|| last_words(&l1, "first", [&here, &there]))?;
+    news("paused, and to the other host and back before it runs again");
+    guest.qmp("stop", &json!({}))?;
+    let (guest, _) = moves(&l1, &here, guest, ["first", "second"], &there)?;
+    let (guest, _) = moves(&l1, &there, guest, ["second", "third"], &here)?;
+    guest.qmp("cont", &json!({}))?;
+    let words = || last_words(&l1, "third", [&here, &there]);
+    traffic.goes_on(BETWEEN).with_context(words)?;
+    let driven = traffic.end().with_context(words)?;
     eprintln!("{}", serde_json::to_string(&driven)?);
-    right(&driven, MISHAPS.len()).with_context(|| last_words(&l1, "first", [&here, &there]))?;
-    let after = noticed(&l1, "first")?;
+    // One by each mishap; one by a ring that is full while the guest is paused, and by each of two moves.
+    right(&driven, MISHAPS.len() + 3).with_context(words)?;
+    let after = noticed(&l1, "third")?;
     ensure!(before == after, "the guest has noticed something: {before:?}, then {after:?}");
+    for side in [&here, &there] {
+        side.daemon.breaks_no_rule("nic0")?;
+    }
     guest.kill()?;
     news("done");
     Ok(())

@@ -37,7 +37,7 @@ pub(super) fn may_go(function: &FunctionReport) -> Result<()> {
                 "PCI function {name} is passed through as it is: nobody knows its state, and it would not go along"
             ),
             format!(
-                "take it out of the VM (device_del); for virtual functions of an 82576 there is `ioplane pci add {name} --mode migratable`"
+                "take it out of the VM (device_del); for virtual functions of an 82576 or 82599 there is `ioplane pci add {name} --mode migratable`"
             ),
         ));
     }
