@@ -5,7 +5,7 @@
 //! an exception and delivers it once more, whether the guest has interrupts on or off. A guest that is in its timer interrupt then waits for a lock that it holds
 //! itself (docs/measurements/tcg-vmrun.md). Delivering the interrupt does not need what is written, so that one instruction becomes one that does nothing.
 //!
-//! Processors and versions differ in offsets, so it is found by what surrounds it, and nothing is written unless exactly one place is found:
+//! Versions differ in offsets, so it is found by what surrounds it, and nothing is written unless exactly one place is found:
 //!
 //! ```text
 //!   mov  %esi, -D(%env)              <-- CPUState comes before the registers that %env leads to
